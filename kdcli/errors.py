@@ -1,0 +1,74 @@
+"""The errors a user can cause, each with the exit code the process ends with.
+
+Raise one of these with a message that says what came, what is allowed and what to do next. `kdcli.cli` is the only
+place that turns them into output; any other exception is a bug of ours (exit 1).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class KdcliError(Exception):
+    """Base of every error that a user, a machine or a measurement can cause.
+
+    Args:
+        message: what came, what is allowed.
+        hint: what to do next; printed on a line of its own.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(KdcliError):
+    """A command line, recipe, model or data set that cannot be used as given."""
+
+    exit_code = 2
+
+
+class MachineError(KdcliError):
+    """This machine cannot do it: no such device, no room on the disk, not enough memory."""
+
+    exit_code = 3
+
+
+class DivergedError(KdcliError):
+    """Training produced a loss or gradient that is not finite."""
+
+    exit_code = 4
+
+
+class GateError(KdcliError):
+    """A gate the user set (`--min-metric`, `--max-latency-ms`) was missed."""
+
+    exit_code = 5
+
+
+class UnstableError(KdcliError):
+    """A measurement stayed unstable under `--strict`."""
+
+    exit_code = 6
+
+
+class Stopped(KdcliError):
+    """Stopped on request, with a checkpoint to go on from."""
+
+    exit_code = 75
+
+
+class Interrupted(KdcliError):
+    """Stopped on request before any checkpoint was written."""
+
+    exit_code = 130
+
+
+def did_you_mean(given: str, allowed: Iterable[str]) -> str:
+    """Return `"; did you mean 'x'?"` for the nearest allowed name, or an empty string when none is near."""
+    near = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.5)
+    return f"; did you mean '{near[0]}'?" if near else ""

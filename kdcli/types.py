@@ -1,0 +1,97 @@
+"""The vocabulary every part shares.
+
+Shape legend, used as suffix of tensor names throughout the package:
+B sequences in a batch, L tokens of a sequence, A attention heads, K width of one head, D hidden width,
+F feed-forward width, V vocabulary, N layers. `q_BALK` is a tensor of shape [B, A, L, K].
+
+Layers are numbered as in TinyBERT: 0 is the embedding output, 1 … N are the encoder layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+Batch = dict[str, Tensor]
+"""Keyword arguments of an encoder's forward: `input_ids` [B, L] int64, `attention_mask` [B, L] int64 (1 = real token)
+or, for isolated documents in one block, [B, 1, L, L] bool (True = may attend); optional `token_type_ids` and
+`position_ids` [B, L] int64."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Size of an encoder: layers, hidden width, feed-forward width, attention heads."""
+
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+
+    def __str__(self) -> str:
+        """The shape in the grammar of `--to`, FFN and heads always written out: `6x768:3072@12`."""
+        return f"{self.layers}x{self.hidden}:{self.ffn}@{self.heads}"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Which signals of which layers a loss wants; `hidden` counts the embedding output as layer 0."""
+
+    q: frozenset[int] = frozenset()
+    k: frozenset[int] = frozenset()
+    v: frozenset[int] = frozenset()
+    hidden: frozenset[int] = frozenset()
+    logits: bool = False
+
+    def __or__(self, other: Needs) -> Needs:
+        return Needs(
+            self.q | other.q,
+            self.k | other.k,
+            self.v | other.v,
+            self.hidden | other.hidden,
+            self.logits or other.logits,
+        )
+
+
+@dataclass
+class Signals:
+    """What `capture` took out of one forward pass.
+
+    Attributes:
+        mask: the batch's attention mask, [B, L] or [B, 1, L, L]; None when every token of every row is real.
+        q, k, v: layer → [B, A, L, K], after any rotary embedding; grouped key/value heads are repeated to A.
+        hidden: layer → [B, L, D]; 0 is the embedding output.
+        logits: the model's logits, when asked for.
+    """
+
+    mask: Tensor | None = None
+    q: dict[int, Tensor] = field(default_factory=dict)
+    k: dict[int, Tensor] = field(default_factory=dict)
+    v: dict[int, Tensor] = field(default_factory=dict)
+    hidden: dict[int, Tensor] = field(default_factory=dict)
+    logits: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A distillation loss bound to the shapes of one teacher and one student.
+
+    Attributes:
+        teacher_needs, student_needs: what `capture` has to take from each.
+        projections: learned matrices of the run (never of the saved student); empty for most losses.
+        terms: pure function (teacher, student) → named scalars whose sum is the loss.
+    """
+
+    teacher_needs: Needs
+    student_needs: Needs
+    projections: nn.Module
+    terms: Callable[[Signals, Signals], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class StepLoss:
+    """What a command's step hands the engine: a scalar to descend and the named parts it is made of."""
+
+    total: Tensor
+    terms: Mapping[str, Tensor]
