@@ -1,0 +1,145 @@
+"""Self-attention relations and their divergence, in blocks.
+
+A relation is `softmax(X Yᵀ/√K + mask)` of two sets of per-head vectors: attention itself for (Q, K), the value relation
+for (V, V), and MiniLMv2's Q-Q, K-K, V-V. MiniLM (arXiv 2002.10957, eq. 6 and 9) and MiniLMv2 (arXiv 2012.15828, eq. 5)
+are both sums of the one function below.
+
+The plain formula keeps half a dozen [B, A, L, L] tensors for autograd. Here every block of a few heads is reduced to
+its divergence *and* to the gradient of its inputs ([B, A, L, K], small) before the next block starts, so that a block
+stays in the processor's cache and no [B, A, L, L] tensor ever exists.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MASKED = -1e30
+"""Score of a masked position: finite, so that `0 · (log p - log q)` is 0 and not NaN, and far below any real score."""
+
+BLOCK_SCORES = {"cpu": 1 << 19, "cuda": 1 << 25}
+"""Scores held at once: 2 MB of float32 per buffer stays in a CPU core's cache; a GPU needs enough work per launch."""
+
+
+def regroup(x_BALK: Tensor, heads: int) -> Tensor:
+    """Concatenate the heads of a signal and split them again into H = `heads`: [B, A, L, K] → [B, H, L, AK/H].
+
+    Raises:
+        ValueError: if `heads` does not divide the width A·K.
+    """
+    batch, own_heads, length, width = x_BALK.shape
+    if own_heads == heads:
+        return x_BALK
+    if own_heads * width % heads:
+        raise ValueError(f"{heads} relation heads do not divide a width of {own_heads * width}")
+    return x_BALK.transpose(1, 2).reshape(batch, length, heads, own_heads * width // heads).transpose(1, 2)
+
+
+def relation_kl(
+    teacher_x_BALK: Tensor, teacher_y_BALK: Tensor, student_x_BALJ: Tensor, student_y_BALJ: Tensor, mask: Tensor | None
+) -> Tensor:
+    """KL(teacher ‖ student) between two relations, averaged over heads and real query positions.
+
+    Args:
+        teacher_x_BALK, teacher_y_BALK: teacher's vectors; no gradient reaches them.
+        student_x_BALJ, student_y_BALJ: student's vectors; the width J of a head may differ from the teacher's K,
+            each side is scaled by its own 1/√width.
+        mask: [B, L], non-zero at real tokens, applied to the keys of both softmaxes, padded queries counting nothing;
+            or [B, 1, L, L], True where a query may attend; or None when everything is real.
+
+    Returns:
+        float32 scalar: Σ over heads and real rows of KL / (heads · real rows); 0 when there is no real row.
+
+    Raises:
+        ValueError: if the two sides differ in batch, heads or length.
+    """
+    if teacher_x_BALK.shape[:3] != student_x_BALJ.shape[:3]:
+        raise ValueError(
+            f"relations of [batch, heads, tokens] {list(teacher_x_BALK.shape[:3])} and "
+            f"{list(student_x_BALJ.shape[:3])} cannot be compared: regroup the heads of one side first"
+        )
+    kl: Tensor = _RelationKL.apply(  # type: ignore[no-untyped-call]
+        student_x_BALJ, student_y_BALJ, teacher_x_BALK.detach(), teacher_y_BALK.detach(), mask
+    )
+    return kl
+
+
+class _RelationKL(torch.autograd.Function):
+    """x, y → scalar, with ∂/∂scores = (p_S - p_T)/(A · rows) turned into the inputs' gradients on the way forward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, student_x: Tensor, student_y: Tensor, teacher_x: Tensor, teacher_y: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        batch, heads, length, _ = student_x.shape
+        bias, real_BL = _bias_and_rows(mask)
+        rows = batch * length if real_BL is None else int(real_BL.sum())
+        scale = 1.0 / max(1, heads * rows)
+        gradients = any(ctx.needs_input_grad[:2])
+        grad_x = torch.empty_like(student_x, dtype=torch.float32) if gradients else None
+        grad_y = torch.empty_like(student_y, dtype=torch.float32) if gradients else None
+        total = torch.zeros((), dtype=torch.float64 if student_x.device.type == "cpu" else torch.float32)
+        total = total.to(student_x.device)
+        with torch.autocast(student_x.device.type, enabled=False):
+            for sequences, group in _blocks(batch, heads, length, student_x.device.type):
+                block = (sequences, group)
+                s_x, s_y = _flat(student_x[block]), _flat(student_y[block])
+                t_x, t_y = _flat(teacher_x[block]), _flat(teacher_y[block])
+                s_x *= s_x.shape[-1] ** -0.5
+                t_x *= t_x.shape[-1] ** -0.5
+                s_scores = torch.matmul(s_x, s_y.transpose(-1, -2))
+                t_scores = torch.matmul(t_x, t_y.transpose(-1, -2))
+                if bias is not None:
+                    s_scores += bias[sequences]
+                    t_scores += bias[sequences]
+                p_s, p_t = s_scores.softmax(-1), t_scores.softmax(-1)
+                # log p = score - log Z and Σ p_T = 1, so the two log Z enter once a row; Z is read off the largest p.
+                row_kl = (s_scores.amax(-1) - p_s.amax(-1).log()) - (t_scores.amax(-1) - p_t.amax(-1).log())
+                t_scores -= s_scores
+                if real_BL is None:
+                    total += torch.dot(p_t.view(-1), t_scores.view(-1)) + row_kl.sum()
+                else:
+                    row_kl += torch.linalg.vecdot(p_t, t_scores)
+                    total += (row_kl * real_BL[sequences, None, :]).sum()
+                if grad_x is None or grad_y is None:
+                    continue
+                error = p_s.sub_(p_t)
+                if real_BL is not None:
+                    error *= real_BL[sequences, None, :, None]
+                grad_x[block] = torch.matmul(error, s_y).mul_(scale * s_x.shape[-1] ** -0.5)
+                grad_y[block] = torch.matmul(error.transpose(-1, -2), s_x).mul_(scale)
+        if gradients:
+            ctx.save_for_backward(grad_x, grad_y)
+        return (total * scale).float()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad_x, grad_y = ctx.saved_tensors
+        return grad_x * grad, grad_y * grad, None, None, None
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+
+
+def _bias_and_rows(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Additive key mask (broadcastable to [B, A, L, L]) and float row weights [B, L], from either form of mask."""
+    if mask is None:
+        return None, None
+    allowed = mask.bool()
+    if allowed.dim() == 2:
+        bias = torch.zeros(allowed.shape, device=mask.device).masked_fill_(~allowed, MASKED)[:, None, None, :]
+        return bias, allowed.float()
+    bias = torch.zeros(allowed.shape, device=mask.device).masked_fill_(~allowed, MASKED)
+    return bias, allowed.any(-1)[:, 0].float()
+
+
+def _blocks(batch: int, heads: int, length: int, device: str) -> list[tuple[slice, slice]]:
+    """Split [B, A] into blocks of at most `BLOCK_SCORES` scores: some heads of one sequence, or whole sequences."""
+    at_once = max(1, BLOCK_SCORES.get(device, BLOCK_SCORES["cuda"]) // (length * length))
+    if at_once >= heads:
+        step = at_once // heads
+        return [(slice(b, b + step), slice(0, heads)) for b in range(0, batch, step)]
+    return [(slice(b, b + 1), slice(a, a + at_once)) for b in range(batch) for a in range(0, heads, at_once)]
