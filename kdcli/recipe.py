@@ -1,0 +1,250 @@
+"""YAML → strict settings: where each value came from, did-you-mean for each wrong key, nothing silently ignored.
+
+Precedence: option > `--set` > recipe > default. A verb owns its settings model (`DistillRecipe` …); what all verbs
+share is `TrainSettings` and `DataSettings`. This file imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kdcli.errors import UsageError, did_you_mean
+
+
+class Section(BaseModel):
+    """Base of every section of a recipe: unknown keys and values of another type are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class TrainSettings(Section):
+    """`train:`, shared by every verb that trains. `batch_size` is global: over all devices and micro-batches."""
+
+    lr: float = Field(3e-4, gt=0)
+    max_steps: int | None = Field(None, gt=0)
+    epochs: float = Field(3.0, gt=0)
+    batch_size: int = Field(256, gt=0)
+    micro_batch_size: int | None = Field(None, gt=0)
+    warmup_steps: int | None = Field(None, ge=0)
+    warmup_fraction: float = Field(0.05, ge=0, lt=1)
+    weight_decay: float = Field(0.01, ge=0)
+    beta2: float = Field(0.999, gt=0, lt=1)
+    clip: float = Field(1.0, gt=0)
+    seed: int = Field(0, ge=0)
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    checkpoint_every: int = Field(500, gt=0)
+    log_every: int = Field(10, gt=0)
+    eval_every: int = Field(250, gt=0)
+
+
+class DataSettings(Section):
+    """`data:`, shared by every verb."""
+
+    source: str = "Salesforce/wikitext:wikitext-103-raw-v1"
+    max_length: int = Field(128, ge=8)
+    column: str | None = None
+    pack_isolated: bool = False
+    held_out_blocks: int = Field(256, gt=0)
+
+
+class StudentSettings(Section):
+    """`student:` of `distill`. `layers` names the teacher layers to copy; null means evenly spaced."""
+
+    to: list[str] = Field(default_factory=list)
+    init: Literal["teacher", "random"] = "teacher"
+    layers: list[int] | None = None
+
+
+class MeasureSettings(Section):
+    """`measure:`, the latency part of a report. Two seconds and 50 runs a cell; raise them for a number to quote."""
+
+    latency: bool = True
+    min_runs: int = Field(50, gt=0)
+    min_seconds: float = Field(5.0, ge=0)
+
+
+class DistillRecipe(Section):
+    """What `kdcli distill` needs to know. `loss` holds the keys of the method's own `Settings`."""
+
+    verb: Literal["distill"] = "distill"
+    teacher: str | None = None
+    method: str = "minilm"
+    assistant: str = "auto"
+    student: StudentSettings = StudentSettings()
+    loss: dict[str, Any] = Field(default_factory=dict)
+    data: DataSettings = DataSettings()
+    train: TrainSettings = TrainSettings()
+    measure: MeasureSettings = MeasureSettings()
+
+
+RecipeT = TypeVar("RecipeT", bound=Section)
+
+
+@dataclass(frozen=True)
+class Resolved(Generic[RecipeT]):
+    """A validated recipe and, for each dotted key given by anyone, who gave it."""
+
+    recipe: RecipeT
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    def to_yaml(self) -> str:
+        """The whole recipe as YAML that `--recipe` takes back; each leaf carries its origin as a comment."""
+        return "\n".join(_lines(self.recipe.model_dump(), self.origins, "", 0)) + "\n"
+
+
+def resolve(
+    model: type[RecipeT], *, recipe: str | None, sets: Sequence[str] = (), options: Mapping[str, Any] | None = None
+) -> Resolved[RecipeT]:
+    """Merge recipe file, `--set` pairs and options over the defaults of `model`.
+
+    Args:
+        model: the verb's settings model.
+        recipe: a shipped recipe's name, a YAML file, or None.
+        sets: `key.path=value` strings; the value is read as YAML.
+        options: dotted key → value of the options the user gave; None values were not given.
+
+    Raises:
+        UsageError: unknown recipe or key, wrong type of value, malformed YAML; one line for each problem.
+    """
+    verb = model.model_fields["verb"].default
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+
+    def put(key: str, value: Any, origin: str) -> None:
+        _check_key(model, key, origin)
+        target = values
+        *parents, last = key.split(".")
+        for parent in parents:
+            target = target.setdefault(parent, {})
+        target[last] = value
+        origins[key] = origin
+
+    if recipe is not None:
+        for key, value in _flatten(_read(recipe, verb)):
+            put(key, value, f"recipe {recipe}")
+    for pair in sets:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--set takes KEY.PATH=VALUE, got '{pair}'")
+        put(key.strip(), _parse_value(text), "--set")
+    for key, value in (options or {}).items():
+        if value is not None:
+            put(key, value, "option")
+    try:
+        return Resolved(model.model_validate(values), origins)
+    except ValidationError as error:
+        raise UsageError("\n".join(_explain(e, origins) for e in error.errors())) from None
+
+
+def shipped(verb: str) -> dict[str, Path]:
+    """Name → file of the recipes of a verb that come with the package."""
+    folder = _recipes_folder() / verb
+    return {p.stem: p for p in sorted(folder.glob("*.yaml"))}
+
+
+def _recipes_folder() -> Path:
+    return Path(str(importlib.resources.files("kdcli"))) / "recipes"
+
+
+def _read(recipe: str, verb: str) -> dict[str, Any]:
+    names = shipped(verb)
+    path = names.get(recipe, Path(recipe))
+    if not path.is_file():
+        raise UsageError(
+            f"no recipe '{recipe}' for {verb}{did_you_mean(recipe, names)}",
+            f"shipped recipes: {', '.join(names)}; or give the path of a YAML file",
+        )
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(loaded, dict):
+        raise UsageError(f"{path} must hold a mapping of recipe keys, got {type(loaded).__name__}")
+    if loaded.get("verb", verb) != verb:
+        raise UsageError(f"{path} is a recipe of '{loaded['verb']}', not of '{verb}'")
+    return loaded
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    flat: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat += _flatten(value, f"{prefix}{key}.")
+        else:
+            flat.append((f"{prefix}{key}", _number(value)))
+    return flat
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return _number(yaml.safe_load(text))
+    except yaml.YAMLError:
+        return text
+
+
+def _number(value: Any) -> Any:
+    """`5e-4` is a number to everyone but YAML 1.1, which wants `5.0e-4`."""
+    if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value):
+        return float(value)
+    return value
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    for candidate in (annotation, *typing.get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def leaf_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Every dotted key a recipe of this model may hold."""
+    keys: list[str] = []
+    for name, info in model.model_fields.items():
+        inner = _section(info.annotation)
+        keys += leaf_keys(inner, f"{prefix}{name}.") if inner else [f"{prefix}{name}"]
+    return keys
+
+
+def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
+    allowed = leaf_keys(model)
+    if key in allowed or any(key.startswith(f"{a}.") and a == "loss" for a in allowed):
+        return
+    # The last word alone is often right and only its section wrong: `lr` for `train.lr`.
+    suffixes = {a.rsplit(".", 1)[-1]: a for a in allowed}
+    near = did_you_mean(key, allowed)
+    if key.rsplit(".", 1)[-1] in suffixes:
+        near = f"; did you mean '{suffixes[key.rsplit('.', 1)[-1]]}'?"
+    hint = "" if near else f"; known keys: {', '.join(allowed)}"
+    raise UsageError(f"unknown key '{key}' ({origin}){near}{hint}")
+
+
+def _explain(error: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    parts = [str(p) for p in error["loc"]]
+    key = ".".join(parts)
+    origin = next((o for k, o in origins.items() if key == k or key.startswith(f"{k}.")), "default")
+    got = error["input"]
+    message = str(error["msg"]).replace("Input should be", "must be")
+    return f"'{key}' {message[0].lower()}{message[1:]}, got {got!r} ({origin})"
+
+
+def _lines(tree: Mapping[str, Any], origins: Mapping[str, str], prefix: str, depth: int) -> list[str]:
+    lines: list[str] = []
+    for key, value in tree.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            lines.append(f"{'  ' * depth}{key}:")
+            lines += _lines(value, origins, f"{dotted}.", depth + 1)
+            continue
+        text = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
+        text = text.removesuffix("...\n").strip()
+        lines.append(f"{'  ' * depth}{key}: {text}  # {origins.get(dotted, 'default')}")
+    return lines

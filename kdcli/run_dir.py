@@ -1,0 +1,202 @@
+"""The output directory of a run: claimed once, resumable, every write atomic.
+
+Layout: `recipe.yaml`, `log.jsonl`, `checkpoints/step-00000500/` while running; the model and its report when done.
+Nothing is ever written in place: files are written aside, fsynced and renamed.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from kdcli.errors import MachineError, UsageError
+
+RECIPE, LOG, CHECKPOINTS, REPORT = "recipe.yaml", "log.jsonl", "checkpoints", "report.json"
+KEEP = 2
+"""Checkpoints kept: the last, and the one before in case the last turns out damaged."""
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn a full or unwritable disk into a `MachineError` that names the file."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        code = getattr(error, "errno", None)
+        if code == errno.ENOSPC or "No space left" in str(error):
+            raise MachineError(
+                f"the disk is full: {path} could not be written", "free some space, then --resume"
+            ) from None
+        raise MachineError(f"{path} could not be written: {error}") from None
+
+
+def write_atomic(path: Path, content: str) -> None:
+    """Write a text file so that a reader sees the old one or the whole new one.
+
+    Raises:
+        MachineError: the disk is full or not writable; the old file is untouched.
+    """
+    aside = path.with_name(f".{path.name}.part")
+    with disk_errors(path):
+        try:
+            with aside.open("w", encoding="utf-8") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint as read back: tensors by name, and the small state beside them."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """A claimed output directory. Only the main process of a run may write; see `claim`."""
+
+    path: Path
+
+    @classmethod
+    def claim(cls, path: Path, recipe_yaml: str, *, resume: bool = False, overwrite: bool = False) -> RunDir:
+        """Take an output directory for one run and write its `recipe.yaml`.
+
+        Args:
+            path: an empty or missing directory, unless one of the flags is set.
+            recipe_yaml: the resolved recipe; with `resume` it must equal the one that is there, comments aside.
+            resume: go on in a directory that an earlier run claimed.
+            overwrite: delete what an earlier run of kdcli left there.
+
+        Raises:
+            UsageError: not empty, not a run of ours, or resumed with another recipe (each differing key is named).
+            MachineError: the directory cannot be made or written.
+        """
+        run = cls(path)
+        with disk_errors(path):
+            if path.exists() and not path.is_dir():
+                raise UsageError(f"{path} is a file; --output-dir must be a directory")
+            occupied = path.is_dir() and any(path.iterdir())
+            ours = (path / RECIPE).is_file()
+            if occupied and resume and ours:
+                run._check_same_recipe(recipe_yaml)
+                return run
+            if occupied and not (overwrite and ours):
+                raise UsageError(
+                    f"output directory {path} is not empty",
+                    "--resume goes on with its run, --overwrite deletes it; or choose another with -o"
+                    if ours
+                    else "it holds no run of kdcli, so it is left alone; choose another with -o",
+                )
+            if occupied:
+                shutil.rmtree(path)
+            path.mkdir(parents=True, exist_ok=True)
+        write_atomic(path / RECIPE, recipe_yaml)
+        return run
+
+    def _check_same_recipe(self, recipe_yaml: str) -> None:
+        before, now = (_bare_lines(text) for text in ((self.path / RECIPE).read_text("utf-8"), recipe_yaml))
+        if before != now:
+            differing = [f"  was {a}, is {b}" for a, b in zip(before, now, strict=False) if a != b] or ["  its length"]
+            raise UsageError(
+                f"{self.path} was started with another recipe:\n" + "\n".join(differing),
+                f"give the same options as before ({self.path / RECIPE}), or start anew with --overwrite",
+            )
+
+    @property
+    def done(self) -> bool:
+        """True when the run wrote its report, which is the last thing it does."""
+        report = self.path / REPORT
+        return report.is_file() and json.loads(report.read_text("utf-8")).get("status") == "done"
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Append one object to log.jsonl."""
+        with disk_errors(self.path / LOG), (self.path / LOG).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def read_log(self) -> list[dict[str, Any]]:
+        """The records of log.jsonl; a last line torn by a kill is left out."""
+        path = self.path / LOG
+        lines = path.read_text("utf-8").split("\n") if path.is_file() else []
+        return [json.loads(line) for line in lines[:-1]]
+
+    def cut_log(self, step: int) -> None:
+        """Drop what was logged after `step`, which a resumed run will log again."""
+        kept = [json.dumps(r) for r in self.read_log() if r["step"] <= step]
+        write_atomic(self.path / LOG, "".join(f"{line}\n" for line in kept))
+
+    def save_checkpoint(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Write `checkpoints/step-…/` aside, fsync it, rename it into place, and drop all but the last `KEEP`."""
+        folder = self.path / CHECKPOINTS / f"step-{step:08d}"
+        aside = folder.with_name(f".{folder.name}.part")
+        with disk_errors(folder):
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+            try:
+                save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, aside / "tensors.safetensors")
+                digest = _sha256(aside / "tensors.safetensors")
+                text = json.dumps({"step": step, "sha256": digest, **state})
+                (aside / "state.json").write_text(text, "utf-8")
+                for file in aside.iterdir():
+                    _fsync(file)
+                shutil.rmtree(folder, ignore_errors=True)
+                aside.rename(folder)
+                _fsync(folder.parent)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
+        for old in self._checkpoints()[:-KEEP]:
+            shutil.rmtree(old)
+
+    def load_checkpoint(self, warn: Callable[[str], None]) -> Checkpoint | None:
+        """The newest checkpoint that is whole, or None; `warn` hears of a damaged one before the older is taken."""
+        for folder in reversed(self._checkpoints()):
+            try:
+                state = json.loads((folder / "state.json").read_text("utf-8"))
+                if _sha256(folder / "tensors.safetensors") != state["sha256"]:
+                    raise ValueError("its checksum does not match")
+                return Checkpoint(state["step"], load_file(folder / "tensors.safetensors"), state)
+            except (OSError, ValueError, KeyError, SafetensorError) as error:
+                warn(f"checkpoint {folder} is damaged ({error}); falling back to the one before")
+        return None
+
+    def drop_checkpoints(self) -> None:
+        """Remove the checkpoints of a run that is done."""
+        shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted((self.path / CHECKPOINTS).glob("step-*"))
+
+
+def _bare_lines(recipe_yaml: str) -> list[str]:
+    """The recipe's lines without the origin comments: the same value may come from a file now and an option then."""
+    return [line.split("  # ")[0].rstrip() for line in recipe_yaml.strip().split("\n")]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
