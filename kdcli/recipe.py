@@ -57,11 +57,13 @@ class DataSettings(Section):
 
 
 class StudentSettings(Section):
-    """`student:` of `distill`. `layers` names the teacher layers to copy; null means evenly spaced."""
+    """`student:` of `distill`. `layers` names the teacher layers to copy; null means evenly spaced. `dropout` sets every
+    dropout rate of the student while it is distilled; null leaves the teacher's."""
 
     to: list[str] = Field(default_factory=list)
     init: Literal["teacher", "random"] = "teacher"
     layers: list[int] | None = None
+    dropout: float | None = Field(None, ge=0, lt=1)
 
 
 class MeasureSettings(Section):
@@ -70,6 +72,21 @@ class MeasureSettings(Section):
     latency: bool = True
     min_runs: int = Field(50, gt=0)
     min_seconds: float = Field(5.0, ge=0)
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """What the command line adds to a recipe: where and how to run, nothing that says what comes out."""
+
+    arguments: tuple[str, ...] = ()
+    output_dir: Path | None = None
+    device: str = "auto"
+    processes: int | None = None
+    resume: bool = False
+    overwrite: bool = False
+    dry_run: bool = False
+    report_to: str = "none"
+    trust_remote_code: bool = False
 
 
 class DistillRecipe(Section):

@@ -75,6 +75,28 @@ class RunDir:
 
     path: Path
 
+    def check(self, recipe_yaml: str, *, resume: bool, overwrite: bool) -> bool:
+        """Say whether the directory can be claimed, touching nothing; True when it holds a run to go on with.
+
+        Raises:
+            UsageError: not empty, not a run of ours, or resumed with another recipe (each differing key is named).
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"{self.path} is a file; --output-dir must be a directory")
+        occupied = self.path.is_dir() and any(self.path.iterdir())
+        ours = (self.path / RECIPE).is_file()
+        if occupied and resume and ours:
+            self._check_same_recipe(recipe_yaml)
+            return True
+        if occupied and not (overwrite and ours):
+            raise UsageError(
+                f"output directory {self.path} is not empty",
+                "--resume goes on with its run, --overwrite deletes it; or choose another with -o"
+                if ours
+                else "it holds no run of kdcli, so it is left alone; choose another with -o",
+            )
+        return False
+
     @classmethod
     def claim(cls, path: Path, recipe_yaml: str, *, resume: bool = False, overwrite: bool = False) -> RunDir:
         """Take an output directory for one run and write its `recipe.yaml`.
@@ -86,26 +108,14 @@ class RunDir:
             overwrite: delete what an earlier run of kdcli left there.
 
         Raises:
-            UsageError: not empty, not a run of ours, or resumed with another recipe (each differing key is named).
+            UsageError: see `check`.
             MachineError: the directory cannot be made or written.
         """
         run = cls(path)
+        if run.check(recipe_yaml, resume=resume, overwrite=overwrite):
+            return run
         with disk_errors(path):
-            if path.exists() and not path.is_dir():
-                raise UsageError(f"{path} is a file; --output-dir must be a directory")
-            occupied = path.is_dir() and any(path.iterdir())
-            ours = (path / RECIPE).is_file()
-            if occupied and resume and ours:
-                run._check_same_recipe(recipe_yaml)
-                return run
-            if occupied and not (overwrite and ours):
-                raise UsageError(
-                    f"output directory {path} is not empty",
-                    "--resume goes on with its run, --overwrite deletes it; or choose another with -o"
-                    if ours
-                    else "it holds no run of kdcli, so it is left alone; choose another with -o",
-                )
-            if occupied:
+            if path.is_dir():
                 shutil.rmtree(path)
             path.mkdir(parents=True, exist_ok=True)
         write_atomic(path / RECIPE, recipe_yaml)

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
+import numpy as np
 from torch import Tensor, nn
 
 Batch = dict[str, Tensor]
@@ -95,3 +97,25 @@ class StepLoss:
 
     total: Tensor
     terms: Mapping[str, Tensor]
+
+
+class Examples(Protocol):
+    """A data set of fixed order; `batch` collates the rows of the given indices on the CPU."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: np.ndarray[Any, Any]) -> Batch: ...
+
+
+class Order(Protocol):
+    """Which examples form the global batch of a step (1-based): a pure function of the step."""
+
+    def indices(self, step: int) -> np.ndarray[Any, Any]: ...
+
+
+def real_tokens(batch: Batch) -> float:
+    """Tokens of a batch that are not padding; its mask is [B, L], [B, 1, L, L] or absent when all are real."""
+    mask = batch.get("attention_mask")
+    if mask is None:
+        return float(batch["input_ids"].numel())
+    return float((mask if mask.dim() == 2 else mask.any(-1)).sum())

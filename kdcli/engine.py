@@ -1,0 +1,425 @@
+"""THE training loop. It is handed modules, a step and examples; it knows no loss, pruner, model or task.
+
+Data flow of one optimiser step: order.indices(step) → this rank's rows → micro-batches → step → gradients, weighted so
+that their sum is the gradient of the mean over the *global* batch → sum over ranks → clip each module → AdamW.
+
+Every random choice is a pure function of (seed, step, rank, micro-batch), so that a resumed run repeats an
+uninterrupted one bit for bit without storing generator states. Gradients are summed here and not by a wrapper
+around each module: a step may then call any number of modules any number of times, no gradient can go unsynchronised,
+and when one rank runs out of memory all of them can agree to halve their micro-batch and do the step again.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast, gather_object
+from torch import Tensor, nn
+
+from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
+from kdcli.processes import stop_requests
+from kdcli.progress import Progress
+from kdcli.run_dir import RunDir
+from kdcli.types import Batch, Examples, Order, StepLoss, real_tokens
+
+SKIPS_ALLOWED = 50
+"""Steps in a row that the fp16 loss scaler may skip before the run counts as diverged; it halves the scale at each."""
+
+CPU_MICRO_BATCH = 32
+"""Sequences at once on a CPU: more does not run faster, only in more memory."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to train. `batch_size` is global; `micro_batch_size` None lets the machine decide; `stop_after` cuts the
+    run short without changing its schedule (the probe of a dry run)."""
+
+    steps: int
+    batch_size: int
+    lr: float
+    warmup_steps: int
+    weight_decay: float = 0.01
+    beta2: float = 0.999
+    clip: float = 1.0
+    seed: int = 0
+    micro_batch_size: int | None = None
+    log_every: int = 10
+    eval_every: int = 250
+    checkpoint_every: int = 500
+    stop_after: int | None = None
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of a step (1 … steps): linear warm-up to `lr`, then linear decay that would reach 0 after the
+        last step, so that no step is spent at rate 0."""
+        if step <= self.warmup_steps:
+            return self.lr * step / self.warmup_steps
+        return self.lr * (self.steps - step + 1) / (self.steps - self.warmup_steps)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train.
+
+    Attributes:
+        modules: trained, clipped and checkpointed apart from each other, so that several trained together move as each
+            would alone; only parameters that require a gradient are handed to the optimiser.
+        step: batch on the device → loss, a mean over whatever `weigh` counts. Also called for the held-out loss, with
+            the modules in eval mode and without gradients.
+        weigh: how much a batch counts in the mean over the global batch: its real tokens, its rows …
+    """
+
+    modules: Mapping[str, nn.Module]
+    step: Callable[[Batch], StepLoss]
+    examples: Examples
+    order: Order
+    held_out: Examples | None
+    weigh: Callable[[Batch], float]
+
+
+@dataclass
+class Outcome:
+    """What became of a run; `held_out` is the last evaluation, `seconds` counts earlier legs of a resumed run too."""
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    tokens_per_second: float = 0.0
+    loss_first: float | None = None
+    loss_last: float | None = None
+    peak_memory_bytes: int = 0
+    resumed_from_step: int | None = None
+    step_seconds: list[float] = field(default_factory=list)
+    evaluation_seconds: float = 0.0
+
+
+def start(device: torch.device, dtype: torch.dtype, report_to: str = "none") -> Accelerator:
+    """Join the processes there are (torchrun, SLURM, accelerate, our own) or start as the only one.
+
+    Args:
+        device: where this process computes; under several processes each takes the device of its local rank.
+        dtype: of the student's matrix products; weights and optimiser stay float32.
+        report_to: `none`, or a tracker accelerate knows, which must be installed.
+    """
+    precision = {torch.float32: "no", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    trackers = None if report_to == "none" else report_to
+    try:
+        accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision, log_with=trackers)
+    except ValueError as error:
+        raise UsageError(f"--report-to {report_to}: {error}", f"pip install {report_to}") from None
+    if trackers and not accelerator.trackers and not accelerator.log_with:
+        raise UsageError(f"--report-to {report_to}: it is not installed", f"pip install {report_to}")
+    if device.type == "cuda" and accelerator.num_processes == 1:
+        torch.cuda.set_device(device)
+    return accelerator
+
+
+def train(accelerator: Accelerator, device: torch.device, job: Job, plan: Plan, run: RunDir | None) -> Outcome:
+    """Run the job to its end, or on from the run directory's last whole checkpoint.
+
+    Returns:
+        The outcome. The modules hold the trained weights, in eval mode, on `device`.
+
+    Raises:
+        Stopped: SIGTERM or Ctrl-C; a checkpoint of the step just done is there.
+        DivergedError: loss or gradient not finite; the step was not applied.
+        MachineError: out of memory even one sequence at a time, or disk full.
+    """
+    return _Run(accelerator, device, job, plan, run).go()
+
+
+class _Run:
+    def __init__(
+        self, accelerator: Accelerator, device: torch.device, job: Job, plan: Plan, run: RunDir | None
+    ) -> None:
+        if plan.batch_size < accelerator.num_processes:
+            raise UsageError(
+                f"train.batch_size {plan.batch_size} is less than one sequence for each of "
+                f"{accelerator.num_processes} processes"
+            )
+        self.accelerator, self.device, self.job, self.plan, self.run = accelerator, device, job, plan, run
+        self.outcome = Outcome()
+        self.parameters: dict[str, list[nn.Parameter]] = {}
+        for name, module in job.modules.items():
+            module.to(device)
+            for tensor in (*module.parameters(), *module.buffers()):
+                tensor.data.copy_(broadcast(tensor.data))
+            self.parameters[name] = [p for p in module.parameters() if p.requires_grad]
+        everything = [p for of_one in self.parameters.values() for p in of_one]
+        groups = [
+            {"params": [p for p in everything if p.dim() > 1], "weight_decay": plan.weight_decay},
+            # Biases and normalisations are not decayed, as in BERT's own recipe.
+            {"params": [p for p in everything if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=plan.lr, betas=(0.9, plan.beta2), fused=True)
+        self.optimizer = accelerator.prepare_optimizer(optimizer, device_placement=False)
+        local = math.ceil(plan.batch_size / accelerator.num_processes)
+        self.micro = min(local, plan.micro_batch_size or (CPU_MICRO_BATCH if device.type == "cpu" else local))
+        self.skipped = 0
+
+    def go(self) -> Outcome:
+        plan, done = self.plan, self._restore()
+        last = min(plan.steps, plan.stop_after or plan.steps)
+        began = time.perf_counter() - self.outcome.seconds
+        progress = Progress(plan.steps, done, self.accelerator.is_main_process)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        with stop_requests() as stop, progress:
+            if done == 0:
+                self._log({"step": 0, **self._evaluation()})
+            for step in range(done + 1, last + 1):
+                step_began = time.perf_counter()
+                record = self._step(step)
+                self.outcome.step_seconds.append(time.perf_counter() - step_began)
+                evaluate = step % plan.eval_every == 0 or step == last
+                if evaluate:
+                    record |= self._evaluation()
+                self.outcome.seconds = record["seconds"] = time.perf_counter() - began
+                progress.update(step, record)
+                if evaluate or step % plan.log_every == 0 or step == 1:
+                    self._log(record)
+                stopping = self._any_rank(stop.requested)
+                if step % plan.checkpoint_every == 0 or step == last or stopping:
+                    self._checkpoint(step)
+                if stopping and step < last:
+                    raise Stopped(
+                        f"stopped after step {step} of {plan.steps}", "go on with the same command and --resume"
+                    )
+        self._set_mode(training=False)
+        return self._finish(last)
+
+    def _finish(self, last: int) -> Outcome:
+        outcome = self.outcome
+        outcome.steps = last
+        outcome.tokens_per_second = outcome.tokens / outcome.seconds if outcome.seconds else 0.0
+        peak = (
+            torch.cuda.max_memory_allocated()
+            if self.device.type == "cuda"
+            # Kilobytes on Linux, bytes on macOS.
+            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        )
+        outcome.peak_memory_bytes = int(self._sum_over_ranks(torch.tensor([float(peak)], dtype=torch.float64))[0])
+        self.accelerator.end_training()
+        return outcome
+
+    def _step(self, step: int) -> dict[str, Any]:
+        """One optimiser step on the global batch; the returned record is what log.jsonl holds."""
+        indices = np.array_split(self.job.order.indices(step), self.accelerator.num_processes)
+        batch = self.job.examples.batch(indices[self.accelerator.process_index])
+        lr = self.plan.lr_at(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self._set_mode(training=True)
+        counted = torch.tensor([self.job.weigh(batch), real_tokens(batch)], dtype=torch.float64)
+        weight, tokens = self._sum_over_ranks(counted).tolist()
+        while (sums := self._gradients(step, batch, weight)) is None:
+            self._halve(step)
+        names, values = list(sums), torch.stack(list(sums.values())).double()
+        losses = dict(zip(names, self._sum_over_ranks(values).tolist(), strict=True))
+        self._sum_gradients()
+        norms = self._clip(step, losses)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.outcome.tokens += int(tokens)
+        total = losses.pop("loss")
+        self.outcome.loss_first = total if self.outcome.loss_first is None else self.outcome.loss_first
+        self.outcome.loss_last = total
+        norm = math.sqrt(sum(n * n for n in norms))
+        return {
+            "step": step,
+            "loss": total,
+            "terms": losses,
+            "lr": lr,
+            "grad_norm": norm,
+            "tokens": self.outcome.tokens,
+        }
+
+    def _gradients(self, step: int, batch: Batch, weight: float) -> dict[str, Tensor] | None:
+        """Accumulate this rank's share of the gradient of the global mean; None when some rank ran out of memory."""
+        sums: dict[str, Tensor] = {}
+        out_of_memory = False
+        try:
+            for number, micro in enumerate(_slices(batch, self.micro)):
+                torch.manual_seed(_mix(self.plan.seed, step, self.accelerator.process_index, number))
+                share = self.job.weigh(micro) / weight
+                with self.accelerator.autocast():
+                    loss = self.job.step(self._to_device(micro))
+                self.accelerator.backward(loss.total * share)
+                for name, value in ({"loss": loss.total} | dict(loss.terms)).items():
+                    part = value.detach().float() * share
+                    sums[name] = sums[name] + part if name in sums else part
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+            out_of_memory = True
+        return None if self._any_rank(out_of_memory) else sums
+
+    def _halve(self, step: int) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if self.micro == 1:
+            raise MachineError(
+                f"out of memory at step {step} with one sequence at a time",
+                "lower data.max_length, choose a smaller student, or a device with more memory",
+            )
+        self.micro = math.ceil(self.micro / 2)
+        self._say(f"out of memory: micro-batch halved to {self.micro}; the global batch stays {self.plan.batch_size}")
+
+    def _sum_gradients(self) -> None:
+        """Sum the gradients over ranks in one message; the weights in `_gradients` make the sum the global mean."""
+        if self.accelerator.num_processes == 1:
+            return
+        gradients = [
+            p.grad if p.grad is not None else torch.zeros_like(p) for ps in self.parameters.values() for p in ps
+        ]
+        flat = self.accelerator.reduce(torch.cat([g.reshape(-1) for g in gradients]), reduction="sum")
+        parameters = [p for ps in self.parameters.values() for p in ps]
+        for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+            parameter.grad = part.view_as(parameter)
+
+    def _clip(self, step: int, losses: Mapping[str, float]) -> list[float]:
+        """Clip each module's gradient by its own norm and stop the run when anything is not finite."""
+        self.accelerator.unscale_gradients(self.optimizer)
+        norms = [float(nn.utils.clip_grad_norm_(ps, self.plan.clip)) for ps in self.parameters.values()]
+        finite = all(map(math.isfinite, norms))
+        # In fp16 a gradient that overflows is the scaler's business: it skips the step and lowers its scale.
+        self.skipped = 0 if finite or self.accelerator.scaler is None else self.skipped + 1
+        lost = [name for name, value in losses.items() if not math.isfinite(value)]
+        if not lost and not finite and self.accelerator.scaler is None:
+            lost = ["the gradient of " + name for name, n in zip(self.parameters, norms, strict=True) if n - n != 0]
+        if lost or self.skipped > SKIPS_ALLOWED:
+            raise DivergedError(
+                f"training diverged at step {step}: {', '.join(lost) or 'the gradient'} is not finite",
+                "lower train.lr, raise train.warmup_steps, or set train.dtype to fp32"
+                + ("; the last checkpoint is kept" if self.run else ""),
+            )
+        return norms
+
+    def _evaluation(self) -> dict[str, Any]:
+        """The held-out loss and its terms, a mean over everything held out; empty when there is nothing."""
+        examples = self.job.held_out
+        if examples is None or len(examples) == 0:
+            return {}
+        began = time.perf_counter()
+        self._set_mode(training=False)
+        mine = np.arange(len(examples))[self.accelerator.process_index :: self.accelerator.num_processes]
+        sums: dict[str, float] = {}
+        weight = 0.0
+        with torch.no_grad():
+            for start_at in range(0, len(mine), self.micro):
+                batch = examples.batch(mine[start_at : start_at + self.micro])
+                with self.accelerator.autocast():
+                    loss = self.job.step(self._to_device(batch))
+                share = self.job.weigh(batch)
+                weight += share
+                for name, value in ({"loss": loss.total} | dict(loss.terms)).items():
+                    sums[name] = sums.get(name, 0.0) + float(value) * share
+        parts = gather_object([(sums, weight)])
+        total = sum(w for _, w in parts)
+        self.outcome.evaluation_seconds = time.perf_counter() - began
+        names = next(of_one for of_one, _ in parts if of_one)
+        return {"held_out": {name: sum(s.get(name, 0.0) for s, _ in parts) / total for name in names}}
+
+    def _restore(self) -> int:
+        """Load the newest whole checkpoint if the directory has one; return the step it was taken after."""
+        checkpoint = self.run.load_checkpoint(self._say) if self.run else None
+        if checkpoint is None:
+            if self.run and self.accelerator.is_main_process:
+                self.run.cut_log(-1)
+            return 0
+        for name, module in self.job.modules.items():
+            prefix = f"module/{name}/"
+            module.load_state_dict(
+                {k.removeprefix(prefix): v for k, v in checkpoint.tensors.items() if k.startswith(prefix)}
+            )
+        state = self.optimizer.state_dict()
+        state["state"] = {}
+        for key, tensor in checkpoint.tensors.items():
+            if key.startswith("optimizer/"):
+                _, index, name = key.split("/")
+                state["state"].setdefault(int(index), {})[name] = tensor
+        self.optimizer.load_state_dict(state)
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(checkpoint.state["scaler"])
+        saved = checkpoint.state
+        self.micro = min(self.micro, saved["micro_batch_size"])
+        self.outcome.tokens, self.outcome.seconds = saved["tokens"], saved["seconds"]
+        self.outcome.loss_first, self.outcome.loss_last = saved["loss_first"], saved["loss_last"]
+        self.outcome.resumed_from_step = checkpoint.step
+        if self.run and self.accelerator.is_main_process:
+            self.run.cut_log(checkpoint.step)
+        self._say(f"resumed after step {checkpoint.step}")
+        return checkpoint.step
+
+    def _checkpoint(self, step: int) -> None:
+        if self.run is not None and self.accelerator.is_main_process:
+            self._write_checkpoint(self.run, step)
+        # No rank may end, and be taken for failed, while the main one still writes.
+        self.accelerator.wait_for_everyone()
+
+    def _write_checkpoint(self, run: RunDir, step: int) -> None:
+        tensors = {f"module/{n}/{k}": v for n, m in self.job.modules.items() for k, v in m.state_dict().items()}
+        for index, values in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer/{index}/{name}": value for name, value in values.items()}
+        scaler = self.accelerator.scaler
+        state = {
+            "tokens": self.outcome.tokens,
+            "seconds": self.outcome.seconds,
+            "loss_first": self.outcome.loss_first,
+            "loss_last": self.outcome.loss_last,
+            "micro_batch_size": self.micro,
+            "scaler": scaler.state_dict() if scaler is not None else None,
+        }
+        run.save_checkpoint(step, tensors, state)
+
+    def _log(self, record: Mapping[str, Any]) -> None:
+        if self.run and self.accelerator.is_main_process:
+            self.run.log(record)
+        scalars = {k: v for k, v in record.items() if isinstance(v, float)}
+        for group in ("terms", "held_out"):
+            scalars |= {f"{group}/{k}": v for k, v in record.get(group, {}).items()}
+        self.accelerator.log(scalars, step=record["step"])
+
+    def _set_mode(self, *, training: bool) -> None:
+        for module in self.job.modules.values():
+            module.train(training)
+
+    def _to_device(self, batch: Batch) -> Batch:
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+
+    def _sum_over_ranks(self, values: Tensor) -> Tensor:
+        return values if self.accelerator.num_processes == 1 else self.accelerator.reduce(values.to(self.device), "sum")
+
+    def _any_rank(self, flag: bool) -> bool:
+        if self.accelerator.num_processes == 1:
+            return flag
+        return bool(self._sum_over_ranks(torch.tensor([float(flag)])).item())
+
+    def _say(self, message: str) -> None:
+        if self.accelerator.is_main_process:
+            Progress.say(message)
+
+
+def _slices(batch: Batch, size: int) -> Iterator[Batch]:
+    rows = len(batch["input_ids"])
+    for begin in range(0, rows, size):
+        yield {name: tensor[begin : begin + size] for name, tensor in batch.items()}
+
+
+def _mix(*numbers: int) -> int:
+    """One seed from several numbers, without the collisions a sum would have."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    text = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "not enough memory" in text

@@ -1,0 +1,112 @@
+"""The processes of a run: one for each device, and how they are asked to stop.
+
+Under torchrun, SLURM or `accelerate launch` the processes are there already and accelerate joins them by their
+environment. Otherwise `fan_out` starts the same command once for each device with that same environment. It does so
+itself because the launchers of torch and accelerate answer 1 for whatever a child answered, and the exit code is part
+of what kdcli promises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from types import FrameType
+
+from kdcli.errors import UsageError
+
+POLL_SECONDS = 0.1
+
+
+class StopRequest:
+    """True in `requested` once the run was asked to stop."""
+
+    requested = False
+
+
+@contextlib.contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """SIGTERM or the first Ctrl-C asks to stop after the step in hand; a second Ctrl-C interrupts at once."""
+    request = StopRequest()
+
+    def ask(signum: int, frame: FrameType | None) -> None:
+        if request.requested and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        request.requested = True
+
+    before = {s: signal.signal(s, ask) for s in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def joined() -> bool:
+    """True in a process that some launcher started as one of several."""
+    return "WORLD_SIZE" in os.environ or int(os.environ.get("SLURM_NTASKS", "1")) > 1
+
+
+def is_main() -> bool:
+    """True in the one process that may print and write."""
+    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) == 0
+
+
+def fan_out(arguments: Sequence[str], count: int, *, on_cpu: bool) -> int:
+    """Run `kdcli ARGUMENTS` as `count` processes and return the exit code of the first that failed, else 0.
+
+    Signals to this process are passed on; when one process fails, the others are stopped.
+
+    Raises:
+        UsageError: `count` is not positive.
+    """
+    if count < 1:
+        raise UsageError(f"--processes must be at least 1, got {count}")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = os.environ | {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if on_cpu:
+        common |= {"ACCELERATE_USE_CPU": "true"}
+        common.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-m", "kdcli", *arguments], env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        )
+        for rank in range(count)
+    ]
+    return _wait(children)
+
+
+def _wait(children: list[subprocess.Popen[bytes]]) -> int:
+    def pass_on(signum: int, frame: FrameType | None) -> None:
+        for child in children:
+            # Ctrl-C on a terminal already reached every process of its group.
+            if child.poll() is None and (signum == signal.SIGTERM or not sys.stdin.isatty()):
+                child.send_signal(signum)
+
+    before = {s: signal.signal(s, pass_on) for s in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        while any(child.poll() is None for child in children):
+            if any(child.returncode for child in children if child.returncode is not None):
+                # A rank that stopped on request lets the others finish the same step; one that failed leaves them
+                # waiting in a reduction for ever.
+                time.sleep(2.0)
+                for child in children:
+                    if child.poll() is None:
+                        child.kill()
+            time.sleep(POLL_SECONDS)
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    own = [child.returncode for child in children if child.returncode > 0]
+    return own[0] if own else next((128 - child.returncode for child in children if child.returncode), 0)
