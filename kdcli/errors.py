@@ -68,6 +68,14 @@ class Interrupted(KdcliError):
     exit_code = 130
 
 
+class ChildFailed(KdcliError):
+    """One of several processes failed and has already said why; this one only passes its exit code on."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__("")
+        self.exit_code = exit_code
+
+
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
     """Return `"; did you mean 'x'?"` for the nearest allowed name, or an empty string when none is near."""
     near = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.5)

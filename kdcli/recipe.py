@@ -57,8 +57,11 @@ class DataSettings(Section):
 
 
 class StudentSettings(Section):
-    """`student:` of `distill`. `layers` names the teacher layers to copy; null means evenly spaced. `dropout` sets every
-    dropout rate of the student while it is distilled; null leaves the teacher's."""
+    """`student:` of `distill`.
+
+    `layers` names the teacher layers to copy; null means evenly spaced. `dropout` sets every dropout rate of the
+    student while it is distilled; null leaves the teacher's.
+    """
 
     to: list[str] = Field(default_factory=list)
     init: Literal["teacher", "random"] = "teacher"
@@ -264,4 +267,18 @@ def _lines(tree: Mapping[str, Any], origins: Mapping[str, str], prefix: str, dep
         text = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
         text = text.removesuffix("...\n").strip()
         lines.append(f"{'  ' * depth}{key}: {text}  # {origins.get(dotted, 'default')}")
+    return lines
+
+
+VERBS: dict[str, type[Section]] = {"distill": DistillRecipe}
+"""Settings model of each verb that takes recipes."""
+
+
+def summary() -> list[str]:
+    """One line for each shipped recipe: verb, name and the first line of its own comment."""
+    lines = []
+    for verb in VERBS:
+        for name, path in shipped(verb).items():
+            first = path.read_text("utf-8").split("\n", 1)[0].removeprefix("#").strip()
+            lines.append(f"{verb:10} {name:28} {first}")
     return lines

@@ -6,13 +6,11 @@ Nothing is ever written in place: files are written aside, fsynced and renamed.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,43 +19,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kdcli.errors import MachineError, UsageError
+from kdcli.disk import disk_errors, write_atomic
+from kdcli.errors import UsageError
 
 RECIPE, LOG, CHECKPOINTS, REPORT = "recipe.yaml", "log.jsonl", "checkpoints", "report.json"
 KEEP = 2
 """Checkpoints kept: the last, and the one before in case the last turns out damaged."""
-
-
-@contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full or unwritable disk into a `MachineError` that names the file."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        code = getattr(error, "errno", None)
-        if code == errno.ENOSPC or "No space left" in str(error):
-            raise MachineError(
-                f"the disk is full: {path} could not be written", "free some space, then --resume"
-            ) from None
-        raise MachineError(f"{path} could not be written: {error}") from None
-
-
-def write_atomic(path: Path, content: str) -> None:
-    """Write a text file so that a reader sees the old one or the whole new one.
-
-    Raises:
-        MachineError: the disk is full or not writable; the old file is untouched.
-    """
-    aside = path.with_name(f".{path.name}.part")
-    with disk_errors(path):
-        try:
-            with aside.open("w", encoding="utf-8") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,5 @@
+"""`python -m kdcli`."""
+
+from kdcli.cli import main
+
+main()

@@ -1,0 +1,222 @@
+"""The command line: parse, resolve the recipe, one call, print. No logic; nothing heavy is imported to show help."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from kdcli import __version__
+from kdcli.errors import Interrupted, KdcliError, UsageError
+
+
+class Verbs(TyperGroup):
+    """The one place that turns an error into a message on stderr and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            error: KdcliError = Interrupted("interrupted; no checkpoint of this step was written")
+        except KdcliError as caught:
+            error = caught
+        from rich.console import Console
+
+        if error.message:
+            shown = Console(stderr=True, highlight=False, soft_wrap=True)
+            shown.print(f"error: {error.message}", style="red", markup=False)
+            if error.hint:
+                shown.print(error.hint, markup=False)
+        raise typer.Exit(error.exit_code) from None
+
+
+app = typer.Typer(
+    cls=Verbs,
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    help="Make Hugging Face encoders small and fast, and prove it.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+recipes = typer.Typer(no_args_is_help=True, help="List, show and check the recipes.")
+app.add_typer(recipes, name="recipes")
+
+RUN, TRAIN, SHOW = "Run", "Training", "Output"
+Recipe = Annotated[
+    str | None, typer.Option("--recipe", "-r", help="A shipped recipe or a YAML file.", rich_help_panel=TRAIN)
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Any recipe key.", rich_help_panel=TRAIN),
+]
+OutputDir = Annotated[
+    Path | None, typer.Option("--output-dir", "-o", help="Where the run is left.", rich_help_panel=RUN)
+]
+Data = Annotated[
+    str | None, typer.Option(help="Hub id, file, directory, or 'demo'.", rich_help_panel=TRAIN, metavar="SOURCE")
+]
+Seed = Annotated[int | None, typer.Option(help="Seed of everything random.", rich_help_panel=TRAIN)]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:INDEX.", rich_help_panel=RUN)]
+Processes = Annotated[
+    int | None, typer.Option(help="Processes to train with; default one a CUDA device.", rich_help_panel=RUN)
+]
+Dtype = Annotated[str | None, typer.Option(help="auto, fp32, bf16 or fp16.", rich_help_panel=TRAIN)]
+MaxSteps = Annotated[int | None, typer.Option(help="Optimiser steps; instead of epochs.", rich_help_panel=TRAIN)]
+Epochs = Annotated[float | None, typer.Option(help="Passes over the data.", rich_help_panel=TRAIN)]
+BatchSize = Annotated[int | None, typer.Option(help="Global batch, in sequences.", rich_help_panel=TRAIN)]
+Lr = Annotated[float | None, typer.Option(help="Peak learning rate.", rich_help_panel=TRAIN)]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the output directory.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the run in the output directory first.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would cost: size, memory, time.")]
+ReportTo = Annotated[str, typer.Option(help="none, tensorboard, trackio or wandb.", rich_help_panel=SHOW)]
+RemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.", rich_help_panel=SHOW)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only results and errors.", rich_help_panel=SHOW)]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also what the libraries say.", rich_help_panel=SHOW)]
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(f"kdcli {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def distill(
+    teacher: Annotated[str | None, typer.Argument(help="Hub id, directory, or 'demo'.")] = None,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LxH[:FFN][@HEADS]", help="Student shape, e.g. 6x768; may be repeated."),
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="minilm or minilmv2.")] = None,
+    assistant: Annotated[str | None, typer.Option(help="Teacher assistant: auto, none or LxH.")] = None,
+    output_dir: OutputDir = None,
+    recipe: Recipe = None,
+    sets: Sets = None,
+    data: Data = None,
+    max_steps: MaxSteps = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: Lr = None,
+    seed: Seed = None,
+    dtype: Dtype = None,
+    device: Device = "auto",
+    processes: Processes = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    report_to: ReportTo = "none",
+    trust_remote_code: RemoteCode = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train a smaller student of an encoder on unlabelled text (MiniLM, MiniLMv2)."""
+    _be_quiet(quiet, verbose)
+    from kdcli.recipe import DistillRecipe, Invocation, resolve
+
+    options = {
+        "teacher": teacher,
+        "student.to": to,
+        "method": method,
+        "assistant": assistant,
+        "data.source": data,
+        "train.max_steps": max_steps,
+        "train.epochs": epochs,
+        "train.batch_size": batch_size,
+        "train.lr": lr,
+        "train.seed": seed,
+        "train.dtype": dtype,
+    }
+    resolved = resolve(
+        DistillRecipe, recipe=recipe or ("demo" if teacher == "demo" else None), sets=sets or (), options=options
+    )
+    invocation = Invocation(
+        arguments=tuple(sys.argv[1:]),
+        output_dir=output_dir,
+        device=device,
+        processes=processes,
+        resume=resume,
+        overwrite=overwrite,
+        dry_run=dry_run,
+        report_to=report_to,
+        trust_remote_code=trust_remote_code,
+    )
+    from kdcli.commands import distill as command
+
+    _print(command.run(resolved, invocation), as_json=json)
+
+
+@recipes.command("ls")
+def recipes_ls() -> None:
+    """List the shipped recipes."""
+    from kdcli.recipe import summary
+
+    for line in summary():
+        typer.echo(line)
+
+
+@recipes.command("show")
+def recipes_show(name: Annotated[str, typer.Argument(help="Name or file.")], verb: str = "distill") -> None:
+    """Print a recipe with every value resolved and its origin."""
+    typer.echo(_resolved(name, verb).to_yaml(), nl=False)
+
+
+@recipes.command("validate")
+def recipes_validate(files: Annotated[list[Path], typer.Argument(help="YAML files.")], verb: str = "distill") -> None:
+    """Check recipe files; exit 2 with one line for each thing that is wrong."""
+    for file in files:
+        _resolved(str(file), verb)
+        typer.echo(f"{file}: ok")
+
+
+@app.command()
+def doctor(json: Json = False) -> None:
+    """Show what this machine can run: devices, number formats, library versions."""
+    from kdcli.bench.doctor import examine
+
+    _print(examine(), as_json=json)
+
+
+def _resolved(name: str, verb: str) -> Any:
+    from kdcli.recipe import VERBS, resolve
+
+    if verb not in VERBS:
+        raise UsageError(f"no recipes for verb '{verb}'; known: {', '.join(VERBS)}")
+    return resolve(VERBS[verb], recipe=name)
+
+
+def _be_quiet(quiet: bool, verbose: bool) -> None:
+    """Libraries speak only when asked to; must run before they are imported."""
+    if not verbose:
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    if quiet:
+        from kdcli.progress import Progress
+
+        Progress.console.quiet = True
+
+
+def _print(result: Any, *, as_json: bool) -> None:
+    """A result knows itself as JSON and as a renderable; None was printed by another process."""
+    if result is None:
+        return
+    if as_json:
+        typer.echo(result.to_json())
+        return
+    from rich.console import Console
+
+    console = Console()
+    for part in result.renderables():
+        console.print(part)
+
+
+def main() -> None:
+    """Entry point of `kdcli` and `python -m kdcli`."""
+    app()

@@ -1,0 +1,1 @@
+"""Encoders: where their parts live, how to load, shrink, describe and listen to them."""

@@ -1,0 +1,76 @@
+"""What a model is, in numbers: the CARD of report.json."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import PreTrainedModel
+
+from kdcli.models.layout import layout_for, starts_with_any
+from kdcli.models.shape import shape_of
+
+TOKENS = 128
+"""Length of the one sequence that `multiply_adds` counts."""
+
+
+def describe(model: PreTrainedModel, name: str, folder: Path | None) -> dict[str, Any]:
+    """The CARD of a base encoder.
+
+    Args:
+        model: its weights are counted, with the pooler if it has one.
+        name: hub id or directory it is known by.
+        folder: where its model.safetensors lies; None when it was never saved, then `bytes` is of float32 weights and
+            `sha256` is None.
+
+    Returns:
+        Keys as in the artefact format: parameters (of the embeddings and of the rest apart), non-zero ones,
+        multiply-adds of one sequence of 128 tokens, bytes of the weights on disk and their hash.
+    """
+    layout = layout_for(model.config)
+    shape = shape_of(model.config)
+    counts = {n: p.numel() for n, p in model.named_parameters()}
+    embedding = sum(c for n, c in counts.items() if starts_with_any(n, layout.embeddings))
+    total = sum(counts.values())
+    weights = sorted(folder.glob("*.safetensors")) if folder else []
+    digest = hashlib.sha256()
+    for file in weights:
+        digest.update(file.read_bytes())
+    return {
+        "id": name,
+        "model_type": str(model.config.model_type),
+        "layers": shape.layers,
+        "hidden": shape.hidden,
+        "ffn": shape.ffn,
+        "heads": shape.heads,
+        "params_total": total,
+        "params_embedding": embedding,
+        "params_transformer": total - embedding,
+        "params_nonzero": sum(int(p.count_nonzero()) for p in model.parameters() if not p.is_meta),
+        "multiply_adds": multiply_adds(model),
+        "bytes": sum(f.stat().st_size for f in weights) if weights else 4 * total,
+        "sha256": digest.hexdigest() if weights else None,
+    }
+
+
+def multiply_adds(model: PreTrainedModel) -> int:
+    """Multiply-adds of one forward pass over one sequence of 128 tokens, matrix and attention products alike.
+
+    Counted while the model runs on its own device. Papers that say "FLOPs" mostly print twice this number.
+    """
+    attention = model.config._attn_implementation
+    device = next(model.parameters()).device
+    words = model.config.vocab_size
+    ids_BL = torch.arange(TOKENS, device=device)[None] % (words // 2) + words // 2
+    model.set_attn_implementation("eager")
+    was_training = model.training
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model.eval()(input_ids=ids_BL, attention_mask=torch.ones_like(ids_BL))
+    finally:
+        model.train(was_training)
+        model.set_attn_implementation(attention)
+    return int(counter.get_total_flops()) // 2

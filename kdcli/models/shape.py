@@ -1,0 +1,147 @@
+"""From a teacher and `6x384` to a student: the shape grammar, the configuration, the initial weights.
+
+Initialisation from the teacher copies evenly spaced layers, the last one included; a narrower student takes a subset of
+each matrix: see `kdcli.models.reduce`.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from kdcli.errors import UsageError
+from kdcli.models.layout import layout_for
+from kdcli.models.reduce import copy_reduced
+from kdcli.types import ModelShape
+
+GRAMMAR = re.compile(r"(\d+)x(\d+)(?::(\d+))?(?:@(\d+))?")
+
+
+@dataclass(frozen=True)
+class Built:
+    """A student and what there is to say about its initialisation."""
+
+    model: PreTrainedModel
+    notes: list[str]
+
+
+def shape_of(config: Any) -> ModelShape:
+    """The shape of a model, from its configuration."""
+    ffn = getattr(config, layout_for(config).ffn)
+    return ModelShape(config.num_hidden_layers, config.hidden_size, ffn, config.num_attention_heads)
+
+
+def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
+    """Read `LxH[:FFN][@HEADS]`; FFN defaults to the teacher's ratio to its width (4 for BERT), heads to the teacher's.
+
+    Raises:
+        UsageError: malformed, zero, heads that do not divide the width, or deeper or wider than the teacher.
+    """
+    found = GRAMMAR.fullmatch(text.strip())
+    if not found:
+        raise UsageError(
+            f"'{text}' is not a shape", "the grammar is LxH[:FFN][@HEADS], for example 6x384 or 4x312:1200@12"
+        )
+    layers, hidden = int(found[1]), int(found[2])
+    ffn, heads = int(found[3] or round(hidden * teacher.ffn / teacher.hidden)), int(found[4] or teacher.heads)
+    if not (layers and hidden and ffn and heads):
+        raise UsageError(f"shape '{text}' has a zero in it: every number must be at least 1")
+    if hidden % heads:
+        below, above = hidden - hidden % heads, hidden + heads - hidden % heads
+        dividing = [h for h in range(1, 65) if hidden % h == 0]
+        raise UsageError(
+            f"{heads} heads do not divide a width of {hidden}",
+            f"widths that {heads} heads divide: {below or above}, {above}; head counts that divide {hidden}: "
+            f"{', '.join(map(str, dividing[-6:]))} (write {layers}x{hidden}@{dividing[-1]})",
+        )
+    if layers > teacher.layers or hidden > teacher.hidden:
+        raise UsageError(
+            f"student {layers}x{hidden} is larger than its teacher {teacher.layers}x{teacher.hidden}",
+            f"at most {teacher.layers} layers and width {teacher.hidden}",
+        )
+    return ModelShape(layers, hidden, ffn, heads)
+
+
+def student_config(teacher: Any, shape: ModelShape, layers: list[int] | None = None) -> Any:
+    """The teacher's configuration with the student's sizes; everything else stays. `layers` as in `build_student`."""
+    config = copy.deepcopy(teacher)
+    config.num_hidden_layers, config.hidden_size, config.num_attention_heads = shape.layers, shape.hidden, shape.heads
+    setattr(config, layout_for(teacher).ffn, shape.ffn)
+    if getattr(teacher, "embedding_size", None) == teacher.hidden_size:
+        config.embedding_size = shape.hidden
+    key_heads = getattr(teacher, "num_key_value_heads", None)
+    if key_heads is not None:
+        ratio = teacher.num_attention_heads // key_heads
+        config.num_key_value_heads = max(1, shape.heads // ratio)
+    if getattr(teacher, "head_dim", None) is not None:
+        config.head_dim = shape.hidden // shape.heads
+    if getattr(teacher, "layer_types", None) is not None:
+        # The student's layers keep the attention kind of the teacher layers they are copied from.
+        chosen = layers or _evenly(teacher.num_hidden_layers, shape.layers)
+        config.layer_types = [teacher.layer_types[n - 1] for n in chosen]
+    return config
+
+
+def build_student(
+    teacher: PreTrainedModel,
+    shape: ModelShape,
+    *,
+    init: str = "teacher",
+    layers: list[int] | None = None,
+    dropout: float | None = None,
+    seed: int = 0,
+) -> Built:
+    """Make a student of a shape.
+
+    Args:
+        teacher: a base encoder.
+        shape: what `parse_shape` gave.
+        init: `teacher` (see the top of this file) or `random` (the model type's own initialisation).
+        layers: teacher layers 1 … N to copy, one for each student layer; None for evenly spaced.
+        dropout: rate of every dropout while training; the saved configuration keeps the teacher's.
+        seed: of whatever is random.
+
+    Raises:
+        UsageError: `layers` does not name as many layers as the student has, or one the teacher lacks.
+    """
+    source = shape_of(teacher.config)
+    chosen = layers or _evenly(source.layers, shape.layers)
+    if len(chosen) != shape.layers or not all(1 <= n <= source.layers for n in chosen):
+        raise UsageError(
+            f"student.layers {chosen} must name {shape.layers} of the teacher's layers 1 to {source.layers}"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        student = type(teacher)(student_config(teacher.config, shape, chosen))
+    student = student.float()
+    if dropout is not None:
+        _set_dropout(student, dropout)
+    if init == "random":
+        return Built(student, ["initialised at random"])
+    layout = layout_for(teacher.config)
+    left = copy_reduced(teacher, student, layout, chosen)
+    notes = [f"initialised from teacher layers {', '.join(map(str, chosen))}"]
+    if shape.hidden < source.hidden:
+        notes[0] += f", width {source.hidden} reduced to {shape.hidden}"
+    if left:
+        notes.append(f"{len(left)} tensors have no counterpart and start at random, for example {left[0]}")
+    return Built(student, notes)
+
+
+def _evenly(of_teacher: int, of_student: int) -> list[int]:
+    return [max(1, round(m * of_teacher / of_student)) for m in range(1, of_student + 1)]
+
+
+def _set_dropout(model: nn.Module, rate: float) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = rate
+        for name in ("attention_dropout", "dropout_prob"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, rate)
