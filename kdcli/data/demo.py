@@ -1,0 +1,145 @@
+"""The embedded default: a small generated language, its corpus and its tasks. No file, no network.
+
+Content words are invented (syllables), function words are English. Every document has a topic and a mood; its nouns,
+verbs and adjectives are drawn from theirs, a document's hero returns by name or as a pronoun, verbs agree in number.
+What a word means is thus its company, which is what an encoder can learn from text. In the tasks the examples to fit on
+and the examples to judge by share no content word, so that only an encoder that learnt the company of words does well.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import itertools
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+TOPICS, MOODS = 6, 2
+DOCUMENTS = {"train": 24_000, "validation": 1_200}
+TASKS = ("demo-topic", "demo-mood", "demo-pair")
+_ONSETS = [*"bdfgklmnprstvz", "br", "dr", "gr", "kl", "pl", "st", "tr", "sh"]
+_VOWELS = [*"aeiou", "ai", "ou"]
+_CODAS = ["", "", *"lmnrsk"]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One example of a demo task: one or two texts and a label."""
+
+    texts: tuple[str, ...]
+    label: int
+
+
+@dataclass(frozen=True)
+class _Lexicon:
+    nouns: list[list[str]]
+    verbs: list[list[str]]
+    moods: list[list[str]]
+    places: list[str]
+
+
+@functools.cache
+def _lexicon() -> _Lexicon:
+    """The invented words, all different: nouns and verbs by topic, adjectives by mood."""
+    rng = random.Random(2311)
+    seen: set[str] = set()
+
+    def words(count: int) -> list[str]:
+        made: list[str] = []
+        while len(made) < count:
+            syllables = [rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(2)]
+            word = "".join(syllables)
+            if word not in seen:
+                seen.add(word)
+                made.append(word)
+        return made
+
+    return _Lexicon(
+        nouns=[words(40) for _ in range(TOPICS)],
+        verbs=[words(24) for _ in range(TOPICS)],
+        moods=[words(60) for _ in range(MOODS)],
+        places=words(40),
+    )
+
+
+def demo_documents(split: str) -> Iterator[str]:
+    """The documents of a split, always the same."""
+    rng = random.Random(f"documents {split}")
+    for _ in range(DOCUMENTS[split]):
+        topic, mood = rng.randrange(TOPICS), rng.randrange(MOODS)
+        yield " ".join(_document(rng, topic, mood))
+
+
+def demo_task(name: str, split: str) -> list[Example]:
+    """Examples of a demo task: 600 to fit on (`train`), 600 to judge by (`validation`), with no content word in common.
+
+    `demo-topic` asks for one of four topics of a sentence, `demo-mood` for its mood, `demo-pair` whether two sentences
+    are of one topic.
+    """
+    if name not in TASKS:
+        raise ValueError(f"no demo task '{name}'; there are {', '.join(TASKS)}")
+    rng = random.Random(f"{name} {split}")
+    half = {"train": 0, "validation": 1}[split]
+    examples = []
+    for _ in range(600):
+        topic, mood = rng.randrange(4), rng.randrange(MOODS)
+        first = _sentence(rng, topic, mood, half)
+        if name == "demo-pair":
+            same = rng.randrange(2)
+            other = topic if same else (topic + rng.randrange(1, 4)) % 4
+            examples.append(Example((first, _sentence(rng, other, rng.randrange(MOODS), half)), same))
+        else:
+            examples.append(Example((first,), topic if name == "demo-topic" else mood))
+    return examples
+
+
+def demo_identity() -> str:
+    """Changes when this generator does, and a cached corpus with it."""
+    return hashlib.sha256(inspect.getsource(sys.modules[__name__]).encode()).hexdigest()
+
+
+def _document(rng: random.Random, topic: int, mood: int) -> Iterator[str]:
+    hero = rng.choice(_lexicon().nouns[topic])
+    yield _sentence(rng, topic, mood, None, hero)
+    for _ in range(rng.randint(5, 10)):
+        # Now and then a sentence strays: real text is not pure either.
+        strays = rng.random() < 0.08
+        about = rng.choice([None, hero, hero]) if not strays else None
+        yield _sentence(rng, rng.randrange(TOPICS) if strays else topic, mood, None, about)
+
+
+def _sentence(rng: random.Random, topic: int, mood: int, half: int | None, hero: str | None = None) -> str:
+    """One sentence; `half` restricts its content words to the first or second half of each list."""
+    lexicon = _lexicon()
+
+    def pick(words: list[str]) -> str:
+        middle = len(words) // 2
+        return rng.choice(words if half is None else words[:middle] if half == 0 else words[middle:])
+
+    def noun(plural: bool) -> str:
+        word = hero if hero and rng.random() < 0.5 else pick(lexicon.nouns[topic])
+        return word + "s" if plural else word
+
+    plural = rng.random() < 0.4
+    be, s = ("are", "") if plural else ("is", "s")
+    one = f"{'the' if plural or rng.random() < 0.6 else 'a'} {noun(plural)}"
+    verb, adjective = pick(lexicon.verbs[topic]), pick(lexicon.moods[mood])
+    place = pick(lexicon.places)
+    forms = (
+        f"{one} {be} {adjective} .",
+        f"{one} {verb}{s} the {noun(False)} near {place} .",
+        f"in {place} {one} {verb}{s} a {adjective} {noun(False)} .",
+        f"{one} {verb}{s} because {'they are' if plural else 'it is'} {adjective} .",
+        f"when {one} {verb}{s} , the {noun(True)} {pick(lexicon.verbs[topic])} and {be} {adjective} .",
+        f"they say that {one} {be} {adjective} and {verb}{s} {place} .",
+    )
+    return rng.choice(forms if half is None else forms[2:])
+
+
+def all_words() -> list[str]:
+    """Every content word, for the tokenizer of the demo."""
+    lexicon = _lexicon()
+    return list(itertools.chain(*lexicon.nouns, *lexicon.verbs, *lexicon.moods, lexicon.places))

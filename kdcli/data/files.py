@@ -1,0 +1,233 @@
+"""Documents from a source: text, jsonl, csv or parquet (each also gzipped), a directory of them, a hub id, or `demo`.
+
+Everything streams; no file is ever held whole. Rules: a line of a .txt file is a document, blank lines are skipped; the
+other formats hold a document a row, in the column given, else `text`, else the only column of strings.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from kdcli.data.demo import demo_documents, demo_identity
+from kdcli.errors import UsageError
+
+FORMATS = ("txt", "jsonl", "csv", "parquet")
+SPLITS = ("train", "validation")
+Row = tuple[str, Mapping[str, Any]]
+"""Where a row stands (`file:line`), and its columns."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where documents come from: local files by split, or a hub data set, or the embedded demo.
+
+    `identity` changes whenever the documents may have changed.
+    """
+
+    name: str
+    files: Mapping[str, tuple[Path, ...]]
+    hub: tuple[str, str | None] | None = None
+
+    @property
+    def identity(self) -> list[Any]:
+        if self.hub:
+            return ["hub", *self.hub]
+        if not self.files:
+            return ["demo", demo_identity()]
+        stats = [(s, str(f.resolve()), f.stat()) for s, files in self.files.items() for f in files]
+        return [[split, path, stat.st_size, stat.st_mtime_ns] for split, path, stat in stats]
+
+    def has(self, split: str) -> bool:
+        """Whether there is such a split."""
+        if self.hub:
+            return split in _hub_splits(*self.hub)
+        return split in self.files or not self.files
+
+    def documents(self, split: str, column: str | None) -> Iterator[str]:
+        """The documents of a split, blank ones left out.
+
+        Raises:
+            UsageError: unreadable, empty, malformed (file and line are named), or no such column.
+        """
+        if self.hub:
+            yield from _texts(_hub_rows(*self.hub, split), column)
+            return
+        if not self.files:
+            yield from demo_documents(split)
+            return
+        for file in self.files[split]:
+            rows = _texts(_rows(file), column)
+            first = next(rows, None)
+            if first is None:
+                raise UsageError(f"{file} holds no text")
+            yield first
+            yield from rows
+
+
+def open_source(source: str) -> Source:
+    """Find out what a `--data` value means.
+
+    Raises:
+        UsageError: no such file, no known format in a directory.
+    """
+    if source == "demo":
+        return Source(source, {})
+    path = Path(source).expanduser()
+    if path.is_file():
+        _format(path)
+        return Source(source, {"train": (path,)})
+    if path.is_dir():
+        known = sorted(p for p in path.iterdir() if p.is_file() and _is_known(p))
+        named = {s: tuple(p for p in known if p.name.split(".")[0] == s) for s in SPLITS}
+        files = {s: f for s, f in named.items() if f}
+        if "train" not in files and known and not files:
+            files = {"train": tuple(known)}
+        if "train" not in files:
+            raise UsageError(
+                f"{path} has no training text",
+                f"it should hold train.* and perhaps validation.* with one of {', '.join('.' + f for f in FORMATS)} "
+                "(or .gz of these)",
+            )
+        return Source(source, files)
+    if source.startswith((".", "/", "~")) or source.count("/") != 1:
+        raise UsageError(
+            f"no data at {source}", "give a file, a directory, a hub id like owner/name[:config], or 'demo'"
+        )
+    name, _, config = source.partition(":")
+    return Source(source, {}, (name, config or None))
+
+
+def _is_known(path: Path) -> bool:
+    return path.name.removesuffix(".gz").rsplit(".", 1)[-1] in FORMATS
+
+
+def _format(path: Path) -> str:
+    if not _is_known(path):
+        raise UsageError(f"{path} has no known format; known: {', '.join('.' + f for f in FORMATS)}, each also .gz")
+    return path.name.removesuffix(".gz").rsplit(".", 1)[-1]
+
+
+def _texts(rows: Iterator[Row], column: str | None) -> Iterator[str]:
+    chosen = column
+    for where, row in rows:
+        if chosen is None:
+            strings = [k for k, v in row.items() if isinstance(v, str)]
+            if "text" not in strings and len(strings) != 1:
+                raise UsageError(f"{where}: which column is the text? there are {', '.join(row)}", "set data.column")
+            chosen = "text" if "text" in strings else strings[0]
+        value = row.get(chosen)
+        if not isinstance(value, str):
+            found = f"holds {type(value).__name__}" if chosen in row else f"is not there; there are {', '.join(row)}"
+            raise UsageError(f"{where}: column '{chosen}' {found}", "set data.column to the column of the text")
+        if value.strip():
+            yield value
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    readers = {"txt": _txt, "jsonl": _jsonl, "csv": _csv, "parquet": _parquet}
+    try:
+        with _open(path) as file:
+            yield from readers[_format(path)](path, file)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8: {error.reason} near byte {error.start} of a chunk") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UsageError(f"{path} is not a whole gzip file: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+
+
+def _open(path: Path) -> IO[bytes]:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
+def _lines(path: Path, file: IO[bytes]) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(file, 1):
+        try:
+            yield number, line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{path}:{number} is not UTF-8 (byte {error.start} of the line)") from None
+
+
+def _txt(path: Path, file: IO[bytes]) -> Iterator[Row]:
+    for number, line in _lines(path, file):
+        yield f"{path}:{number}", {"text": line.strip()}
+
+
+def _jsonl(path: Path, file: IO[bytes]) -> Iterator[Row]:
+    for number, line in _lines(path, file):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"{path}:{number} is not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise UsageError(f"{path}:{number} must be a JSON object, got {type(row).__name__}")
+        yield f"{path}:{number}", row
+
+
+def _csv(path: Path, file: IO[bytes]) -> Iterator[Row]:
+    csv.field_size_limit(1 << 30)
+    reader = csv.DictReader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                raise UsageError(f"{path}:{reader.line_num} does not have the {len(reader.fieldnames or ())} columns")
+            yield f"{path}:{reader.line_num}", row
+    except csv.Error as error:
+        raise UsageError(f"{path}:{reader.line_num} is not CSV: {error}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: not UTF-8 after line {reader.line_num}") from None
+
+
+def _parquet(path: Path, file: IO[bytes]) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        # Parquet is read from its end, which a gzip stream can only reach by unpacking all of it.
+        table = pq.ParquetFile(io.BytesIO(file.read()) if path.suffix == ".gz" else file)
+        number = 0
+        for batch in table.iter_batches(batch_size=1024):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path}:{number}", row
+    except pa.ArrowException as error:
+        raise UsageError(f"{path} is not a whole parquet file: {error}") from None
+
+
+def _hub_splits(name: str, config: str | None) -> list[str]:
+    import datasets
+
+    try:
+        return list(datasets.get_dataset_split_names(name, config))
+    except (ConnectionError, OSError, ValueError, RuntimeError) as error:
+        raise _no_hub(name, config, error) from None
+
+
+def _hub_rows(name: str, config: str | None, split: str) -> Iterator[Row]:
+    import datasets
+
+    try:
+        stream = datasets.load_dataset(name, config, split=split, streaming=True)
+        for number, row in enumerate(stream, 1):
+            yield f"{name} {split} row {number}", row
+    except (ConnectionError, OSError, ValueError, RuntimeError) as error:
+        raise _no_hub(name, config, error) from None
+
+
+def _no_hub(name: str, config: str | None, error: Exception) -> UsageError:
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return UsageError(
+        f"data '{name}{':' + config if config else ''}' is neither a file nor a directory and cannot be had from the "
+        f"hub: {first}",
+        "offline, give --data a file or directory (.txt, .jsonl, .csv, .parquet), or try --data demo",
+    )
