@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,11 +116,17 @@ def start(device: torch.device, dtype: torch.dtype, report_to: str = "none") -> 
         accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision, log_with=trackers)
     except ValueError as error:
         raise UsageError(f"--report-to {report_to}: {error}", f"pip install {report_to}") from None
-    if trackers and not accelerator.trackers and not accelerator.log_with:
+    if trackers and not accelerator.log_with:
         raise UsageError(f"--report-to {report_to}: it is not installed", f"pip install {report_to}")
     if device.type == "cuda" and accelerator.num_processes == 1:
         torch.cuda.set_device(device)
     return accelerator
+
+
+def track(accelerator: Accelerator, folder: Path) -> None:
+    """Begin what `--report-to` asked for; what it writes to disk goes to `logs/` of the run directory."""
+    accelerator.project_configuration.logging_dir = str(folder / "logs")
+    accelerator.init_trackers("kdcli")
 
 
 def train(accelerator: Accelerator, device: torch.device, job: Job, plan: Plan, run: RunDir | None) -> Outcome:
@@ -207,7 +214,6 @@ class _Run:
             else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         )
         outcome.peak_memory_bytes = int(self._sum_over_ranks(torch.tensor([float(peak)], dtype=torch.float64))[0])
-        self.accelerator.end_training()
         return outcome
 
     def _step(self, step: int) -> dict[str, Any]:

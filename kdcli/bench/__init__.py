@@ -1,0 +1,1 @@
+"""Measuring, and what this machine can run."""

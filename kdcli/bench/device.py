@@ -1,0 +1,109 @@
+"""Which device and number format a run gets, tried and not believed.
+
+A card whose kernels a PyTorch build lacks still says that CUDA is available, and bfloat16 is "supported" by emulation.
+What is known of each generation stands in devices.toml, dated.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kdcli.errors import MachineError, UsageError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def choose_device(wanted: str) -> torch.device:
+    """`auto`, `cpu`, `cuda` or `cuda:INDEX` → a device on which a kernel has just run.
+
+    Raises:
+        UsageError: none of these.
+        MachineError: CUDA asked for and absent, no such index, or this PyTorch has no kernels for the card.
+    """
+    kind, _, index = wanted.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
+        raise UsageError(f"unknown device '{wanted}'; allowed: auto, cpu, cuda, cuda:INDEX")
+    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise MachineError(f"--device {wanted}: no CUDA device here", "use --device cpu; `kdcli doctor` shows why")
+    number = int(index or 0)
+    if number >= torch.cuda.device_count():
+        raise MachineError(f"--device {wanted}: there are only {torch.cuda.device_count()} CUDA devices")
+    _try_kernel(number)
+    return torch.device("cuda", number)
+
+
+def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """`auto`, `fp32`, `bf16` or `fp16` → dtype of matrix products.
+
+    `auto` is bfloat16 where the hardware has it, else float16 on GPUs with tensor cores, else float32.
+
+    Raises:
+        MachineError: bfloat16 or float16 asked for where it is only emulated or has no loss scaling.
+    """
+    if wanted == "auto":
+        if has_bf16(device):
+            return torch.bfloat16
+        return torch.float16 if device.type == "cuda" and _row(device).get("tensor_cores") else torch.float32
+    if wanted == "fp16" and device.type == "cpu":
+        raise MachineError("fp16 training needs a CUDA device", "on a CPU use --dtype bf16 or fp32")
+    if wanted == "bf16" and device.type == "cuda" and not has_bf16(device):
+        raise MachineError(f"{torch.cuda.get_device_name(device)} has no bf16", "use --dtype fp16 or fp32")
+    return DTYPES[wanted]
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether bfloat16 products run in hardware."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return bool(_cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+@functools.cache
+def _cpu_flags() -> frozenset[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text("utf-8")
+    except OSError:
+        return frozenset()
+    for line in text.splitlines():
+        if line.startswith(("flags", "Features")):
+            return frozenset(line.split(":", 1)[1].split())
+    return frozenset()
+
+
+@functools.cache
+def known_devices() -> list[dict[str, Any]]:
+    """The rows of devices.toml."""
+    text = (importlib.resources.files("kdcli") / "bench" / "devices.toml").read_text("utf-8")
+    rows: list[dict[str, Any]] = tomllib.loads(text)["device"]
+    return rows
+
+
+def _row(device: torch.device) -> dict[str, Any]:
+    """What is known of a card: the newest known generation not newer than it."""
+    own = torch.cuda.get_device_capability(device)
+    older = [r for r in known_devices() if tuple(map(int, r["capability"].split("."))) <= own]
+    return older[-1] if older else known_devices()[0]
+
+
+def _try_kernel(index: int) -> None:
+    device = torch.device("cuda", index)
+    major, minor = torch.cuda.get_device_capability(device)
+    built = torch.cuda.get_arch_list()
+    try:
+        torch.ones(8, device=device).sum().item()
+    except RuntimeError as error:
+        first = str(error).splitlines()[0]
+        raise MachineError(
+            f"PyTorch {torch.__version__} cannot run on {torch.cuda.get_device_name(device)} (compute capability "
+            f"{major}.{minor}; this build has {', '.join(built)}): {first}",
+            f"{_row(device)['install']}   (or --device cpu)",
+        ) from None

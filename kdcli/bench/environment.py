@@ -1,0 +1,43 @@
+"""What a measurement was taken on: enough to repeat it, nothing that names a person or a host."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "numpy")
+
+
+def environment() -> dict[str, Any]:
+    """Processor, cores, memory, GPUs, operating system and Python."""
+    return {
+        "cpu": _cpu(),
+        "physical_cores": psutil.cpu_count(logical=False) or 1,
+        "logical_cores": psutil.cpu_count() or 1,
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "os": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch_threads": torch.get_num_threads(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of kdcli and of the libraries a result depends on."""
+    from kdcli import __version__
+
+    return {"kdcli": __version__} | {name: importlib.metadata.version(name) for name in LIBRARIES}
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.machine()

@@ -1,0 +1,1 @@
+"""One file a verb; none imports another."""

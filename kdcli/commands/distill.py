@@ -1,0 +1,350 @@
+"""`kdcli distill`: teacher → [assistant →] students, every leg a run of its own.
+
+Data flow of a leg: teacher's signals, once for each batch → the loss of every student → engine → student directories
+→ latency, held-out losses, report.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from kdcli.bench.device import choose_device, choose_dtype
+from kdcli.chain import Leg, chain, default_output_dir, shapes_of
+from kdcli.data.batches import BatchPlan
+from kdcli.data.corpus import Corpus, default_cache_dir, open_corpus
+from kdcli.engine import Job, Outcome, Plan, start, track, train
+from kdcli.errors import ChildFailed, UsageError
+from kdcli.estimate import Estimate, LegEstimate, estimate_leg
+from kdcli.finish import Finished, finish
+from kdcli.losses import bind, check_settings
+from kdcli.metrics.probe import probe_demo
+from kdcli.models.capture import capture, prepare_teacher, unreached
+from kdcli.models.card import describe
+from kdcli.models.load import Loaded, load_encoder, location, save_encoder
+from kdcli.models.shape import Built, build_student
+from kdcli.processes import fan_out, joined
+from kdcli.progress import Progress
+from kdcli.recipe import DistillRecipe, Invocation, Resolved
+from kdcli.report.views import UNDISTILLED
+from kdcli.run_dir import RunDir
+from kdcli.types import Batch, ModelShape, Needs, Objective, Signals, StepLoss, real_tokens
+
+HELD_OUT = "held-out relations"
+"""Name of the quality row that holds the distillation loss on text never trained on."""
+
+PROBE_STEPS = 4
+"""Steps of a dry run: one to warm up, three to time."""
+
+
+class Student(nn.Module):
+    """An encoder, the projections of its loss, and the loss: what is trained, clipped and checkpointed together."""
+
+    def __init__(self, encoder: PreTrainedModel, objective: Objective) -> None:
+        super().__init__()
+        self.objective = objective
+        self.captured = capture(encoder, objective.student_needs)
+        self.projections = objective.projections
+
+    @property
+    def encoder(self) -> PreTrainedModel:
+        """The student itself, a stock model."""
+        return self.captured.model
+
+    def forward(self, batch: Batch, of_teacher: Signals) -> Mapping[str, Tensor]:
+        return self.objective.terms(of_teacher, self.captured(batch))
+
+
+def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished | Estimate | None:
+    """Distil, measure and report.
+
+    Returns:
+        The report of the last leg, or the estimate of a dry run; None in a process that has nothing to print.
+
+    Raises:
+        KdcliError: see `kdcli.errors`; nothing was claimed or written if the recipe, models or data cannot be used.
+    """
+    recipe = resolved.recipe
+    if recipe.teacher is None:
+        raise UsageError(
+            "no teacher given", "kdcli distill TEACHER --to LxH; TEACHER is a hub id, a directory or 'demo'"
+        )
+    if not recipe.student.to:
+        raise UsageError("no student shape given", "add --to LxH, for example --to 6x384")
+    check_settings(recipe.method, recipe.loss)
+    device = choose_device(invocation.device)
+    count = invocation.processes or (torch.cuda.device_count() if invocation.device in ("auto", "cuda") else 1)
+    if count > 1 and not joined() and not invocation.dry_run:
+        code = fan_out(invocation.arguments, count, on_cpu=device.type == "cpu")
+        if code:
+            raise ChildFailed(code)
+        return None
+    accelerator = start(device, choose_dtype(recipe.train.dtype, device), invocation.report_to)
+    device = accelerator.device if accelerator.num_processes > 1 else device
+    teacher = load_encoder(recipe.teacher, trust_remote_code=invocation.trust_remote_code)
+    shapes = shapes_of(recipe, teacher.shape)
+    taken = invocation.resume or invocation.overwrite
+    folder = invocation.output_dir or default_output_dir(recipe.teacher, teacher.shape, shapes, taken=taken)
+    folder = Path(broadcast_object_list([folder])[0])
+    legs = chain(resolved, teacher.shape, shapes, folder)
+    for leg in legs:
+        # Whatever a later leg would stumble over is found before the first one starts.
+        above = teacher.shape if leg is legs[0] else next(iter(legs[0].shapes.values()))
+        for shape in leg.shapes.values():
+            bind(recipe.method, recipe.loss, above, shape)
+    if not invocation.dry_run and accelerator.is_main_process:
+        RunDir(folder).check(resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
+    with accelerator.main_process_first():
+        corpus = open_corpus(
+            recipe.data.source,
+            teacher.tokenizer,
+            max_length=recipe.data.max_length,
+            column=recipe.data.column,
+            isolated=recipe.data.pack_isolated,
+            held_out_blocks=recipe.data.held_out_blocks,
+            cache_dir=default_cache_dir(),
+            log=Progress.say,
+        )
+    plan = _plan(recipe, corpus)
+    if invocation.dry_run:
+        return _dry_run(accelerator, device, legs, teacher, corpus, plan)
+    if accelerator.is_main_process:
+        RunDir.claim(folder, resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
+    track(accelerator, folder)
+    result: Finished | None = None
+    for leg in legs:
+        run_dir = RunDir(leg.folder)
+        if accelerator.is_main_process and leg.folder != folder:
+            # A leg before the last lives in the chain's directory and goes on whenever the chain does.
+            RunDir.claim(leg.folder, leg.resolved.to_yaml(), resume=True)
+        accelerator.wait_for_everyone()
+        if run_dir.done:
+            Progress.say(f"{leg.folder} is done already")
+            result = Finished.read(leg.folder)
+            continue
+        of_leg = teacher if leg is legs[0] else load_encoder(leg.teacher)
+        students = _students(leg, of_leg, corpus)
+        outcome = train(accelerator, device, _job(students, of_leg, accelerator, device, corpus, plan), plan, run_dir)
+        if accelerator.is_main_process:
+            for name, student in students.items():
+                save_encoder(student.encoder, of_leg.tokenizer, leg.model_folder(name))
+            final = leg is legs[-1]
+            result = _report(run_dir, leg, final, result, teacher, of_leg, students, outcome, device, invocation)
+        accelerator.wait_for_everyone()
+    accelerator.end_training()
+    return result if accelerator.is_main_process else None
+
+
+def _plan(recipe: DistillRecipe, corpus: Corpus) -> Plan:
+    settings = recipe.train
+    steps = settings.max_steps or math.ceil(settings.epochs * len(corpus.train) / settings.batch_size)
+    warmup = settings.warmup_steps if settings.warmup_steps is not None else int(settings.warmup_fraction * steps)
+    if warmup >= steps:
+        raise UsageError(
+            f"train.warmup_steps {warmup} leaves nothing of {steps} steps",
+            "lower it with --set train.warmup_steps=…, or train longer",
+        )
+    return Plan(
+        steps=steps,
+        batch_size=settings.batch_size,
+        lr=settings.lr,
+        warmup_steps=warmup,
+        weight_decay=settings.weight_decay,
+        beta2=settings.beta2,
+        clip=settings.clip,
+        seed=settings.seed,
+        micro_batch_size=settings.micro_batch_size,
+        log_every=settings.log_every,
+        eval_every=settings.eval_every,
+        checkpoint_every=settings.checkpoint_every,
+    )
+
+
+def _students(leg: Leg, teacher: Loaded, corpus: Corpus) -> dict[str, Student]:
+    """Build every student and take what its loss does not reach out of the training."""
+    recipe = leg.resolved.recipe
+    students = {}
+    for name, shape in leg.shapes.items():
+        built = _build(recipe, teacher, shape)
+        for note in built.notes:
+            Progress.say(f"{name}: {note}")
+        # The projections of a loss are random: they too are a pure function of the seed.
+        torch.manual_seed(recipe.train.seed)
+        students[name] = Student(built.model, bind(recipe.method, recipe.loss, teacher.shape, shape))
+    probe = corpus.train.batch(np.arange(1))
+    with torch.no_grad():
+        signals = capture(teacher.model, _needs(students))(probe)
+    for name, student in students.items():
+        loss = torch.stack(list(student(probe, signals).values())).sum()
+        idle = unreached(dict(student.named_parameters()), loss)
+        for parameter in idle:
+            student.get_parameter(parameter).requires_grad_(False)
+        if idle:
+            Progress.say(
+                f"{name}: no gradient reaches {len(idle)} tensors behind the last signal; they keep their initial "
+                f"values: {', '.join(sorted({_module_of(p) for p in idle}))}"
+            )
+    return students
+
+
+def _module_of(parameter: str) -> str:
+    return parameter.removeprefix("captured.model.").rsplit(".", 1)[0]
+
+
+def _build(recipe: DistillRecipe, teacher: Loaded, shape: ModelShape) -> Built:
+    settings = recipe.student
+    return build_student(
+        teacher.model,
+        shape,
+        init=settings.init,
+        layers=settings.layers,
+        dropout=settings.dropout,
+        seed=recipe.train.seed,
+    )
+
+
+def _needs(students: Mapping[str, Student]) -> Needs:
+    needs = Needs()
+    for student in students.values():
+        needs |= student.objective.teacher_needs
+    return needs
+
+
+def _job(
+    students: Mapping[str, Student],
+    teacher: Loaded,
+    accelerator: Accelerator,
+    device: torch.device,
+    corpus: Corpus,
+    plan: Plan,
+) -> Job:
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision, torch.float32)
+    listened = capture(prepare_teacher(teacher.model.to(device), dtype), _needs(students))
+    alone = len(students) == 1
+
+    def step(batch: Batch) -> StepLoss:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            signals = listened(batch)
+        terms: dict[str, Tensor] = {}
+        for name, student in students.items():
+            found = student(batch, signals)
+            terms |= dict(found) if alone else {f"{name}/{term}": value for term, value in found.items()}
+        return StepLoss(torch.stack(list(terms.values())).sum(), terms)
+
+    return Job(
+        modules=students,
+        step=step,
+        examples=corpus.train,
+        order=BatchPlan(len(corpus.train), plan.batch_size, plan.seed),
+        held_out=corpus.held_out,
+        weigh=real_tokens,
+    )
+
+
+def _report(
+    run_dir: RunDir,
+    leg: Leg,
+    final: bool,
+    earlier: Finished | None,
+    teacher: Loaded,
+    of_leg: Loaded,
+    students: Mapping[str, Student],
+    outcome: Outcome,
+    device: torch.device,
+    invocation: Invocation,
+) -> Finished:
+    """The report of a leg; that of the last one also shows the assistant."""
+    recipe = leg.resolved.recipe
+    source = location(teacher.source)
+    cards = {"teacher": describe(teacher.model, teacher.source, Path(source) if Path(source).is_dir() else None)}
+    if earlier:
+        cards |= {"assistant": earlier.report.models["assistant"].model_dump()}
+    folders = {name: leg.model_folder(name) for name in students}
+    for name, student in students.items():
+        cards[name] = describe(student.encoder, str(folders[name]), folders[name])
+    measure = recipe.measure if final else recipe.measure.model_copy(update={"latency": False})
+    quality = _held_out(run_dir, list(students))
+    if recipe.data.source == "demo":
+        quality = _demo_quality(recipe, leg, teacher, of_leg, students) | quality
+    notes = []
+    if teacher.source != of_leg.source:
+        notes.append("the held-out losses are against the assistant, which is the teacher of this leg")
+    return finish(
+        run_dir,
+        command="distill",
+        recipe=recipe.model_dump(),
+        cards=cards,
+        folders=folders,
+        measured=[("teacher", source), *((name, str(folder)) for name, folder in folders.items())],
+        measure=measure,
+        device=device,
+        trust_remote_code=invocation.trust_remote_code,
+        outcome=outcome,
+        quality=quality,
+        notes=notes,
+    )
+
+
+def _held_out(run_dir: RunDir, names: list[str]) -> dict[str, dict[str, dict[str, float]]]:
+    """The relation losses on held-out text of each student, before training and after."""
+    found = [r["held_out"] for r in run_dir.read_log() if "held_out" in r]
+    quality: dict[str, dict[str, float]] = {}
+    for name in names:
+        for label, losses in ((name + UNDISTILLED, found[0]), (name, found[-1])):
+            own = (
+                losses
+                if len(names) == 1
+                else {k.split("/", 1)[1]: v for k, v in losses.items() if k.startswith(f"{name}/")}
+            )
+            terms = {k: v for k, v in own.items() if k != "loss"}
+            quality[label] = {"loss": sum(terms.values())} | terms
+    return {HELD_OUT: quality}
+
+
+def _demo_quality(
+    recipe: DistillRecipe, leg: Leg, teacher: Loaded, of_leg: Loaded, students: Mapping[str, Student]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Linear probes of the demo tasks: the teacher, and every student before and after."""
+    fresh = load_encoder(teacher.source)
+    probes = {"teacher": probe_demo(fresh.model, fresh.tokenizer)}
+    start = load_encoder(of_leg.source)
+    for name, student in students.items():
+        before = _build(recipe, start, leg.shapes[name]).model
+        probes[name + UNDISTILLED] = probe_demo(before, start.tokenizer)
+        probes[name] = probe_demo(student.encoder, start.tokenizer)
+    tasks = next(iter(probes.values()))
+    return {task: {name: of[task] for name, of in probes.items()} for task in tasks}
+
+
+def _dry_run(
+    accelerator: Accelerator,
+    device: torch.device,
+    legs: list[Leg],
+    teacher: Loaded,
+    corpus: Corpus,
+    plan: Plan,
+) -> Estimate:
+    """Train every leg for a few steps, for what they take, and leave nothing behind.
+
+    The teacher's stand-in for a leg after an assistant is the assistant as it is before training.
+    """
+    found: list[LegEstimate] = []
+    cards = {"teacher": describe(teacher.model, teacher.source, None)}
+    for leg in legs:
+        students = _students(leg, teacher, corpus)
+        job = _job(students, teacher, accelerator, device, corpus, plan)
+        outcome = train(accelerator, device, job, replace(plan, stop_after=min(plan.steps, PROBE_STEPS)), None)
+        cards |= {name: describe(s.encoder, str(leg.model_folder(name)), None) for name, s in students.items()}
+        found.append(estimate_leg(str(leg.folder), outcome, plan, len(corpus.train)))
+        first = next(iter(students.values())).encoder
+        teacher = Loaded(first, teacher.tokenizer, next(iter(leg.shapes.values())), str(leg.folder))
+    return Estimate(cards, found)

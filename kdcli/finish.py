@@ -1,0 +1,115 @@
+"""What every training verb does at its end: describe the models, measure them, write the report, tidy up."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kdcli.bench.environment import environment, versions
+from kdcli.bench.latency import Latency, measure_latency
+from kdcli.disk import write_atomic
+from kdcli.engine import Outcome
+from kdcli.progress import Progress
+from kdcli.recipe import MeasureSettings
+from kdcli.report.build import write_report
+from kdcli.report.published import published_for
+from kdcli.report.schema import Report
+from kdcli.report.views import model_card, terminal
+from kdcli.run_dir import REPORT, RunDir
+
+TRAINING = ("steps", "tokens", "seconds", "tokens_per_second", "loss_first", "loss_last", "peak_memory_bytes")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished run: its report, and where it lies."""
+
+    report: Report
+    folder: Path
+
+    @classmethod
+    def read(cls, folder: Path) -> Finished:
+        """Read back a run that is done."""
+        return cls(Report.model_validate_json((folder / REPORT).read_text("utf-8")), folder)
+
+    def to_json(self) -> str:
+        """report.json."""
+        return self.report.to_json()
+
+    def renderables(self) -> Iterable[Any]:
+        """The table of the models, the notes, and where to look further."""
+        yield from terminal(self.report)
+        yield f"model and report in {self.folder} (report.html)"
+
+
+def finish(
+    run: RunDir,
+    *,
+    command: str,
+    recipe: Mapping[str, Any],
+    cards: Mapping[str, Mapping[str, Any]],
+    folders: Mapping[str, Path],
+    measured: Iterable[tuple[str, str]],
+    measure: MeasureSettings,
+    device: torch.device,
+    trust_remote_code: bool,
+    outcome: Outcome,
+    quality: Mapping[str, Mapping[str, Mapping[str, float]]],
+    notes: Iterable[str],
+) -> Finished:
+    """Measure latency, write the report and the model cards, drop the checkpoints.
+
+    Args:
+        run: the run directory; its log gives the curve.
+        cards: CARD by model name, teacher first.
+        folders: where each model made by this run was saved.
+        measured: (name, directory or hub id) of what latency is measured of, teacher first.
+        measure: the recipe's `measure:` section; latency is taken in float32.
+        quality: task → model → metric → value.
+        notes: sentences a reader should know.
+    """
+    latency = Latency([], {})
+    if measure.latency:
+        Progress.say("measuring latency")
+        latency = measure_latency(
+            list(measured),
+            device=device,
+            dtype=torch.float32,
+            min_runs=measure.min_runs,
+            min_seconds=measure.min_seconds,
+            trust_remote_code=trust_remote_code,
+        )
+    shapes = {f"{card['layers']}x{card['hidden']}" for name, card in cards.items() if name != "teacher"}
+    report = Report.model_validate(
+        {
+            "schema": 1,
+            "command": command,
+            "status": "done",
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "versions": versions(),
+            "environment": environment(),
+            "recipe": dict(recipe),
+            "models": {name: dict(card) for name, card in cards.items()},
+            "training": {k: v for k, v in dataclasses.asdict(outcome).items() if k in TRAINING}
+            | {"resumed_from_step": outcome.resumed_from_step},
+            "curve": [
+                {"step": r["step"], "loss": r.get("loss"), "held_out": r.get("held_out")} for r in run.read_log()
+            ],
+            "quality": {task: {m: dict(v) for m, v in of.items()} for task, of in quality.items()},
+            "latency": latency.rows,
+            "speedup": latency.speedups,
+            "published": published_for(shapes),
+            "notes": list(notes),
+        }
+    )
+    for name, folder in folders.items():
+        write_atomic(folder / "README.md", model_card(report, name))
+    write_report(run.path, report)
+    run.drop_checkpoints()
+    return Finished(report, run.path)

@@ -1,0 +1,52 @@
+"""Linear probes: how much of a task can be read, without fine-tuning, from a frozen encoder's last hidden states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from kdcli.data.demo import TASKS, Example, demo_task
+
+BATCH = 64
+Features = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def probe_demo(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, dict[str, float]]:
+    """Accuracy of a logistic regression on each demo task: task → {"accuracy": fraction of validation examples}."""
+    model.eval()
+    found = {}
+    for task in TASKS:
+        train, validation = (demo_task(task, split) for split in ("train", "validation"))
+        scaler = StandardScaler()
+        x_train = scaler.fit_transform(_features(model, tokenizer, train))
+        fitted = LogisticRegression(max_iter=2000, C=0.1).fit(x_train, [e.label for e in train])
+        x_validation = scaler.transform(_features(model, tokenizer, validation))
+        found[task] = {"accuracy": float(fitted.score(x_validation, [e.label for e in validation]))}
+    return found
+
+
+def _features(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: list[Example]) -> Features:
+    """One row an example: the mean state of its text, or of a pair |a - b| and a·b of the two means."""
+    means = [_means(model, tokenizer, [e.texts[i] for e in examples]) for i in range(len(examples[0].texts))]
+    if len(means) == 1:
+        return means[0]
+    first, second = means
+    return np.concatenate([np.abs(first - second), first * second], axis=1)
+
+
+@torch.no_grad()
+def _means(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Features:
+    """Mean over real tokens of the last hidden states, [texts, D]."""
+    device = next(model.parameters()).device
+    rows = []
+    for start in range(0, len(texts), BATCH):
+        batch = tokenizer(texts[start : start + BATCH], padding=True, truncation=True, return_tensors="pt").to(device)
+        hidden_BLD = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
+        real_BL1 = batch["attention_mask"][:, :, None].to(hidden_BLD.dtype)
+        rows.append(((hidden_BLD * real_BL1).sum(1) / real_BL1.sum(1)).float().cpu().numpy())
+    return np.concatenate(rows)

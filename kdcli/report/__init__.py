@@ -1,0 +1,1 @@
+"""One truth, report.json, and its views: terminal, Markdown, HTML, model card."""

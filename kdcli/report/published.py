@@ -1,0 +1,18 @@
+"""Published rows for the shapes of a run."""
+
+from __future__ import annotations
+
+import importlib.resources
+import tomllib
+from collections.abc import Iterable
+from typing import Any
+
+
+def published_for(shapes: Iterable[str]) -> list[dict[str, Any]]:
+    """The rows of published.toml that belong to any of the shapes (`6x384`)."""
+    text = (importlib.resources.files("kdcli") / "report" / "published.toml").read_text("utf-8")
+    wanted = set(shapes)
+    rows = [r for r in tomllib.loads(text)["row"] if wanted & set(r["shapes"])]
+    return [
+        {"row": r["row"], "source": r["source"], "values": {k: float(v) for k, v in r["values"].items()}} for r in rows
+    ]
