@@ -7,7 +7,6 @@ share is `TrainSettings` and `DataSettings`. This file imports neither torch nor
 from __future__ import annotations
 
 import importlib.resources
-import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kdcli.errors import UsageError, did_you_mean
+from kdcli.yaml_text import one_line, read_yaml
 
 
 class Section(BaseModel):
@@ -145,6 +145,8 @@ def resolve(
         *parents, last = key.split(".")
         for parent in parents:
             target = target.setdefault(parent, {})
+            if not isinstance(target, dict):
+                raise UsageError(f"'{key}' ({origin}) lies under '{parent}', which was given the value {target!r}")
         target[last] = value
         origins[key] = origin
 
@@ -184,7 +186,7 @@ def _read(recipe: str, verb: str) -> dict[str, Any]:
             f"shipped recipes: {', '.join(names)}; or give the path of a YAML file",
         )
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loaded = read_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(loaded, dict):
@@ -200,22 +202,15 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]
         if isinstance(value, dict):
             flat += _flatten(value, f"{prefix}{key}.")
         else:
-            flat.append((f"{prefix}{key}", _number(value)))
+            flat.append((f"{prefix}{key}", value))
     return flat
 
 
 def _parse_value(text: str) -> Any:
     try:
-        return _number(yaml.safe_load(text))
+        return read_yaml(text)
     except yaml.YAMLError:
         return text
-
-
-def _number(value: Any) -> Any:
-    """`5e-4` is a number to everyone but YAML 1.1, which wants `5.0e-4`."""
-    if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value):
-        return float(value)
-    return value
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
@@ -238,6 +233,9 @@ def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
     allowed = leaf_keys(model)
     if key in allowed or any(key.startswith(f"{a}.") and a == "loss" for a in allowed):
         return
+    inside = [a for a in allowed if a.startswith(f"{key}.")]
+    if inside:
+        raise UsageError(f"'{key}' ({origin}) is a section: it must hold keys", f"keys: {', '.join(inside)}")
     # The last word alone is often right and only its section wrong: `lr` for `train.lr`.
     suffixes = {a.rsplit(".", 1)[-1]: a for a in allowed}
     near = did_you_mean(key, allowed)
@@ -264,9 +262,7 @@ def _lines(tree: Mapping[str, Any], origins: Mapping[str, str], prefix: str, dep
             lines.append(f"{'  ' * depth}{key}:")
             lines += _lines(value, origins, f"{dotted}.", depth + 1)
             continue
-        text = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
-        text = text.removesuffix("...\n").strip()
-        lines.append(f"{'  ' * depth}{key}: {text}  # {origins.get(dotted, 'default')}")
+        lines.append(f"{'  ' * depth}{key}: {one_line(value)}  # {origins.get(dotted, 'default')}")
     return lines
 
 

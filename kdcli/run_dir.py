@@ -21,8 +21,10 @@ from torch import Tensor
 
 from kdcli.disk import disk_errors, write_atomic
 from kdcli.errors import UsageError
+from kdcli.yaml_text import read_yaml
 
 RECIPE, LOG, CHECKPOINTS, REPORT = "recipe.yaml", "log.jsonl", "checkpoints", "report.json"
+ABSENT = "not set"
 KEEP = 2
 """Checkpoints kept: the last, and the one before in case the last turns out damaged."""
 
@@ -51,7 +53,8 @@ class RunDir:
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"{self.path} is a file; --output-dir must be a directory")
         occupied = self.path.is_dir() and any(self.path.iterdir())
-        ours = (self.path / RECIPE).is_file()
+        # Both, for a user's own project may well hold a recipe.yaml, and `overwrite` deletes what is ours.
+        ours = (self.path / RECIPE).is_file() and (self.path / LOG).is_file()
         if occupied and resume and ours:
             self._check_same_recipe(recipe_yaml)
             return True
@@ -66,7 +69,7 @@ class RunDir:
 
     @classmethod
     def claim(cls, path: Path, recipe_yaml: str, *, resume: bool = False, overwrite: bool = False) -> RunDir:
-        """Take an output directory for one run and write its `recipe.yaml`.
+        """Take an output directory for one run: write its `recipe.yaml` and begin its `log.jsonl`.
 
         Args:
             path: an empty or missing directory, unless one of the flags is set.
@@ -85,15 +88,17 @@ class RunDir:
             if path.is_dir():
                 shutil.rmtree(path)
             path.mkdir(parents=True, exist_ok=True)
+        write_atomic(path / LOG, "")
         write_atomic(path / RECIPE, recipe_yaml)
         return run
 
     def _check_same_recipe(self, recipe_yaml: str) -> None:
-        before, now = (_bare_lines(text) for text in ((self.path / RECIPE).read_text("utf-8"), recipe_yaml))
-        if before != now:
-            differing = [f"  was {a}, is {b}" for a, b in zip(before, now, strict=False) if a != b] or ["  its length"]
+        before, now = (_leaves(text) for text in ((self.path / RECIPE).read_text("utf-8"), recipe_yaml))
+        differing = [key for key in {**before, **now} if before.get(key, ABSENT) != now.get(key, ABSENT)]
+        if differing:
+            lines = [f"  {key}: was {before.get(key, ABSENT)}, is {now.get(key, ABSENT)}" for key in differing]
             raise UsageError(
-                f"{self.path} was started with another recipe:\n" + "\n".join(differing),
+                f"{self.path} was started with another recipe:\n" + "\n".join(lines),
                 f"give the same options as before ({self.path / RECIPE}), or start anew with --overwrite",
             )
 
@@ -143,14 +148,16 @@ class RunDir:
 
     def load_checkpoint(self, warn: Callable[[str], None]) -> Checkpoint | None:
         """The newest checkpoint that is whole, or None; `warn` hears of a damaged one before the older is taken."""
-        for folder in reversed(self._checkpoints()):
+        folders = self._checkpoints()
+        for folder in reversed(folders):
+            older = "falling back to the one before" if folder != folders[0] else "none is left: starting anew"
             try:
                 state = json.loads((folder / "state.json").read_text("utf-8"))
                 if _sha256(folder / "tensors.safetensors") != state["sha256"]:
                     raise ValueError("its checksum does not match")
                 return Checkpoint(state["step"], load_file(folder / "tensors.safetensors"), state)
             except (OSError, ValueError, KeyError, SafetensorError) as error:
-                warn(f"checkpoint {folder} is damaged ({error}); falling back to the one before")
+                warn(f"checkpoint {folder} is damaged ({error}); {older}")
         return None
 
     def drop_checkpoints(self) -> None:
@@ -161,9 +168,18 @@ class RunDir:
         return sorted((self.path / CHECKPOINTS).glob("step-*"))
 
 
-def _bare_lines(recipe_yaml: str) -> list[str]:
-    """The recipe's lines without the origin comments: the same value may come from a file now and an option then."""
-    return [line.split("  # ")[0].rstrip() for line in recipe_yaml.strip().split("\n")]
+def _leaves(recipe_yaml: str) -> dict[str, str]:
+    """Dotted key → value. Comments play no part: a value may come from a file now and have been an option then."""
+
+    def walk(tree: Any, prefix: str) -> dict[str, str]:
+        if not isinstance(tree, dict):
+            return {prefix: json.dumps(tree, default=str)}
+        found: dict[str, str] = {}
+        for key, value in tree.items():
+            found |= walk(value, f"{prefix}.{key}" if prefix else str(key))
+        return found
+
+    return walk(read_yaml(recipe_yaml), "")
 
 
 def _sha256(path: Path) -> str:

@@ -29,7 +29,8 @@ library_name: transformers
 # The demo teacher of kdcli
 
 A BERT of 4 layers and width 128, trained by `python tools/make_demo.py` on a language that `kdcli/data/demo.py`
-invents. It knows nothing of any real language: it exists so that `kdcli distill demo --to 2x64` needs no network and no file.
+invents. It knows nothing of any real language: it exists so that `kdcli distill demo --to 2x64` needs no network and no
+file.
 """
 
 

@@ -30,6 +30,7 @@ from kdcli.losses import bind, check_settings
 from kdcli.metrics.probe import probe_demo
 from kdcli.models.capture import capture, prepare_teacher, unreached
 from kdcli.models.card import describe
+from kdcli.models.layout import layout_for
 from kdcli.models.load import Loaded, load_encoder, location, save_encoder
 from kdcli.models.shape import Built, build_student
 from kdcli.processes import fan_out, joined
@@ -91,6 +92,12 @@ def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished |
     accelerator = start(device, choose_dtype(recipe.train.dtype, device), invocation.report_to)
     device = accelerator.device if accelerator.num_processes > 1 else device
     teacher = load_encoder(recipe.teacher, trust_remote_code=invocation.trust_remote_code)
+    leaks = layout_for(teacher.model.config).leaks
+    if recipe.data.pack_isolated and leaks:
+        raise UsageError(
+            f"data.pack_isolated: {teacher.model.config.model_type} cannot keep documents apart: {leaks}",
+            "set data.pack_isolated=false",
+        )
     shapes = shapes_of(recipe, teacher.shape)
     taken = invocation.resume or invocation.overwrite
     folder = invocation.output_dir or default_output_dir(recipe.teacher, teacher.shape, shapes, taken=taken)

@@ -136,12 +136,15 @@ class Capture(nn.Module):
         config = self.model.config
         mask = inputs.get("attention_mask")
         if mask is not None and mask.dim() == 4:
+            if self.layout.leaks:
+                raise ValueError(f"{config.model_type} cannot keep documents apart: {self.layout.leaks}")
             if self.layout.local:
                 at = torch.arange(mask.shape[-1], device=mask.device)
                 near = (at[:, None] - at[None, :]).abs() <= config.sliding_window
                 inputs["attention_mask"] = {"full_attention": mask, "sliding_attention": mask & near}
             elif not self.layout.interface:
-                inputs["attention_mask"] = mask[:, 0].long()
+                smallest = torch.finfo(self.model.dtype).min
+                inputs["attention_mask"] = torch.zeros_like(mask, dtype=self.model.dtype).masked_fill(~mask, smallest)
         if "position_ids" in inputs and self.layout.position_offset:
             inputs["position_ids"] = inputs["position_ids"] + config.pad_token_id + 1
         return inputs

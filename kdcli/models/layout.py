@@ -35,6 +35,7 @@ class Layout:
         ffn: name of the feed-forward width in the configuration.
         position_offset: position ids start at padding index + 1 (RoBERTa and its descendants).
         local: some layers attend within a window; losses should choose a global one.
+        leaks: what else lets neighbouring documents of a block see each other, so that no mask can isolate them.
     """
 
     layers: str = "encoder.layer"
@@ -56,6 +57,7 @@ class Layout:
     ffn: str = "intermediate_size"
     position_offset: bool = False
     local: bool = False
+    leaks: str | None = None
 
     def modules(self, model: nn.Module) -> list[nn.Module]:
         """The encoder layers in the order they run; a shared one as often as it runs."""
@@ -92,8 +94,8 @@ LAYOUTS: dict[str, Layout] = {
     "camembert": _ROBERTA,
     "data2vec-text": _ROBERTA,
     "roberta-prelayernorm": _ROBERTA,
-    "esm": replace(_BERT, rotary="halves", position_offset=True),
-    "mobilebert": replace(_BERT, embeddings=("embeddings.",)),
+    "esm": replace(_BERT, rotary="halves", position_offset=True, leaks="its embeddings take a mask of tokens only"),
+    "mobilebert": replace(_BERT, leaks="its embeddings join each token with its neighbours"),
     "albert": replace(
         _BERT,
         layers="encoder.albert_layer_groups.0.albert_layers",
@@ -149,6 +151,7 @@ LAYOUTS: dict[str, Layout] = {
         fused="heads",
         bias=("attention.self.q_bias", "attention.self.v_bias"),
         other_term="disentangled position terms and their scale",
+        leaks="its embeddings take a mask of tokens only",
     ),
     "deberta-v2": replace(
         _HOOKED,
@@ -156,9 +159,10 @@ LAYOUTS: dict[str, Layout] = {
         k="attention.self.key_proj",
         v="attention.self.value_proj",
         other_term="disentangled position terms and their scale",
+        leaks="its embeddings take a mask of tokens only",
     ),
     "roformer": replace(_HOOKED, rotary="pairs", positions="encoder.embed_positions"),
-    "convbert": _HOOKED,
+    "convbert": replace(_HOOKED, leaks="its convolution runs over neighbouring tokens"),
     "megatron-bert": _HOOKED,
     "rembert": replace(_HOOKED, embeddings=("embeddings.", "encoder.embedding_hidden_mapping_in.")),
 }

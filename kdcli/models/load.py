@@ -15,12 +15,16 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from kdcli.disk import disk_errors
 from kdcli.errors import UsageError
 from kdcli.models.layout import layout_for
 from kdcli.models.shape import shape_of
 from kdcli.types import ModelShape
+
+# A bar for each of a few files read from disk says nothing and tears our own.
+transformers_logging.disable_progress_bar()
 
 DEMO = "demo"
 OPTIONAL = ("pooler.", "contact_head.", "embeddings.position_ids")

@@ -51,7 +51,7 @@ def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
     layers, hidden = int(found[1]), int(found[2])
     ffn, heads = int(found[3] or round(hidden * teacher.ffn / teacher.hidden)), int(found[4] or teacher.heads)
     if not (layers and hidden and ffn and heads):
-        raise UsageError(f"shape '{text}' has a zero in it: every number must be at least 1")
+        raise UsageError(f"shape '{text}' has a zero in it", "every number must be at least 1")
     if hidden % heads:
         below, above = hidden - hidden % heads, hidden + heads - hidden % heads
         dividing = [h for h in range(1, 65) if hidden % h == 0]

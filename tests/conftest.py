@@ -1,0 +1,40 @@
+"""What all tests share: no network, a cache of their own, a fresh accelerate state for each test."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["KDCLI_CACHE"] = tempfile.mkdtemp(prefix="kdcli-cache-")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from encoders import tiny_encoder, tiny_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate():
+    yield
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+
+
+@pytest.fixture
+def model_dir(tmp_path_factory):
+    """A tiny BERT with its tokenizer, saved as a stock model directory."""
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    tiny_encoder("bert", num_hidden_layers=4).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    """A text of a few thousand tokens of the tiny tokenizer."""
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(f"w{i % 41} w{i % 13} w{(i * 7) % 40} w{i % 5}" for i in range(3000)), "utf-8")
+    return path
