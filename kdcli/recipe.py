@@ -187,7 +187,7 @@ def _read(recipe: str, verb: str) -> dict[str, Any]:
         )
     try:
         loaded = read_yaml(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(loaded, dict):
         raise UsageError(f"{path} must hold a mapping of recipe keys, got {type(loaded).__name__}")
@@ -209,7 +209,7 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]
 def _parse_value(text: str) -> Any:
     try:
         return read_yaml(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):
         return text
 
 
@@ -229,6 +229,19 @@ def leaf_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     return keys
 
 
+ELSEWHERE = {
+    "learning_rate": "train.lr",
+    "steps": "train.max_steps",
+    "num_train_epochs": "train.epochs",
+    "per_device_train_batch_size": "train.micro_batch_size",
+    "gradient_clipping": "train.clip",
+    "max_grad_norm": "train.clip",
+    "adam_beta2": "train.beta2",
+    "max_seq_length": "data.max_length",
+}
+"""What other tools call some of our keys, only to answer with the right one."""
+
+
 def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
     allowed = leaf_keys(model)
     if key in allowed or any(key.startswith(f"{a}.") and a == "loss" for a in allowed):
@@ -237,7 +250,7 @@ def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
     if inside:
         raise UsageError(f"'{key}' ({origin}) is a section: it must hold keys", f"keys: {', '.join(inside)}")
     # The last word alone is often right and only its section wrong: `lr` for `train.lr`.
-    suffixes = {a.rsplit(".", 1)[-1]: a for a in allowed}
+    suffixes = ELSEWHERE | {a.rsplit(".", 1)[-1]: a for a in allowed}
     near = did_you_mean(key, allowed)
     if key.rsplit(".", 1)[-1] in suffixes:
         near = f"; did you mean '{suffixes[key.rsplit('.', 1)[-1]]}'?"
