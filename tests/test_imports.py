@@ -1,0 +1,182 @@
+"""Who may import whom, what the package never does, and what `kdcli --help` must not load. Read off the source."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kdcli
+
+ROOT = Path(kdcli.__file__).parent
+FILES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py"))
+
+# Unit → the units of the package it may import at all; each may import itself, except that no command imports another.
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "types": set(),
+    "progress": set(),
+    "yaml_text": set(),
+    "disk": {"errors"},
+    "processes": {"errors"},
+    "recipe": {"errors", "yaml_text"},
+    "run_dir": {"disk", "errors", "yaml_text"},
+    "engine": {"errors", "processes", "progress", "run_dir", "types"},
+    "losses": {"errors", "types"},
+    "models": {"disk", "errors", "types"},
+    "data": {"disk", "errors", "types"},
+    "bench": {"disk", "errors", "types", "kdcli"},
+    "report": {"disk", "errors", "types"},
+    "metrics": {"data", "errors", "types"},
+    "chain": {"errors", "models", "recipe", "types"},
+    "estimate": {"engine", "errors", "report", "types"},
+    "finish": {"bench", "disk", "engine", "errors", "progress", "recipe", "report", "run_dir", "types"},
+    "commands": {
+        *("bench", "chain", "data", "disk", "engine", "errors", "estimate", "finish", "losses", "metrics", "models"),
+        *("processes", "progress", "recipe", "report", "run_dir", "types"),
+    },
+    "cli": {"bench", "commands", "errors", "kdcli", "progress", "recipe"},
+    "__main__": {"cli"},
+    "kdcli": set(),
+}
+AT_HELP = {"errors", "kdcli"}
+"""What cli.py may import outside its functions."""
+
+NO_TORCH = {"errors", "recipe", "yaml_text", "disk", "processes", "progress", "cli", "__main__", "kdcli"}
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "joblib", "click"}
+FORBIDDEN_CALLS = {
+    *("eval", "exec", "torch.load", "torch.save", "yaml.load", "yaml.full_load", "yaml.unsafe_load"),
+    *("os.system", "numpy.load", "np.load"),
+}
+
+
+def unit_of(path: str) -> str:
+    """`models/load.py` → `models`, `engine.py` → `engine`, `__init__.py` → `kdcli`."""
+    if path == "__init__.py":
+        return "kdcli"
+    return path.split("/")[0].removesuffix(".py")
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Dotted names of all imports below a node."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide who imports whom"
+            module = str(node.module)
+            yield from (f"{module}.{alias.name}" if module == "kdcli" else module for alias in node.names)
+
+
+def imported_units(tree: ast.AST) -> set[str]:
+    parts = [name.split(".") for name in imports(tree)]
+    units = {p[1] if len(p) > 1 else "kdcli" for p in parts if p[0] == "kdcli"}
+    return {"kdcli" if unit == "__version__" else unit for unit in units}
+
+
+def wrong_imports(path: str, source: str) -> list[str]:
+    """What a file of the package imports and may not."""
+    unit, tree = unit_of(path), ast.parse(source)
+    found = sorted(imported_units(tree) - ALLOWED[unit] - {unit})
+    if unit == "commands":
+        found += sorted({n for n in imports(tree) if n.startswith("kdcli.commands")})
+    if unit in NO_TORCH:
+        found += sorted({n for n in imports(tree) if n.split(".")[0] in ("torch", "transformers")})
+    if unit == "cli":
+        top = ast.Module([n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)], [])
+        found += sorted(imported_units(top) - AT_HELP)
+    return found
+
+
+def wrong_calls(source: str) -> list[str]:
+    """Modules and calls that can run what a file brings."""
+    tree = ast.parse(source)
+    called = [ast.unparse(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    modules = {name.split(".")[0] for name in imports(tree)} & FORBIDDEN_MODULES
+    return sorted(modules | (set(called) & FORBIDDEN_CALLS))
+
+
+def backward_calls(source: str) -> int:
+    calls = [n.func for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Call)]
+    return sum(isinstance(f, ast.Attribute) and f.attr == "backward" for f in calls)
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_imports_go_downwards_only(path):
+    assert wrong_imports(path, (ROOT / path).read_text("utf-8")) == []
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_nothing_that_a_file_brings_is_run(path):
+    assert wrong_calls((ROOT / path).read_text("utf-8")) == []
+
+
+def test_gradients_are_taken_in_one_place():
+    assert {p: n for p in FILES if (n := backward_calls((ROOT / p).read_text("utf-8")))} == {"engine.py": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "found"),
+    [
+        ("models/load.py", "from kdcli.recipe import resolve", ["recipe"]),
+        ("models/load.py", "def f():\n    import kdcli.engine", ["engine"]),
+        ("losses/minilm.py", "from kdcli import models", ["models"]),
+        ("recipe.py", "import torch.nn", ["torch.nn"]),
+        ("commands/prune.py", "from kdcli.commands import distill", ["kdcli.commands"]),
+        ("cli.py", "from kdcli.recipe import resolve", ["recipe"]),
+        ("cli.py", "def f():\n    from kdcli.recipe import resolve", []),
+        ("engine.py", "from kdcli.types import Batch\nimport torch", []),
+    ],
+)
+def test_the_rule_finds_what_it_should(path, source, found):
+    assert wrong_imports(path, source) == found
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import pickle", ["pickle"]),
+        ("from dill import loads", ["dill"]),
+        ("torch.load(path)", ["torch.load"]),
+        ("yaml.load(text, Loader=x)", ["yaml.load"]),
+        ("eval('1')", ["eval"]),
+        ("model.eval()\nload_file(path)", []),
+    ],
+)
+def test_the_ban_finds_what_it_should(source, found):
+    assert wrong_calls(source) == found
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The heavy ones among the modules that a fresh interpreter has loaded after a statement."""
+    code = f"import sys\n{statement}\nprint('\\n' + ' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split()) & {
+        *("torch", "transformers", "pydantic", "numpy", "yaml", "datasets", "accelerate", "matplotlib"),
+    }
+
+
+HELP = "from kdcli.cli import main\nsys.argv = ['kdcli', *{}]\ntry:\n    main()\nexcept SystemExit:\n    pass"
+
+
+def test_help_loads_nothing_heavy():
+    assert loaded_by(HELP.format(["--help"])) == set()
+
+
+@pytest.mark.parametrize("arguments", [["distill", "--help"], ["recipes", "--help"], ["--version"]])
+def test_help_of_a_verb_loads_nothing_heavy(arguments):
+    # Typer itself reads the values of options with pydantic.
+    assert loaded_by(HELP.format(arguments)) <= {"pydantic"}
+
+
+def test_recipes_are_listed_without_torch():
+    assert not loaded_by(HELP.format(["recipes", "ls"])) & {"torch", "transformers", "numpy"}
+
+
+@pytest.mark.parametrize("module", ["recipe", "errors", "disk", "processes"])
+def test_module_loads_no_torch(module):
+    assert not loaded_by(f"import kdcli.{module}") & {"torch", "transformers", "numpy"}

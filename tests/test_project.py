@@ -1,0 +1,185 @@
+"""What surrounds the code: the map in the README, the pinned versions, links, and words that do not belong here."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import kdcli
+from kdcli.errors import KdcliError
+from kdcli.models.layout import LAYOUTS
+from kdcli.recipe import DistillRecipe
+from kdcli.yaml_text import read_yaml
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "kdcli"
+TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".jinja", ".sh", ".json", ""}
+
+# Written in pieces, so that this file does not hold what it looks for.
+FOREIGN = re.compile(
+    "|".join(
+        [
+            r"(?<![\w.])/wo" + r"rk/",
+            r"\.\./sha" + "red",
+            r"/opt/" + "pypi",
+            r"\biss" + r"ue #?\d",
+            r"(?<!scope=\")\bsess" + r"ion\b",
+            r"/root" + "/",
+        ]
+    ),
+    re.IGNORECASE,
+)
+
+
+def tracked() -> list[Path]:
+    """Files of the repository, or every file where there is no git."""
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    names = done.stdout.splitlines() if done.returncode == 0 else []
+    return [p for n in names if (p := ROOT / n).is_file()]
+
+
+def map_of_readme() -> dict[str, str]:
+    """Path → its line in the README's map of kdcli/; the tree is drawn by two spaces a level."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    block = re.search(r"```\n(kdcli/\n.*?)```", readme, re.DOTALL)
+    assert block
+    found, open_folders = {}, []
+    for line in block[1].splitlines():
+        name, _, said = line.strip().partition(" ")
+        depth = (len(line) - len(line.lstrip())) // 2
+        open_folders[depth:] = [name]
+        found["".join(open_folders)] = said.strip()
+    return {path: said for path, said in found.items() if path.startswith("kdcli/") and path != "kdcli/"}
+
+
+def test_the_map_names_every_file_and_folder_and_no_other():
+    there = set()
+    for path in PACKAGE.rglob("*"):
+        name = path.relative_to(ROOT).as_posix()
+        inside = name.startswith(("kdcli/recipes/", "kdcli/data/demo_teacher/"))
+        empty = path.is_dir() and not any(path.iterdir())
+        if empty or "__pycache__" in name or inside or (path.name == "__init__.py" and path.parent != PACKAGE):
+            continue
+        there.add(f"{name}/" if path.is_dir() else name)
+    assert set(map_of_readme()) == there
+
+
+def test_every_file_of_the_map_is_described():
+    bare = [p for p, said in map_of_readme().items() if not said and not p.endswith(("/", ".jinja"))]
+    assert bare == []
+
+
+def test_the_readme_begins_with_the_two_commands():
+    head = (ROOT / "README.md").read_text("utf-8").split("## ")[0]
+    assert re.search(r"make demo\b.*\n.*make test\b", head)
+    assert f"{len(LAYOUTS)} model types" in (ROOT / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "kdcli/recipes/README.md"])
+def test_links_lead_to_files_that_exist(name):
+    text = (ROOT / name).read_text("utf-8")
+    targets = [t.split("#")[0] for t in re.findall(r"\]\(([^)]+)\)", text) if "://" not in t]
+    assert [t for t in targets if t and not (ROOT / name).parent.joinpath(t).exists()] == []
+
+
+def test_versions_are_pinned_and_free_of_local_builds():
+    lines = [s for s in (ROOT / "constraints.txt").read_text("utf-8").splitlines() if s and not s.startswith("#")]
+    assert "torch==2.13.0" in lines
+    assert [s for s in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[\w.]+", s)] == []
+
+
+def test_every_direct_dependency_is_pinned():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    names = {re.split(r"[\[<>=!]", w)[0].lower() for w in wanted} - {"kdcli"}
+    pinned = {s.split("==")[0].lower().replace("_", "-") for s in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert names <= pinned
+
+
+def test_the_package_data_covers_every_file_that_is_not_code():
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["package-data"]["kdcli"]
+    covered = {p for pattern in data for p in PACKAGE.glob(pattern)}
+    files = {p for p in PACKAGE.rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")}
+    assert files <= covered
+
+
+def test_what_ci_runs_is_what_a_developer_runs():
+    assert "make test" in (ROOT / ".ci" / "run").read_text("utf-8")
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))
+    assert any(step.get("run") == ".ci/run" for step in workflow["jobs"]["test"]["steps"])
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+
+
+def test_the_licence_is_apache_and_names_nobody():
+    text = (ROOT / "LICENSE").read_text("utf-8")
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+    assert re.findall(r"^\s*Copyright (?!\[yyyy\])\S*\d{4}.*$", text, re.MULTILINE) == []
+
+
+def test_the_changelog_has_a_place_for_what_comes():
+    assert "## Unreleased" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert re.fullmatch(r"\d+\.\d+\.\d+", kdcli.__version__)
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="only in a checkout are the project's own files known")
+def test_no_word_of_where_it_was_written():
+    found = []
+    for path in tracked():
+        if path.suffix in TEXT and path.name != "tokenizer.json":
+            for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+                if FOREIGN.search(line):
+                    found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "line", ["cd /wo" + "rk/main", "../sha" + "red/data", "see iss" + "ue 12", "in this sess" + "ion"]
+)
+def test_the_search_for_such_words_finds_them(line):
+    assert FOREIGN.search(line)
+
+
+def test_the_documentation_lists_every_model_type():
+    text = (ROOT / "docs" / "add-a-model-type.md").read_text("utf-8")
+    listed = re.search(r"names those that do:\n\n(.*?)\.\n\n", text, re.DOTALL)
+    assert listed
+    assert re.split(r",\s+", listed[1]) == sorted(LAYOUTS)
+
+
+def test_every_page_is_reached_from_the_navigation():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+    reached = set(re.findall(r"[\w/-]+\.md", json.dumps(site["nav"])))
+    assert {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")} == reached
+
+
+def test_the_recipe_in_the_documentation_holds_every_key_with_its_default():
+    text = (ROOT / "docs" / "distill.md").read_text("utf-8")
+    shown = re.search(r"## Recipe keys\n\n```yaml\n(.*?)```", text, re.DOTALL)
+    assert shown
+    tree = read_yaml(shown[1])
+    tree["teacher"], tree["student"]["to"] = None, []
+    assert tree == DistillRecipe().model_dump()
+
+
+def test_every_option_is_documented():
+    done = subprocess.run(
+        [sys.executable, "-m", "kdcli", "distill", "--help"], capture_output=True, text=True, check=True
+    )
+    options = set(re.findall(r"--[a-z-]+", done.stdout)) - {"--help"}
+    text = (ROOT / "docs" / "distill.md").read_text("utf-8")
+    assert options
+    assert {o for o in options if f"`{o}" not in text and f"{o}`" not in text} == set()
+
+
+def test_every_exit_code_is_documented():
+    text = (ROOT / "docs" / "errors.md").read_text("utf-8")
+    codes = {int(c) for c in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
+    assert codes == {0} | {e.exit_code for e in [KdcliError, *KdcliError.__subclasses__()]}
