@@ -13,6 +13,11 @@ from safetensors import SafetensorError
 from kdcli.errors import MachineError
 
 
+def cache_dir() -> Path:
+    """Where kdcli keeps what it can make again: `$KDCLI_CACHE`, else `~/.cache/kdcli`."""
+    return Path(os.environ.get("KDCLI_CACHE") or Path.home() / ".cache" / "kdcli")
+
+
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
     """Turn a full or unwritable disk into a `MachineError` that names the file."""

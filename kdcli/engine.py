@@ -181,14 +181,14 @@ class _Run:
             torch.cuda.reset_peak_memory_stats()
         with stop_requests() as stop, progress:
             if done == 0:
-                self._log({"step": 0, **self._evaluation()})
+                self._log({"step": 0, **self._evaluation(0)})
             for step in range(done + 1, last + 1):
                 step_began = time.perf_counter()
                 record = self._step(step)
                 self.outcome.step_seconds.append(time.perf_counter() - step_began)
                 evaluate = step % plan.eval_every == 0 or step == last
                 if evaluate:
-                    record |= self._evaluation()
+                    record |= self._evaluation(step)
                 self.outcome.seconds = record["seconds"] = time.perf_counter() - began
                 progress.update(step, record)
                 if evaluate or step % plan.log_every == 0 or step == 1:
@@ -310,30 +310,40 @@ class _Run:
             )
         return norms
 
-    def _evaluation(self) -> dict[str, Any]:
+    def _evaluation(self, step: int) -> dict[str, Any]:
         """The held-out loss and its terms, a mean over everything held out; empty when there is nothing."""
         examples = self.job.held_out
         if examples is None or len(examples) == 0:
             return {}
         began = time.perf_counter()
         self._set_mode(training=False)
+        while (found := self._held_out(examples)) is None:
+            self._halve(step)
+        parts = gather_object([found])
+        total = sum(weight for _, weight in parts)
+        names = next(of_one for of_one, _ in parts if of_one)
+        self.outcome.evaluation_seconds = time.perf_counter() - began
+        return {"held_out": {name: sum(sums.get(name, 0.0) for sums, _ in parts) / total for name in names}}
+
+    def _held_out(self, examples: Examples) -> tuple[dict[str, float], float] | None:
+        """This rank's weighted sums and their weight; None when some rank ran out of memory."""
         mine = np.arange(len(examples))[self.accelerator.process_index :: self.accelerator.num_processes]
         sums: dict[str, float] = {}
-        weight = 0.0
-        with torch.no_grad():
-            for start_at in range(0, len(mine), self.micro):
-                batch = examples.batch(mine[start_at : start_at + self.micro])
-                with self.accelerator.autocast():
+        weight, out_of_memory = 0.0, False
+        try:
+            for begin in range(0, len(mine), self.micro):
+                batch = examples.batch(mine[begin : begin + self.micro])
+                with torch.no_grad(), self.accelerator.autocast():
                     loss = self.job.step(self._to_device(batch))
                 share = self.job.weigh(batch)
                 weight += share
                 for name, value in ({"loss": loss.total} | dict(loss.terms)).items():
                     sums[name] = sums.get(name, 0.0) + float(value) * share
-        parts = gather_object([(sums, weight)])
-        total = sum(w for _, w in parts)
-        self.outcome.evaluation_seconds = time.perf_counter() - began
-        names = next(of_one for of_one, _ in parts if of_one)
-        return {"held_out": {name: sum(s.get(name, 0.0) for s, _ in parts) / total for name in names}}
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+            out_of_memory = True
+        return None if self._any_rank(out_of_memory) else (sums, weight)
 
     def _restore(self) -> int:
         """Load the newest whole checkpoint if the directory has one; return the step it was taken after."""

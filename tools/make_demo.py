@@ -18,7 +18,7 @@ from tokenizers import BertWordPieceTokenizer
 from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, get_linear_schedule_with_warmup
 
 from kdcli.data.batches import BatchPlan
-from kdcli.data.corpus import default_cache_dir, open_corpus
+from kdcli.data.corpus import open_corpus
 from kdcli.data.demo import demo_documents
 
 LENGTH, BATCH, SEED = 64, 64, 0
@@ -76,7 +76,6 @@ def train(model: BertForMaskedLM, tokenizer: BertTokenizerFast, steps: int) -> N
         column=None,
         isolated=False,
         held_out_blocks=256,
-        cache_dir=default_cache_dir(),
         log=print,
     )
     order = BatchPlan(len(corpus.train), BATCH, SEED)

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from kdcli.bench.device import choose_device, choose_dtype
 from kdcli.chain import Leg, chain, default_output_dir, shapes_of
 from kdcli.data.batches import BatchPlan
-from kdcli.data.corpus import Corpus, default_cache_dir, open_corpus
+from kdcli.data.corpus import Corpus, open_corpus
 from kdcli.engine import Job, Outcome, Plan, start, track, train
 from kdcli.errors import ChildFailed, UsageError
 from kdcli.estimate import Estimate, LegEstimate, estimate_leg
@@ -83,13 +83,14 @@ def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished |
         raise UsageError("no student shape given", "add --to LxH, for example --to 6x384")
     check_settings(recipe.method, recipe.loss)
     device = choose_device(invocation.device)
+    dtype = choose_dtype(recipe.train.dtype, device)
     count = invocation.processes or (torch.cuda.device_count() if invocation.device in ("auto", "cuda") else 1)
     if count > 1 and not joined() and not invocation.dry_run:
         code = fan_out(invocation.arguments, count, on_cpu=device.type == "cpu")
         if code:
             raise ChildFailed(code)
         return None
-    accelerator = start(device, choose_dtype(recipe.train.dtype, device), invocation.report_to)
+    accelerator = start(device, dtype, invocation.report_to)
     device = accelerator.device if accelerator.num_processes > 1 else device
     teacher = load_encoder(recipe.teacher, trust_remote_code=invocation.trust_remote_code)
     leaks = layout_for(teacher.model.config).leaks
@@ -118,7 +119,6 @@ def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished |
             column=recipe.data.column,
             isolated=recipe.data.pack_isolated,
             held_out_blocks=recipe.data.held_out_blocks,
-            cache_dir=default_cache_dir(),
             log=Progress.say,
         )
     plan = _plan(recipe, corpus)

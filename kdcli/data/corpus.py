@@ -21,7 +21,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.files import Source, open_source
-from kdcli.disk import disk_errors
+from kdcli.disk import cache_dir, disk_errors
 from kdcli.errors import UsageError
 from kdcli.types import Batch
 
@@ -74,11 +74,6 @@ class Corpus:
     held_out: Blocks
 
 
-def default_cache_dir() -> Path:
-    """`$KDCLI_CACHE`, else `~/.cache/kdcli`."""
-    return Path(os.environ.get("KDCLI_CACHE") or Path.home() / ".cache" / "kdcli")
-
-
 def open_corpus(
     source: str,
     tokenizer: PreTrainedTokenizerBase,
@@ -87,7 +82,6 @@ def open_corpus(
     column: str | None,
     isolated: bool,
     held_out_blocks: int,
-    cache_dir: Path,
     log: Callable[[str], None],
 ) -> Corpus:
     """Tokenise a source, or find it tokenised, and cut it into blocks.
@@ -99,7 +93,6 @@ def open_corpus(
         isolated: documents in one block do not attend to each other.
         held_out_blocks: at most so many; from the validation split where there is one, else the last blocks (at most
             a tenth) of the training text.
-        cache_dir: where tokenised text is kept.
         log: told what takes long.
 
     Raises:
@@ -111,7 +104,7 @@ def open_corpus(
     sep_id = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
     if cls_id is None or sep_id is None:
         raise UsageError("the tokenizer has neither [CLS]/[SEP] nor begin and end tokens to frame a block with")
-    folder = _tokenised(opened, tokenizer, int(sep_id), column, cache_dir, log)
+    folder = _tokenised(opened, tokenizer, int(sep_id), column, log)
     dtype = np.dtype(json.loads((folder / "meta.json").read_text("utf-8"))["dtype"])
 
     def blocks(split: str) -> Blocks:
@@ -148,13 +141,12 @@ def _tokenised(
     tokenizer: PreTrainedTokenizerBase,
     sep_id: int,
     column: str | None,
-    cache_dir: Path,
     log: Callable[[str], None],
 ) -> Path:
     """The cache directory of a source under a tokenizer; made aside and renamed when it is whole."""
     words = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else json.dumps(tokenizer.get_vocab())
     key = json.dumps([FORMAT, source.identity, hashlib.sha256(words.encode()).hexdigest(), column, sep_id])
-    folder = cache_dir / "corpora" / hashlib.sha256(key.encode()).hexdigest()[:24]
+    folder = cache_dir() / "corpora" / hashlib.sha256(key.encode()).hexdigest()[:24]
     if (folder / "meta.json").is_file():
         return folder
     dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)

@@ -3,7 +3,8 @@
 Content words are invented (syllables), function words are English. Every document has a topic and a mood; its nouns,
 verbs and adjectives are drawn from theirs, a document's hero returns by name or as a pronoun, verbs agree in number.
 What a word means is thus its company, which is what an encoder can learn from text. In the tasks the examples to fit on
-and the examples to judge by share no content word, so that only an encoder that learnt the company of words does well.
+and the examples to judge by share no content word, so that only an encoder that learnt the company of words does well;
+two of the tasks need it to see words in their places, which no bag of words can.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-import itertools
 import random
 import sys
 from collections.abc import Iterator
@@ -19,7 +19,9 @@ from dataclasses import dataclass
 
 TOPICS, MOODS = 6, 2
 DOCUMENTS = {"train": 24_000, "validation": 1_200}
-TASKS = ("demo-topic", "demo-mood", "demo-pair")
+TASKS = ("demo-topic", "demo-order", "demo-coherence")
+TO_FIT = {"demo-topic": 40}
+EXAMPLES = 1000
 _ONSETS = [*"bdfgklmnprstvz", "br", "dr", "gr", "kl", "pl", "st", "tr", "sh"]
 _VOWELS = [*"aeiou", "ai", "ou"]
 _CODAS = ["", "", *"lmnrsk"]
@@ -27,9 +29,9 @@ _CODAS = ["", "", *"lmnrsk"]
 
 @dataclass(frozen=True)
 class Example:
-    """One example of a demo task: one or two texts and a label."""
+    """One example of a demo task."""
 
-    texts: tuple[str, ...]
+    text: str
     label: int
 
 
@@ -74,26 +76,32 @@ def demo_documents(split: str) -> Iterator[str]:
 
 
 def demo_task(name: str, split: str) -> list[Example]:
-    """Examples of a demo task: 600 to fit on (`train`), 600 to judge by (`validation`), with no content word in common.
+    """Examples of a demo task to fit on (`train`) or to judge by (`validation`), with no content word in common.
 
-    `demo-topic` asks for one of four topics of a sentence, `demo-mood` for its mood, `demo-pair` whether two sentences
-    are of one topic.
+    `demo-topic` asks for one of six topics of a sentence, from 40 examples; `demo-order` whether two neighbouring words
+    were swapped; `demo-coherence` whether the second of two sentences is of another topic than the first.
     """
     if name not in TASKS:
         raise ValueError(f"no demo task '{name}'; there are {', '.join(TASKS)}")
     rng = random.Random(f"{name} {split}")
     half = {"train": 0, "validation": 1}[split]
-    examples = []
-    for _ in range(600):
-        topic, mood = rng.randrange(4), rng.randrange(MOODS)
-        first = _sentence(rng, topic, mood, half)
-        if name == "demo-pair":
-            same = rng.randrange(2)
-            other = topic if same else (topic + rng.randrange(1, 4)) % 4
-            examples.append(Example((first, _sentence(rng, other, rng.randrange(MOODS), half)), same))
-        else:
-            examples.append(Example((first,), topic if name == "demo-topic" else mood))
-    return examples
+    return [_example(name, rng, half) for _ in range(TO_FIT.get(name, EXAMPLES) if half == 0 else EXAMPLES)]
+
+
+def _example(task: str, rng: random.Random, half: int) -> Example:
+    topic, label = rng.randrange(TOPICS), rng.randrange(2)
+    first = _sentence(rng, topic, rng.randrange(MOODS), half)
+    if task == "demo-topic":
+        return Example(first, topic)
+    if task == "demo-coherence":
+        other = (topic + label * rng.randrange(1, TOPICS)) % TOPICS
+        return Example(f"{first} {_sentence(rng, other, rng.randrange(MOODS), half)}", label)
+    words = first.split()
+    if label:
+        places = [i for i in range(len(words) - 2) if words[i] != words[i + 1]]
+        i = rng.choice(places)
+        words[i], words[i + 1] = words[i + 1], words[i]
+    return Example(" ".join(words), label)
 
 
 def demo_identity() -> str:
@@ -137,9 +145,3 @@ def _sentence(rng: random.Random, topic: int, mood: int, half: int | None, hero:
         f"they say that {one} {be} {adjective} and {verb}{s} {place} .",
     )
     return rng.choice(forms if half is None else forms[2:])
-
-
-def all_words() -> list[str]:
-    """Every content word, for the tokenizer of the demo."""
-    lexicon = _lexicon()
-    return list(itertools.chain(*lexicon.nouns, *lexicon.verbs, *lexicon.moods, lexicon.places))

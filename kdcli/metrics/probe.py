@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kdcli.data.demo import TASKS, Example, demo_task
+from kdcli.data.demo import TASKS, demo_task
 
 BATCH = 64
 Features = np.ndarray[Any, np.dtype[np.float32]]
@@ -23,20 +23,11 @@ def probe_demo(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> di
     for task in TASKS:
         train, validation = (demo_task(task, split) for split in ("train", "validation"))
         scaler = StandardScaler()
-        x_train = scaler.fit_transform(_features(model, tokenizer, train))
+        x_train = scaler.fit_transform(_means(model, tokenizer, [e.text for e in train]))
         fitted = LogisticRegression(max_iter=2000, C=0.1).fit(x_train, [e.label for e in train])
-        x_validation = scaler.transform(_features(model, tokenizer, validation))
+        x_validation = scaler.transform(_means(model, tokenizer, [e.text for e in validation]))
         found[task] = {"accuracy": float(fitted.score(x_validation, [e.label for e in validation]))}
     return found
-
-
-def _features(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: list[Example]) -> Features:
-    """One row an example: the mean state of its text, or of a pair |a - b| and a·b of the two means."""
-    means = [_means(model, tokenizer, [e.texts[i] for e in examples]) for i in range(len(examples[0].texts))]
-    if len(means) == 1:
-        return means[0]
-    first, second = means
-    return np.concatenate([np.abs(first - second), first * second], axis=1)
 
 
 @torch.no_grad()
