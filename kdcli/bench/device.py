@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib.resources
 import json
+import re
 import statistics
 import time
 import tomllib
@@ -18,8 +19,8 @@ from typing import Any
 
 import torch
 
-from kdcli.disk import cache_dir, write_atomic
-from kdcli.errors import MachineError, UsageError
+from kdcli.disk import cache_dir, disk_errors, write_atomic
+from kdcli.errors import MachineError, UsageError, did_you_mean
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -31,8 +32,8 @@ def choose_device(wanted: str) -> torch.device:
         UsageError: none of these.
         MachineError: CUDA asked for and absent, no such index, or this PyTorch has no kernels for the card.
     """
-    kind, _, index = wanted.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
+    kind, colon, index = wanted.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (colon and (kind != "cuda" or not index.isdecimal())):
         raise UsageError(f"unknown device '{wanted}'; allowed: auto, cpu, cuda, cuda:INDEX")
     if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
@@ -40,7 +41,8 @@ def choose_device(wanted: str) -> torch.device:
         raise MachineError(f"--device {wanted}: no CUDA device here", "use --device cpu; `kdcli doctor` shows why")
     number = int(index or 0)
     if number >= torch.cuda.device_count():
-        raise MachineError(f"--device {wanted}: there are only {torch.cuda.device_count()} CUDA devices")
+        last = torch.cuda.device_count() - 1
+        raise MachineError(f"--device {wanted}: the last CUDA device here is cuda:{last}", "count from cuda:0")
     _try_kernel(number)
     return torch.device("cuda", number)
 
@@ -53,8 +55,11 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
     cores, else float32.
 
     Raises:
+        UsageError: none of these.
         MachineError: bfloat16 or float16 asked for where it is only emulated or has no loss scaling.
     """
+    if wanted not in ("auto", *DTYPES):
+        raise UsageError(f"unknown dtype '{wanted}'; allowed: auto, {', '.join(DTYPES)}{did_you_mean(wanted, DTYPES)}")
     if wanted == "auto":
         if has_bf16(device) and (device.type == "cuda" or _cpu_bf16_pays()):
             return torch.bfloat16
@@ -83,7 +88,8 @@ def _cpu_bf16_pays() -> bool:
     if remembered.is_file():
         return bool(json.loads(remembered.read_text("utf-8"))["pays"])
     ratio = cpu_bf16_speed()
-    remembered.parent.mkdir(parents=True, exist_ok=True)
+    with disk_errors(remembered):
+        remembered.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(remembered, json.dumps({"bf16_over_fp32": ratio, "pays": ratio > 1.1}))
     return ratio > 1.1
 
@@ -134,6 +140,7 @@ def _row(device: torch.device) -> dict[str, Any]:
 
 
 def _try_kernel(index: int) -> None:
+    """Run one small kernel; what to do when it fails depends on whether this PyTorch was built for the card."""
     device = torch.device("cuda", index)
     major, minor = torch.cuda.get_device_capability(device)
     built = torch.cuda.get_arch_list()
@@ -144,5 +151,16 @@ def _try_kernel(index: int) -> None:
         raise MachineError(
             f"PyTorch {torch.__version__} cannot run on {torch.cuda.get_device_name(device)} (compute capability "
             f"{major}.{minor}; this build has {', '.join(built)}): {first}",
-            f"{_row(device)['install']}   (or --device cpu)",
+            "the card or its driver refuses; see what nvidia-smi says, or use --device cpu"
+            if _has_kernels(built, major, minor)
+            else f"{_row(device)['install']}   (or --device cpu)",
         ) from None
+
+
+def _has_kernels(built: list[str], major: int, minor: int) -> bool:
+    """Whether a build has machine code of the card's generation, or portable code (`compute_`) of an older one."""
+    for kind, number in (arch.split("_", 1) for arch in built):
+        of_major, of_minor = divmod(int(re.sub(r"\D", "", number)), 10)
+        if (of_major == major and of_minor <= minor) or (kind == "compute" and (of_major, of_minor) <= (major, minor)):
+            return True
+    return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,14 @@ def environment() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "os": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "torch_threads": torch.get_num_threads(),
+        "latency_threads": latency_threads(),
     }
+
+
+def latency_threads() -> int:
+    """Threads latency is measured with: the physical cores this process may use, whatever a launcher set."""
+    cores = psutil.cpu_count(logical=False) or 1
+    return min(cores, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else cores
 
 
 def versions() -> dict[str, str]:

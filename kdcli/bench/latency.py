@@ -7,6 +7,7 @@ turns the drift hits all alike. A speed-up is the median of the ratios within ea
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from kdcli.bench.environment import latency_threads
 from kdcli.errors import MachineError
 
 CELLS = ((1, 128), (8, 128))
@@ -44,33 +46,34 @@ def measure_latency(
     Args:
         models: (name, directory or hub id); the first is the baseline of every speed-up.
         device, dtype: where and in what the forward pass runs.
-        min_runs, min_seconds: every cell goes on until both are reached for each model.
+        min_runs, min_seconds: every cell goes on until each model ran so often and all together ran so long.
         cells: (batch size, tokens).
         trust_remote_code: passed on to loading.
 
     Raises:
-        MachineError: the worker died; its last line is given.
+        MachineError: the worker died; its last line, or the signal that ended it, is given.
     """
     request = {
         "models": list(models),
         "device": str(device),
         "dtype": str(dtype).removeprefix("torch."),
         "cells": list(cells),
+        "threads": latency_threads(),
         "min_runs": min_runs,
         "min_seconds": min_seconds,
         "trust_remote_code": trust_remote_code,
     }
     done = subprocess.run(
-        [sys.executable, "-m", "kdcli.bench.worker"],
+        # -P: a file called, say, types.py in the user's directory must not stand in for a module.
+        [sys.executable, "-P", "-m", "kdcli.bench.worker"],
         input=json.dumps(request),
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise MachineError(
-            f"the latency worker ended with {done.returncode}: {last}", "--set measure.latency=false skips it"
-        )
+        how = f"was ended by {signal.Signals(-done.returncode).name}" if done.returncode < 0 else "failed"
+        last = (done.stderr.strip().splitlines() or ["it left no message"])[-1]
+        raise MachineError(f"the latency worker {how}: {last}", "--set measure.latency=false skips it")
     answer = json.loads(done.stdout.strip().splitlines()[-1])
     return Latency(answer["rows"], answer["speedups"])

@@ -1,0 +1,131 @@
+"""Latency: what is asserted is how it is measured, never how long it took."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from encoders import tiny_config, tiny_encoder
+
+from kdcli.bench import latency as latency_file
+from kdcli.bench import worker
+from kdcli.bench.environment import environment, latency_threads, versions
+from kdcli.bench.latency import measure_latency
+from kdcli.bench.worker import full_length_ids, interleaved
+from kdcli.errors import MachineError
+from kdcli.report.schema import LatencyRow, Speedup
+
+CPU = torch.device("cpu")
+FEW = {"device": CPU, "dtype": torch.float32, "min_runs": 12, "min_seconds": 0.01}
+
+
+@pytest.fixture
+def two_models(tmp_path):
+    torch.manual_seed(0)
+    for name, layers in (("teacher", 3), ("student", 1)):
+        tiny_encoder("bert", num_hidden_layers=layers).save_pretrained(tmp_path / name)
+    return [(name, str(tmp_path / name)) for name in ("teacher", "student")]
+
+
+@pytest.mark.slow
+def test_two_models_in_one_real_worker(two_models, tmp_path, monkeypatch):
+    # Where the user stands must not matter, nor what threads a launcher allowed.
+    (tmp_path / "types.py").write_text("raise SystemExit('a file of the user was imported')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    found = measure_latency(two_models, cells=((1, 16), (2, 8)), **FEW)
+    rows = [LatencyRow.model_validate(row) for row in found.rows]
+    assert [(r.model, r.batch_size, r.seq_len) for r in rows] == [
+        ("teacher", 1, 16),
+        ("student", 1, 16),
+        ("teacher", 2, 8),
+        ("student", 2, 8),
+    ]
+    for row in rows:
+        assert row.n >= 12
+        assert 0 < row.p50_ms <= row.p90_ms <= row.p95_ms
+        expected = "ok" if row.iqr_over_p50 <= 0.10 else "noisy" if row.iqr_over_p50 <= 0.25 else "unstable"
+        assert row.status == expected
+        assert (row.backend, row.device, row.dtype, row.padding) == ("torch", "cpu", "float32", "full")
+    assert rows[0].n == rows[1].n, "runs are paired"
+    speedups = {key: Speedup.model_validate(value) for key, value in found.speedups.items()}
+    assert list(speedups) == ["student_vs_teacher", "student_vs_teacher@2x8"]
+    assert all(0 < s.low <= s.median <= s.high for s in speedups.values())
+
+
+def test_worker_that_fails_says_why(tmp_path):
+    with pytest.raises(MachineError, match=r"the latency worker failed: .*nowhere") as caught:
+        measure_latency([("teacher", str(tmp_path / "nowhere"))], **FEW)
+    assert caught.value.exit_code == 3
+    assert "measure.latency=false" in str(caught.value.hint)
+
+
+def test_worker_that_is_killed_says_by_what(monkeypatch):
+    killed = subprocess.CompletedProcess([], -9, stdout="", stderr="")
+    monkeypatch.setattr(latency_file.subprocess, "run", lambda *a, **k: killed)
+    with pytest.raises(MachineError, match="was ended by SIGKILL: it left no message"):
+        measure_latency([("teacher", "x")], **FEW)
+
+
+def test_models_take_turns_in_changing_order(monkeypatch):
+    monkeypatch.setattr(worker, "WARM_SECONDS", 0.0)
+    ran: list[str] = []
+    calls = {name: (lambda name=name: ran.append(name)) for name in ("a", "b", "c")}
+    times = interleaved(calls, CPU, min_runs=60, min_seconds=0.0)
+    warm, measured = ran[:30], ran[30:]
+    assert Counter(warm) == {"a": 10, "b": 10, "c": 10}
+    rounds = [tuple(measured[i : i + 3]) for i in range(0, len(measured), 3)]
+    assert len(rounds) == 60
+    assert {len(taken) for taken in times.values()} == {60}
+    assert all(set(r) == {"a", "b", "c"} for r in rounds), "each round holds every model once"
+    assert len(set(rounds)) == 6, "all orders occur"
+
+
+def test_a_cell_lasts_as_long_as_asked(monkeypatch):
+    monkeypatch.setattr(worker, "WARM_SECONDS", 0.0)
+    clock = iter(range(10**6))
+    monkeypatch.setattr(worker.time, "perf_counter", lambda: float(next(clock)))
+    times = interleaved({"a": lambda: None, "b": lambda: None}, CPU, min_runs=2, min_seconds=50.0)
+    # A fake second passes at every look: two at each run, so four a round, and one before each round after the second.
+    assert len(times["a"]) == len(times["b"]) == 11
+
+
+def test_speedup_is_the_median_of_paired_ratios():
+    # The machine slows down threefold half-way: the ratio of each pair stays.
+    slow = [2.0, 2.0, 6.0, 6.0, 6.0]
+    assert worker._speedup(slow, [1.0, 1.0, 3.0, 3.0, 3.0]) == {"median": 2.0, "low": 2.0, "high": 2.0}
+    assert worker._speedup(slow, [1.0, 0.5, 3.0, 3.0, 1.0]) == {"median": 2.0, "low": 2.0, "high": 4.0}
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "modernbert", "esm"])
+def test_inputs_hold_no_special_token(model_type):
+    words = 33 if model_type == "esm" else 64
+    config = tiny_config(model_type, vocab_size=words, mask_token_id=words - 1, pad_token_id=words // 2)
+    ids = full_length_ids(config, 4, 200)
+    assert ids.shape == (4, 200)
+    assert torch.equal(ids, full_length_ids(config, 4, 200))
+    present = set(ids.flatten().tolist())
+    assert len(present) > 10
+    assert not present & {0, 1, 2, 3, 4, words // 2, words - 1}
+
+
+def test_environment_is_complete_and_names_nobody(monkeypatch):
+    found = environment()
+    assert found["memory_bytes"] > 10**8
+    assert 1 <= found["latency_threads"] <= found["physical_cores"] <= found["logical_cores"]
+    text = json.dumps(found)
+    names = [json.dumps(str(Path.home())), str(Path.cwd())]
+    assert not [name for name in names if name in text]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: f"card {i}")
+    assert environment()["gpus"] == ["card 0", "card 1"]
+    assert set(versions()) >= {"kdcli", "torch", "transformers"}
+
+
+def test_latency_keeps_to_the_cores_it_may_use(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {3}, raising=False)
+    assert latency_threads() == 1
