@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from kdcli import __version__
-from kdcli.errors import Interrupted, KdcliError, UsageError
+from kdcli.errors import Interrupted, KdcliError, MachineError, UsageError
 
 
 class Verbs(TyperGroup):
@@ -26,7 +26,10 @@ class Verbs(TyperGroup):
             error = caught
         from rich.console import Console
 
-        if error.message:
+        from kdcli.processes import is_main
+
+        # What is wrong with the input every process finds; what is wrong with a machine, perhaps only one of them.
+        if error.message and (is_main() or isinstance(error, MachineError)):
             shown = Console(stderr=True, highlight=False, soft_wrap=True)
             shown.print(f"error: {error.message}", style="red", markup=False)
             if error.hint:

@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.table import Table
 
-from kdcli.engine import Outcome, Plan
 from kdcli.report.views import count, duration, megabytes
+from kdcli.types import Outcome, Plan
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import torch
 from kdcli.bench.environment import environment, versions
 from kdcli.bench.latency import Latency, measure_latency
 from kdcli.disk import write_atomic
-from kdcli.engine import Outcome
 from kdcli.progress import Progress
 from kdcli.recipe import MeasureSettings
 from kdcli.report.build import write_report
@@ -22,6 +21,7 @@ from kdcli.report.published import published_for
 from kdcli.report.schema import Report
 from kdcli.report.views import model_card, terminal
 from kdcli.run_dir import REPORT, RunDir
+from kdcli.types import Outcome
 
 TRAINING = ("steps", "tokens", "seconds", "tokens_per_second", "loss_first", "loss_last", "peak_memory_bytes")
 

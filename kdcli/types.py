@@ -119,3 +119,66 @@ def real_tokens(batch: Batch) -> float:
     if mask is None:
         return float(batch["input_ids"].numel())
     return float((mask if mask.dim() == 2 else mask.any(-1)).sum())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to train. `batch_size` is global; `micro_batch_size` None lets the machine decide; `stop_after` cuts the
+    run short without changing its schedule (the probe of a dry run)."""
+
+    steps: int
+    batch_size: int
+    lr: float
+    warmup_steps: int
+    weight_decay: float = 0.01
+    beta2: float = 0.999
+    clip: float = 1.0
+    seed: int = 0
+    micro_batch_size: int | None = None
+    log_every: int = 10
+    eval_every: int = 250
+    checkpoint_every: int = 500
+    stop_after: int | None = None
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of a step (1 … steps): linear warm-up to `lr`, then linear decay that would reach 0 after the
+        last step, so that no step is spent at rate 0."""
+        if step <= self.warmup_steps:
+            return self.lr * step / self.warmup_steps
+        return self.lr * (self.steps - step + 1) / (self.steps - self.warmup_steps)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train.
+
+    Attributes:
+        modules: trained, clipped and checkpointed apart from each other, so that several trained together move as each
+            would alone; only parameters that require a gradient are handed to the optimiser.
+        step: batch on the device → loss, a mean over whatever `weigh` counts. Also called for the held-out loss, with
+            the modules in eval mode and without gradients.
+        weigh: how much a batch counts in the mean over the global batch: its real tokens, its rows …
+    """
+
+    modules: Mapping[str, nn.Module]
+    step: Callable[[Batch], StepLoss]
+    examples: Examples
+    order: Order
+    held_out: Examples | None
+    weigh: Callable[[Batch], float]
+
+
+@dataclass
+class Outcome:
+    """What became of a run; `held_out` is the last evaluation, `seconds` counts earlier legs of a resumed run too."""
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    tokens_per_second: float = 0.0
+    loss_first: float | None = None
+    loss_last: float | None = None
+    peak_memory_bytes: int = 0
+    resumed_from_step: int | None = None
+    step_seconds: list[float] = field(default_factory=list)
+    evaluation_seconds: float = 0.0

@@ -27,7 +27,8 @@ def model_dir(tmp_path_factory):
     """A tiny BERT with its tokenizer, saved as a stock model directory."""
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
-    tiny_encoder("bert", num_hidden_layers=4).save_pretrained(folder)
+    # Wide weights: the attention of a fresh model is uniform, and there would be nothing to learn.
+    tiny_encoder("bert", num_hidden_layers=4, initializer_range=0.3).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
 

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from kdcli.data.batches import BatchPlan
-from kdcli.engine import Job, Plan, start, train
+from kdcli.engine import start, train
 from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
 from kdcli.run_dir import RunDir
-from kdcli.types import StepLoss, real_tokens
+from kdcli.types import Job, Plan, StepLoss, real_tokens
 
 CPU = torch.device("cpu")
 

@@ -22,7 +22,7 @@ from kdcli.bench.device import choose_device, choose_dtype
 from kdcli.chain import Leg, chain, default_output_dir, shapes_of
 from kdcli.data.batches import BatchPlan
 from kdcli.data.corpus import Corpus, open_corpus
-from kdcli.engine import Job, Outcome, Plan, start, track, train
+from kdcli.engine import start, track, train
 from kdcli.errors import ChildFailed, UsageError
 from kdcli.estimate import Estimate, LegEstimate, estimate_leg
 from kdcli.finish import Finished, finish
@@ -38,7 +38,7 @@ from kdcli.progress import Progress
 from kdcli.recipe import DistillRecipe, Invocation, Resolved
 from kdcli.report.views import UNDISTILLED
 from kdcli.run_dir import RunDir
-from kdcli.types import Batch, ModelShape, Needs, Objective, Signals, StepLoss, real_tokens
+from kdcli.types import Batch, Job, ModelShape, Needs, Objective, Outcome, Plan, Signals, StepLoss, real_tokens
 
 HELD_OUT = "held-out relations"
 """Name of the quality row that holds the distillation loss on text never trained on."""
@@ -281,10 +281,13 @@ def _report(
     measure = recipe.measure if final else recipe.measure.model_copy(update={"latency": False})
     quality = _held_out(run_dir, list(students))
     if recipe.data.source == "demo":
-        quality = _demo_quality(recipe, leg, teacher, of_leg, students) | quality
+        quality = _demo_quality(recipe, leg, teacher, students) | quality
     notes = []
     if teacher.source != of_leg.source:
-        notes.append("the held-out losses are against the assistant, which is the teacher of this leg")
+        notes.append(
+            "the held-out losses are against the assistant, from which the student also started; everything else "
+            "compares with a student copied from the teacher itself"
+        )
     return finish(
         run_dir,
         command="distill",
@@ -318,16 +321,15 @@ def _held_out(run_dir: RunDir, names: list[str]) -> dict[str, dict[str, dict[str
 
 
 def _demo_quality(
-    recipe: DistillRecipe, leg: Leg, teacher: Loaded, of_leg: Loaded, students: Mapping[str, Student]
+    recipe: DistillRecipe, leg: Leg, teacher: Loaded, students: Mapping[str, Student]
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Linear probes of the demo tasks: the teacher, and every student before and after."""
+    """Linear probes of the demo tasks: the teacher, every student, and what copying the teacher alone would give."""
     fresh = load_encoder(teacher.source)
     probes = {"teacher": probe_demo(fresh.model, fresh.tokenizer)}
-    start = load_encoder(of_leg.source)
     for name, student in students.items():
-        before = _build(recipe, start, leg.shapes[name]).model
-        probes[name + UNDISTILLED] = probe_demo(before, start.tokenizer)
-        probes[name] = probe_demo(student.encoder, start.tokenizer)
+        copied = _build(recipe, fresh, leg.shapes[name]).model
+        probes[name] = probe_demo(student.encoder, fresh.tokenizer)
+        probes[name + UNDISTILLED] = probe_demo(copied, fresh.tokenizer)
     tasks = next(iter(probes.values()))
     return {task: {name: of[task] for name, of in probes.items()} for task in tasks}
 

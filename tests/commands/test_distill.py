@@ -1,0 +1,334 @@
+"""`kdcli distill` from end to end on tiny models: what it leaves, what it repeats, what it refuses."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoTokenizer
+from typer.testing import CliRunner
+
+from kdcli.cli import app
+from kdcli.report.schema import Report
+
+QUICK = [
+    *("--max-steps", "6", "--batch-size", "8", "--dtype", "fp32", "--set", "data.max_length=16"),
+    *("--set", "train.warmup_fraction=0.2", "--set", "train.eval_every=3", "--set", "train.log_every=1"),
+    *("--set", "train.checkpoint_every=2", "--set", "data.held_out_blocks=8", "--set", "measure.latency=false"),
+]
+
+
+def kdcli(*arguments):
+    return CliRunner().invoke(app, ["distill", *map(str, arguments)])
+
+
+def process(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "kdcli", "distill", *map(str, arguments)],
+        # Sums are only repeated to the bit by as many threads.
+        env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def log_of(folder):
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+@pytest.fixture
+def given(model_dir, text_file):
+    return [model_dir, "--data", text_file, *QUICK]
+
+
+def test_what_a_run_leaves(given, tmp_path):
+    out = tmp_path / "out"
+    result = kdcli(
+        *given,
+        "--to",
+        "2x32",
+        "-o",
+        out,
+        "--set",
+        "measure.latency=true",
+        "--set",
+        "measure.min_seconds=0.1",
+        "--set",
+        "measure.min_runs=5",
+    )
+    assert result.exit_code == 0, result.output
+    names = {p.name for p in out.iterdir()}
+    assert names == {
+        *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", "recipe.yaml"),
+        *("report.json", "report.md", "report.html", "latency.csv", "log.jsonl"),
+    }
+    student = AutoModel.from_pretrained(out)
+    assert (student.config.num_hidden_layers, student.config.hidden_size) == (2, 32)
+    assert "kd_capture" not in (out / "config.json").read_text()
+    assert AutoTokenizer.from_pretrained(out)("w1 w2")["input_ids"]
+    report = Report.model_validate_json((out / "report.json").read_text())
+    raw = json.loads((out / "report.json").read_text())
+    assert list(raw)[:4] == ["schema", "command", "status", "created"]
+    assert report.training.steps == 6
+    assert report.training.tokens == 6 * 8 * 16
+    losses = report.quality["held-out relations"]
+    assert losses["student"]["loss"] < losses["student undistilled"]["loss"]
+    assert [(r.model, r.batch_size) for r in report.latency] == [(m, b) for b in (1, 8) for m in ("teacher", "student")]
+    assert set(report.speedup) == {"student_vs_teacher", "student_vs_teacher@8x128"}
+    assert report.models["student"].params_total == sum(p.numel() for p in student.parameters())
+    assert "teacher" in result.stdout
+    assert "2x32" in result.stdout
+
+
+def test_unreached_weights_keep_their_values_and_are_named(given, model_dir, tmp_path):
+    result = kdcli(*given, "--to", "2x32", "-o", tmp_path / "out")
+    before, after = load_file(model_dir / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(after["encoder.layer.1.output.dense.weight"], before["encoder.layer.3.output.dense.weight"])
+    assert not torch.equal(
+        after["encoder.layer.1.attention.self.query.weight"], before["encoder.layer.3.attention.self.query.weight"]
+    )
+    assert "no gradient reaches" in re.sub(r"\s+", " ", result.stderr)
+    assert "encoder.layer.1.output.dense" in result.stderr
+
+
+def test_several_students_of_one_teacher_pass_are_what_each_is_alone(given, tmp_path):
+    plain = [*given, "--set", "student.dropout=0.0"]
+    assert kdcli(*plain, "--to", "2x32", "--to", "3x16:64@4", "-o", tmp_path / "both").exit_code == 0
+    assert kdcli(*plain, "--to", "3x16:64@4", "-o", tmp_path / "alone").exit_code == 0
+    both, alone = (load_file(p / "model.safetensors") for p in (tmp_path / "both" / "3x16_64@4", tmp_path / "alone"))
+    assert all(torch.equal(both[k], alone[k]) for k in alone)
+    report = Report.model_validate_json((tmp_path / "both" / "report.json").read_text())
+    assert list(report.models) == ["teacher", "2x32", "3x16:64@4"]
+    assert AutoModel.from_pretrained(tmp_path / "both" / "2x32").config.num_hidden_layers == 2
+
+
+def test_the_assistant_is_a_run_of_its_own_and_never_repeated(given, tmp_path):
+    out = tmp_path / "out"
+    result = kdcli(*given, "--to", "2x16", "-o", out)
+    assert result.exit_code == 0, result.output
+    assistant = out / "assistant-4x16"
+    assert AutoModel.from_pretrained(assistant).config.num_hidden_layers == 4
+    report = Report.model_validate_json((out / "report.json").read_text())
+    assert list(report.models) == ["teacher", "assistant", "student"]
+    # As if the machine had failed in the second leg.
+    first = (assistant / "model.safetensors").stat().st_mtime_ns
+    before = load_file(out / "model.safetensors")
+    for name in ("report.json", "model.safetensors"):
+        (out / name).unlink()
+    again = kdcli(*given, "--to", "2x16", "-o", out, "--resume")
+    assert again.exit_code == 0, again.output
+    assert "assistant-4x16 is done already" in again.stderr.replace("\n", "")
+    assert (assistant / "model.safetensors").stat().st_mtime_ns == first
+    after = load_file(out / "model.safetensors")
+    assert all(torch.equal(before[k], after[k]) for k in before)
+
+
+@pytest.mark.parametrize(("choice", "expected"), [("none", None), ("3x16", "assistant-3x16")])
+def test_the_assistant_can_be_chosen(given, tmp_path, choice, expected):
+    assert kdcli(*given, "--to", "2x16", "--assistant", choice, "-o", tmp_path / "out").exit_code == 0
+    assert [p.name for p in (tmp_path / "out").glob("assistant*")] == ([expected] if expected else [])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [["loss.value=none"], ["loss.value=mse"], ["loss.layers=uniform"], ["loss.hidden=relation"], ["loss.hidden=mse"]],
+)
+def test_ablations_of_minilm_train(given, tmp_path, settings):
+    chosen = [part for s in settings for part in ("--set", s)]
+    assert kdcli(*given, "--to", "3x16", *chosen, "-o", tmp_path / "out").exit_code == 0
+    log = log_of(tmp_path / "out")
+    assert log[-1]["held_out"]["loss"] < log[0]["held_out"]["loss"]
+
+
+def test_minilmv2_bridges_other_head_counts(given, tmp_path):
+    chosen = ["--method", "minilmv2", "--set", "loss.relation_heads=8", "--to", "3x16@2"]
+    assert kdcli(*given, *chosen, "-o", tmp_path / "out").exit_code == 0
+    assert set(log_of(tmp_path / "out")[-1]["terms"]) == {"query", "key", "value"}
+
+
+def test_isolated_packing_trains(given, tmp_path):
+    assert kdcli(*given, "--to", "2x32", "--set", "data.pack_isolated=true", "-o", tmp_path / "out").exit_code == 0
+
+
+def test_a_dry_run_says_what_it_costs_and_leaves_nothing(given, tmp_path):
+    result = kdcli(*given, "--to", "2x32", "-o", tmp_path / "out", "--dry-run", "--json", "--max-steps", "500")
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert said["legs"][0]["steps"] == 500
+    assert said["legs"][0]["seconds"] > 0
+    assert said["models"]["student"]["params_total"] < said["models"]["teacher"]["params_total"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_json_is_the_report_and_nothing_else_on_stdout(given, tmp_path):
+    result = kdcli(*given, "--to", "2x32", "-o", tmp_path / "out", "--json", "-q")
+    assert json.loads(result.stdout) == json.loads((tmp_path / "out" / "report.json").read_text())
+    assert result.stderr == ""
+
+
+def test_resuming_a_finished_run_prints_its_report_again(given, tmp_path):
+    kdcli(*given, "--to", "2x32", "-o", tmp_path / "out")
+    before = (tmp_path / "out" / "report.json").stat().st_mtime_ns
+    assert kdcli(*given, "--to", "2x32", "-o", tmp_path / "out", "--resume").exit_code == 0
+    assert (tmp_path / "out" / "report.json").stat().st_mtime_ns == before
+
+
+def test_without_an_output_directory_a_free_one_is_numbered(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert kdcli(*given, "--to", "2x32").exit_code == 0
+    made = sorted(p.name for p in (tmp_path / "runs").iterdir())
+    assert len(made) == 2
+    assert made[1] == made[0] + "-2"
+
+
+def wrong(given, tmp_path, *arguments):
+    result = kdcli(*given, "-o", tmp_path / "out", *arguments)
+    assert not (tmp_path / "out").exists()
+    assert "Traceback" not in result.output
+    return result
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--to", "banana"], 2, "not a shape"),
+        (["--to", "2x30"], 2, "4 heads do not divide"),
+        (["--to", "9x32"], 2, "larger than its teacher"),
+        (["--to", "2x32", "--to", "2x32"], 2, "twice"),
+        (["--to", "2x32", "--to", "2x16"], 2, "different teacher assistants"),
+        (["--to", "2x32", "--method", "minlm"], 2, "did you mean 'minilm'"),
+        (["--to", "2x32@2"], 2, "minilmv2"),
+        (["--to", "2x32", "--set", "train.lrr=1"], 2, "did you mean 'train.lr'"),
+        (["--to", "2x32", "--set", "loss.vlaue=mse"], 2, "did you mean 'value'"),
+        (["--to", "2x32", "--set", "train.lr=high"], 2, "train.lr"),
+        (["--to", "2x32", "--set", "train.warmup_steps=6"], 2, "leaves nothing of 6 steps"),
+        (["--to", "2x32", "--method", "minilmv2", "--set", "loss.relation_heads=7"], 2, "do not divide"),
+        (["--to", "2x32", "--data", "/nowhere.txt"], 2, "no data at"),
+        (["--to", "2x32", "--device", "tpu"], 2, "unknown device"),
+        (["--to", "2x32", "--report-to", "carrier-pigeon"], 2, "carrier-pigeon"),
+        (["--to", "2x32", "--recipe", "no-such"], 2, "no recipe"),
+        ([], 2, "no student shape"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(given, tmp_path, arguments, code, said):
+    result = wrong(given, tmp_path, *arguments)
+    assert result.exit_code == code
+    assert said in re.sub(r"\s+", " ", result.stderr)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_where_there_is_none(given, tmp_path):
+    result = wrong(given, tmp_path, "--to", "2x32", "--device", "cuda")
+    assert result.exit_code == 3
+    assert "no CUDA device" in result.stderr
+
+
+def test_an_occupied_directory_is_refused(given, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("x")
+    result = kdcli(*given, "--to", "2x32", "-o", tmp_path / "out", "--overwrite")
+    assert (result.exit_code, [p.name for p in (tmp_path / "out").iterdir()]) == (2, ["mine.txt"])
+
+
+def test_resume_with_another_recipe_names_the_difference(given, tmp_path):
+    kdcli(*given, "--to", "2x32", "-o", tmp_path / "out")
+    result = kdcli(*given, "--to", "2x32", "-o", tmp_path / "out", "--resume", "--lr", "0.01")
+    assert result.exit_code == 2
+    assert "train.lr" in result.stderr
+
+
+def test_a_full_disk_while_saving_leaves_no_half_model(given, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full)
+    result = kdcli(*given, "--to", "2x32", "-o", tmp_path / "out")
+    assert result.exit_code == 3
+    assert "the disk is full" in result.stderr
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+    assert not (tmp_path / "out" / "config.json").exists()
+    monkeypatch.undo()
+    assert kdcli(*given, "--to", "2x32", "-o", tmp_path / "out", "--resume").exit_code == 0
+
+
+@pytest.mark.slow
+def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
+    long = [*given, "--to", "2x32", "--max-steps", "60"]
+    assert kdcli(*long, "-o", tmp_path / "a").exit_code == 0
+    killed = process(*long, "-o", tmp_path / "b")
+    cut = int.from_bytes(os.urandom(1)) % 40 + 3
+    while killed.poll() is None:
+        lines = (tmp_path / "b" / "log.jsonl").read_text().count("\n") if (tmp_path / "b" / "log.jsonl").exists() else 0
+        if lines > cut:
+            killed.kill()
+            break
+        time.sleep(0.01)
+    killed.communicate()
+    assert not (tmp_path / "b" / "report.json").exists()
+    assert kdcli(*long, "-o", tmp_path / "b", "--resume").exit_code == 0
+    a, b = (load_file(tmp_path / side / "model.safetensors") for side in "ab")
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    assert log_of(tmp_path / "a") == log_of(tmp_path / "b")
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_with_the_same_global_batch(given, tmp_path):
+    plain = [*given, "--to", "2x32", "--set", "student.dropout=0.0", "--device", "cpu"]
+    assert kdcli(*plain, "-o", tmp_path / "one").exit_code == 0
+    two = process(*plain, "-o", tmp_path / "two", "--processes", "2")
+    stdout, stderr = two.communicate(timeout=240)
+    assert two.returncode == 0, stderr
+    assert stdout.count("model and report in") == 1
+    for one, other in zip(log_of(tmp_path / "one"), log_of(tmp_path / "two"), strict=True):
+        assert one.get("tokens") == other.get("tokens")
+        assert set(one) == set(other)
+        for key in set(one) - {"step", "tokens"}:
+            assert one[key] == pytest.approx(other[key], rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_an_error_in_several_processes_keeps_its_exit_code(given, tmp_path):
+    two = process(*given, "--to", "banana", "-o", tmp_path / "out", "--processes", "2", "--device", "cpu")
+    _, stderr = two.communicate(timeout=120)
+    assert two.returncode == 2
+    assert "Traceback" not in stderr
+    assert stderr.count("not a shape") == 1
+
+
+@pytest.mark.slow
+def test_an_environment_with_only_transformers_reloads_the_student(given, tmp_path):
+    assert kdcli(*given, "--to", "2x32", "-o", tmp_path / "out").exit_code == 0
+    # Far from this checkout, and with kdcli made unimportable.
+    program = (
+        "import sys; sys.modules['kdcli'] = None\n"
+        "from transformers import AutoModel, AutoTokenizer\n"
+        f"t = AutoTokenizer.from_pretrained({str(tmp_path / 'out')!r})\n"
+        f"m = AutoModel.from_pretrained({str(tmp_path / 'out')!r})\n"
+        "print(m(**t('w1 w2', return_tensors='pt')).last_hidden_state.shape)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd="/", capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "torch.Size([1, 2, 32])"
+
+
+@pytest.mark.slow
+def test_the_embedded_default(tmp_path):
+    shutil.rmtree(tmp_path / "demo", ignore_errors=True)
+    result = kdcli(
+        "demo", "--to", "2x64", "-o", tmp_path / "demo", "--max-steps", "40", "--set", "measure.min_seconds=0.2"
+    )
+    assert result.exit_code == 0, result.output
+    report = Report.model_validate_json((tmp_path / "demo" / "report.json").read_text())
+    assert set(report.quality) == {"demo-topic", "demo-order", "demo-coherence", "held-out relations"}
+    assert report.models["student"].bytes < report.models["teacher"].bytes
