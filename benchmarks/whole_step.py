@@ -1,0 +1,208 @@
+"""A whole distillation step, teacher 12x768 -> student 6x384, batch 16 x 128, three ways in one run.
+
+    python benchmarks/whole_step.py [--rounds 5] [--textbrewer]
+
+* kdcli: what the command runs. The teacher stops at its last q, k, v; matrix products in the dtype `--dtype auto` picks
+  (and in the other one); the blocked relation loss.
+* plain: the teacher's full forward in float32 with `output_attentions=True`, plain formulas for both relations.
+* TextBrewer (`pip install textbrewer`, a peer, needed only here): its GeneralDistiller with both relations
+  as custom matches, its own loop and its own way to hand tensors over.
+
+Prints ratios of tokens/s (medians of interleaved rounds), the model FLOP/s of the step over the machine's own
+matrix-product rate, and what two students of one teacher pass cost beside two runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+from transformers import BertConfig, BertModel
+
+from kdcli.bench.device import choose_dtype
+from kdcli.losses import bind
+from kdcli.models.capture import capture, prepare_teacher
+from kdcli.models.card import multiply_adds
+from kdcli.models.shape import build_student, parse_shape, shape_of
+from kdcli.types import Needs
+
+BATCH, LENGTH = 16, 128
+CPU = torch.device("cpu")
+
+
+def teacher_and_student(shape: str = "6x384") -> tuple[BertModel, BertModel]:
+    torch.manual_seed(0)
+    teacher = BertModel(BertConfig(), add_pooling_layer=False)
+    student = build_student(teacher, parse_shape(shape, shape_of(teacher.config))).model
+    return teacher.eval(), student.train()
+
+
+def optimizer_of(*students: BertModel) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for s in students for p in s.parameters()], lr=1e-4, fused=True)
+
+
+def kdcli_step(shapes: list[str], dtype: torch.dtype):
+    teacher, _ = teacher_and_student()
+    students = [teacher_and_student(s)[1] for s in shapes]
+    objectives = [bind("minilm", {}, shape_of(teacher.config), shape_of(s.config)) for s in students]
+    needs = Needs()
+    for objective in objectives:
+        needs |= objective.teacher_needs
+    hear_teacher = capture(prepare_teacher(teacher, dtype), needs)
+    hear = [capture(s, o.student_needs) for s, o in zip(students, objectives, strict=True)]
+    optimizer = optimizer_of(*students)
+
+    def step(ids_BL: torch.Tensor) -> None:
+        with torch.no_grad():
+            signals = hear_teacher({"input_ids": ids_BL})
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            loss = sum(
+                sum(o.terms(signals, h({"input_ids": ids_BL})).values()) for o, h in zip(objectives, hear, strict=True)
+            )
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_([p for s in students for p in s.parameters()], 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def plain_relation(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x @ y.transpose(-1, -2) / x.shape[-1] ** 0.5).softmax(-1)
+
+
+def plain_kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    return (p * (p.clamp_min(1e-12).log() - q.clamp_min(1e-12).log())).sum(-1).mean()
+
+
+def with_values(model: BertModel):
+    """The usual way: eager attention for its probabilities, a hook for the last layer's values."""
+    model.set_attn_implementation("eager")
+    kept = {}
+    heads = model.config.num_attention_heads
+
+    def keep(module, args, output):
+        kept["v"] = output.view(*output.shape[:2], heads, -1).transpose(1, 2)
+
+    model.encoder.layer[-1].attention.self.value.register_forward_hook(keep)
+
+    def run(ids_BL: torch.Tensor):
+        return model(input_ids=ids_BL, output_attentions=True).attentions[-1], kept["v"]
+
+    return run
+
+
+def plain_step():
+    teacher, student = teacher_and_student()
+    run_teacher, run_student = with_values(teacher), with_values(student)
+    optimizer = optimizer_of(student)
+
+    def step(ids_BL: torch.Tensor) -> None:
+        with torch.no_grad():
+            a_t, v_t = run_teacher(ids_BL)
+        a_s, v_s = run_student(ids_BL)
+        loss = plain_kl(a_t, a_s) + plain_kl(plain_relation(v_t, v_t), plain_relation(v_s, v_s))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def textbrewer_step():
+    from textbrewer import DistillationConfig, GeneralDistiller, TrainingConfig
+    from textbrewer.presets import MATCH_LOSS_MAP
+
+    teacher, student = teacher_and_student()
+    run_teacher, run_student = with_values(teacher), with_values(student)
+    MATCH_LOSS_MAP["relation_kl"] = lambda s, t, mask=None: plain_kl(t, s)
+    matches = [
+        {"layer_T": 0, "layer_S": 0, "feature": feature, "loss": "relation_kl", "weight": 1}
+        for feature in ("attention", "hidden")
+    ]
+    optimizer = optimizer_of(student)
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self, model, run):
+            super().__init__()
+            self.model, self.run = model, run
+
+        def forward(self, input_ids):
+            a, v = self.run(input_ids)
+            return {"attention": [a], "hidden": [plain_relation(v, v)], "attention_mask": None}
+
+    distiller = GeneralDistiller(
+        train_config=TrainingConfig(device="cpu", output_dir="/tmp/textbrewer", log_dir=None, ckpt_steps=10**9),
+        distill_config=DistillationConfig(kd_loss_weight=0, intermediate_matches=matches),
+        model_T=Wrapped(teacher, run_teacher),
+        model_S=Wrapped(student, run_student),
+        adaptor_T=lambda batch, out: out,
+        adaptor_S=lambda batch, out: out,
+    )
+
+    def step(ids_BL: torch.Tensor) -> None:
+        with distiller:
+            distiller.train(optimizer, [{"input_ids": ids_BL}], num_steps=1, max_grad_norm=1.0, callback=None)
+
+    return step
+
+
+def product_rate(dtype: torch.dtype) -> float:
+    """FLOP/s of a 2048x768x3072 product, the best of ten."""
+    a, b = torch.randn(2048, 768).to(dtype), torch.randn(768, 3072).to(dtype)
+    best = min(timed(lambda: a @ b) for _ in range(10))
+    return 2 * 2048 * 768 * 3072 / best
+
+
+def timed(call) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--textbrewer", action="store_true")
+    options = parser.parse_args()
+    auto = choose_dtype("auto", CPU)
+    other = torch.float32 if auto == torch.bfloat16 else torch.bfloat16
+    ways = {
+        "kdcli": kdcli_step(["6x384"], auto),
+        f"kdcli {str(other)[6:]}": kdcli_step(["6x384"], other),
+        "plain": plain_step(),
+        "kdcli 6x384+4x312": kdcli_step(["6x384", "4x312:1200"], auto),
+        "kdcli 4x312": kdcli_step(["4x312:1200"], auto),
+    }
+    if options.textbrewer:
+        ways["TextBrewer"] = textbrewer_step()
+    ids_BL = torch.randint(1000, 30000, (BATCH, LENGTH))
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(options.rounds + 1):
+        for name, step in ways.items():
+            seconds[name].append(timed(lambda step=step: step(ids_BL)))
+    median = {name: statistics.median(values[1:]) for name, values in seconds.items()}
+    print(f"--dtype auto is {str(auto)[6:]} here")
+    for name, value in median.items():
+        paired = [v / k for v, k in zip(seconds[name][1:], seconds["kdcli"][1:], strict=True)]
+        ratio = f"takes {statistics.median(paired):.2f}x the time of kdcli ({min(paired):.2f}-{max(paired):.2f})"
+        print(f"{name:20} {BATCH * LENGTH / value:8.0f} tokens/s   {'' if name == 'kdcli' else ratio}")
+    both = [
+        b / (x + y)
+        for b, x, y in zip(*(seconds[n][1:] for n in ("kdcli 6x384+4x312", "kdcli", "kdcli 4x312")), strict=True)
+    ]
+    print(f"two students of one teacher pass cost {statistics.median(both):.2f} of two runs")
+    teacher, student = teacher_and_student()
+    flops = 2 * BATCH * (multiply_adds(teacher) * 11.25 / 12 + 3 * multiply_adds(student) * 5.25 / 6)
+    rate = product_rate(auto)
+    print(
+        f"about {flops / median['kdcli'] / 1e9:.0f} GFLOP/s of {rate / 1e9:.0f} a plain product reaches: "
+        f"{flops / median['kdcli'] / rate:.0%}"
+    )
+
+
+if __name__ == "__main__":
+    main()

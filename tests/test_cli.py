@@ -1,0 +1,113 @@
+"""The command line: its words are frozen, its help is quick to think, its errors have exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import kdcli
+from kdcli import errors
+from kdcli.cli import app
+
+DISTILL = {
+    *("--to", "--method", "--assistant", "--output-dir", "-o", "--recipe", "-r", "--set", "--data", "--max-steps"),
+    *("--epochs", "--batch-size", "--lr", "--seed", "--dtype", "--device", "--processes", "--resume", "--overwrite"),
+    *("--dry-run", "--report-to", "--trust-remote-code", "--json", "--quiet", "-q", "--verbose", "-v"),
+}
+
+
+def command(*path):
+    found = typer.main.get_command(app)
+    for name in path:
+        found = found.commands[name]
+    return found
+
+
+def test_the_verbs_and_their_options_are_frozen():
+    assert set(command().commands) == {"distill", "recipes", "doctor"}
+    assert set(command("recipes").commands) == {"ls", "show", "validate"}
+    options = {
+        o for p in command("distill").params if p.param_type_name == "option" for o in (*p.opts, *p.secondary_opts)
+    }
+    assert options == DISTILL
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_help_and_version():
+    assert "distill" in run("--help").stdout
+    assert run("--version").stdout.strip() == f"kdcli {kdcli.__version__}"
+
+
+def test_help_imports_nothing_heavy():
+    program = (
+        "import sys, typer\nfrom kdcli.cli import app\n"
+        "try: app(['distill', '--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'numpy', 'accelerate'} & set(sys.modules)\n"
+        "print(sorted(heavy), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["distil"], "distill"),
+        (["distill", "demo", "--too", "2x64"], "--to"),
+        (["distill"], "no teacher given"),
+        (["recipes", "show", "smal"], "did you mean 'small'"),
+    ],
+)
+def test_a_slip_of_the_hand_gets_exit_2_and_a_suggestion(arguments, said):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr.replace("\n", " ")
+
+
+def test_recipes_are_listed_shown_and_checked(tmp_path):
+    names = {line.split()[1] for line in run("recipes", "ls").stdout.splitlines()}
+    assert {"demo", "small", "minilm-6x768"} <= names
+    shown = run("recipes", "show", "minilm-6x768").stdout
+    assert "batch_size: 1024  # recipe minilm-6x768" in shown
+    (tmp_path / "mine.yaml").write_text(shown, "utf-8")
+    assert run("recipes", "validate", str(tmp_path / "mine.yaml")).stdout.strip().endswith("ok")
+    (tmp_path / "mine.yaml").write_text("train: {lrr: 1.0}\n", "utf-8")
+    assert run("recipes", "validate", str(tmp_path / "mine.yaml")).exit_code == 2
+
+
+def test_doctor_says_what_this_machine_can_run():
+    found = json.loads(run("doctor", "--json").stdout)
+    assert "works" in found["devices"]["cpu"]
+    assert found["versions"]["kdcli"] == kdcli.__version__
+    assert "works" in run("doctor").stdout
+
+
+def test_every_error_has_the_exit_code_it_promises(monkeypatch):
+    codes = {e.__name__: e.exit_code for e in errors.KdcliError.__subclasses__() if e is not errors.ChildFailed}
+    assert codes == {
+        "UsageError": 2,
+        "MachineError": 3,
+        "DivergedError": 4,
+        "GateError": 5,
+        "UnstableError": 6,
+        "Stopped": 75,
+        "Interrupted": 130,
+    }
+    for error in (errors.DivergedError("loss is nan", "lower train.lr"), KeyboardInterrupt()):
+
+        def fail(*_, error=error, **__):
+            raise error
+
+        monkeypatch.setattr("kdcli.commands.distill.run", fail)
+        result = run("distill", "demo")
+        assert result.exit_code == getattr(error, "exit_code", 130)
+        assert "Traceback" not in result.stderr
+        assert result.stderr.startswith("error: ")
