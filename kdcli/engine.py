@@ -214,7 +214,9 @@ class _Run:
                 "lower data.max_length, choose a smaller student, or a device with more memory",
             )
         self.micro = math.ceil(self.micro / 2)
-        self._say(f"out of memory: micro-batch halved to {self.micro}; the global batch stays {self.plan.batch_size}")
+        Progress.say(
+            f"out of memory: micro-batch halved to {self.micro}; the global batch stays {self.plan.batch_size}"
+        )
 
     def _sum_gradients(self) -> None:
         """Sum the gradients over ranks in one message; the weights in `_gradients` make the sum the global mean."""
@@ -283,7 +285,7 @@ class _Run:
 
     def _restore(self) -> int:
         """Load the newest whole checkpoint if the directory has one; return the step it was taken after."""
-        checkpoint = self.run.load_checkpoint(self._say) if self.run else None
+        checkpoint = self.run.load_checkpoint(Progress.say) if self.run else None
         if checkpoint is None:
             if self.run and self.accelerator.is_main_process:
                 self.run.cut_log(-1)
@@ -309,7 +311,7 @@ class _Run:
         self.outcome.resumed_from_step = checkpoint.step
         if self.run and self.accelerator.is_main_process:
             self.run.cut_log(checkpoint.step)
-        self._say(f"resumed after step {checkpoint.step}")
+        Progress.say(f"resumed after step {checkpoint.step}")
         return checkpoint.step
 
     def _checkpoint(self, step: int) -> None:
@@ -355,10 +357,6 @@ class _Run:
         if self.accelerator.num_processes == 1:
             return flag
         return bool(self._sum_over_ranks(torch.tensor([float(flag)])).item())
-
-    def _say(self, message: str) -> None:
-        if self.accelerator.is_main_process:
-            Progress.say(message)
 
 
 def _slices(batch: Batch, size: int) -> Iterator[Batch]:

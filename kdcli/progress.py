@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from kdcli.processes import is_main
+
 LINE_SECONDS = 5.0
 """Between two lines where there is no terminal."""
 
@@ -65,5 +67,6 @@ class Progress:
 
     @classmethod
     def say(cls, message: str) -> None:
-        """One line on stderr, above a live bar if there is one."""
-        cls.console.print(message, markup=False, soft_wrap=True)
+        """One line on stderr, above a live bar if there is one; of several processes only the main one speaks."""
+        if is_main():
+            cls.console.print(message, markup=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +65,18 @@ class Student(nn.Module):
         return self.objective.terms(of_teacher, self.captured(batch))
 
 
+@dataclass(frozen=True)
+class _Session:
+    """What all legs of one invocation share."""
+
+    accelerator: Accelerator
+    device: torch.device
+    invocation: Invocation
+    teacher: Loaded
+    corpus: Corpus
+    plan: Plan
+
+
 def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished | Estimate | None:
     """Distil, measure and report.
 
@@ -93,24 +105,9 @@ def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished |
     accelerator = start(device, dtype, invocation.report_to)
     device = accelerator.device if accelerator.num_processes > 1 else device
     teacher = load_encoder(recipe.teacher, trust_remote_code=invocation.trust_remote_code)
-    leaks = layout_for(teacher.model.config).leaks
-    if recipe.data.pack_isolated and leaks:
-        raise UsageError(
-            f"data.pack_isolated: {teacher.model.config.model_type} cannot keep documents apart: {leaks}",
-            "set data.pack_isolated=false",
-        )
-    shapes = shapes_of(recipe, teacher.shape)
-    taken = invocation.resume or invocation.overwrite
-    folder = invocation.output_dir or default_output_dir(recipe.teacher, teacher.shape, shapes, taken=taken)
-    folder = Path(broadcast_object_list([folder])[0])
-    legs = chain(resolved, teacher.shape, shapes, folder)
-    for leg in legs:
-        # Whatever a later leg would stumble over is found before the first one starts.
-        above = teacher.shape if leg is legs[0] else next(iter(legs[0].shapes.values()))
-        for shape in leg.shapes.values():
-            bind(recipe.method, recipe.loss, above, shape)
+    legs = _legs(resolved, invocation, teacher)
     if not invocation.dry_run and accelerator.is_main_process:
-        RunDir(folder).check(resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
+        RunDir(legs[-1].folder).check(resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
     with accelerator.main_process_first():
         corpus = open_corpus(
             recipe.data.source,
@@ -121,16 +118,41 @@ def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished |
             held_out_blocks=recipe.data.held_out_blocks,
             log=Progress.say,
         )
-    plan = _plan(recipe, corpus)
-    if invocation.dry_run:
-        return _dry_run(accelerator, device, legs, teacher, corpus, plan)
+    session = _Session(accelerator, device, invocation, teacher, corpus, _plan(recipe, corpus))
+    return _dry_run(session, legs) if invocation.dry_run else _run_legs(session, legs)
+
+
+def _legs(resolved: Resolved[DistillRecipe], invocation: Invocation, teacher: Loaded) -> list[Leg]:
+    """The chain of this invocation; whatever a later leg would stumble over is found before the first one starts."""
+    recipe = resolved.recipe
+    leaks = layout_for(teacher.model.config).leaks
+    if recipe.data.pack_isolated and leaks:
+        raise UsageError(
+            f"data.pack_isolated: {teacher.model.config.model_type} cannot keep documents apart: {leaks}",
+            "set data.pack_isolated=false",
+        )
+    shapes = shapes_of(recipe, teacher.shape)
+    taken = invocation.resume or invocation.overwrite
+    folder = invocation.output_dir or default_output_dir(teacher.source, teacher.shape, shapes, taken=taken)
+    legs = chain(resolved, teacher.shape, shapes, Path(broadcast_object_list([folder])[0]))
+    above = teacher.shape
+    for leg in legs:
+        for shape in leg.shapes.values():
+            bind(recipe.method, recipe.loss, above, shape)
+        above = next(iter(leg.shapes.values()))
+    return legs
+
+
+def _run_legs(session: _Session, legs: list[Leg]) -> Finished | None:
+    """Claim, train, save and report leg after leg; only the main process writes."""
+    accelerator, invocation, last = session.accelerator, session.invocation, legs[-1]
     if accelerator.is_main_process:
-        RunDir.claim(folder, resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
-    track(accelerator, folder)
+        RunDir.claim(last.folder, last.resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
+    track(accelerator, last.folder)
     result: Finished | None = None
     for leg in legs:
         run_dir = RunDir(leg.folder)
-        if accelerator.is_main_process and leg.folder != folder:
+        if accelerator.is_main_process and leg is not last:
             # A leg before the last lives in the chain's directory and goes on whenever the chain does.
             RunDir.claim(leg.folder, leg.resolved.to_yaml(), resume=True)
         accelerator.wait_for_everyone()
@@ -138,14 +160,15 @@ def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished |
             Progress.say(f"{leg.folder} is done already")
             result = Finished.read(leg.folder)
             continue
-        of_leg = teacher if leg is legs[0] else load_encoder(leg.teacher)
-        students = _students(leg, of_leg, corpus)
-        outcome = train(accelerator, device, _job(students, of_leg, accelerator, device, corpus, plan), plan, run_dir)
+        of_leg = session.teacher
+        if leg is not legs[0]:
+            of_leg = load_encoder(leg.teacher, trust_remote_code=invocation.trust_remote_code)
+        students = _students(leg, of_leg, session.corpus)
+        outcome = train(accelerator, session.device, _job(session, students, of_leg), session.plan, run_dir)
         if accelerator.is_main_process:
             for name, student in students.items():
                 save_encoder(student.encoder, of_leg.tokenizer, leg.model_folder(name))
-            final = leg is legs[-1]
-            result = _report(run_dir, leg, final, result, teacher, of_leg, students, outcome, device, invocation)
+            result = _report(session, leg, leg is last, result, of_leg, students, outcome)
         accelerator.wait_for_everyone()
     accelerator.end_training()
     return result if accelerator.is_main_process else None
@@ -226,15 +249,10 @@ def _needs(students: Mapping[str, Student]) -> Needs:
     return needs
 
 
-def _job(
-    students: Mapping[str, Student],
-    teacher: Loaded,
-    accelerator: Accelerator,
-    device: torch.device,
-    corpus: Corpus,
-    plan: Plan,
-) -> Job:
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision, torch.float32)
+def _job(session: _Session, students: Mapping[str, Student], teacher: Loaded) -> Job:
+    """What the engine is handed: every student's loss against one teacher's signals."""
+    device, corpus, plan = session.device, session.corpus, session.plan
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(session.accelerator.mixed_precision, torch.float32)
     listened = capture(prepare_teacher(teacher.model.to(device), dtype), _needs(students))
     alone = len(students) == 1
 
@@ -258,19 +276,16 @@ def _job(
 
 
 def _report(
-    run_dir: RunDir,
+    session: _Session,
     leg: Leg,
     final: bool,
     earlier: Finished | None,
-    teacher: Loaded,
     of_leg: Loaded,
     students: Mapping[str, Student],
     outcome: Outcome,
-    device: torch.device,
-    invocation: Invocation,
 ) -> Finished:
-    """The report of a leg; that of the last one also shows the assistant."""
-    recipe = leg.resolved.recipe
+    """The report of a leg; that of the last one also shows the assistant and measures latency."""
+    recipe, teacher, run_dir = leg.resolved.recipe, session.teacher, RunDir(leg.folder)
     source = location(teacher.source)
     cards = {"teacher": describe(teacher.model, teacher.source, Path(source) if Path(source).is_dir() else None)}
     if earlier:
@@ -296,8 +311,8 @@ def _report(
         folders=folders,
         measured=[("teacher", source), *((name, str(folder)) for name, folder in folders.items())],
         measure=measure,
-        device=device,
-        trust_remote_code=invocation.trust_remote_code,
+        device=session.device,
+        trust_remote_code=session.invocation.trust_remote_code,
         outcome=outcome,
         quality=quality,
         notes=notes,
@@ -334,26 +349,20 @@ def _demo_quality(
     return {task: {name: of[task] for name, of in probes.items()} for task in tasks}
 
 
-def _dry_run(
-    accelerator: Accelerator,
-    device: torch.device,
-    legs: list[Leg],
-    teacher: Loaded,
-    corpus: Corpus,
-    plan: Plan,
-) -> Estimate:
+def _dry_run(session: _Session, legs: list[Leg]) -> Estimate:
     """Train every leg for a few steps, for what they take, and leave nothing behind.
 
     The teacher's stand-in for a leg after an assistant is the assistant as it is before training.
     """
+    plan, teacher = session.plan, session.teacher
     found: list[LegEstimate] = []
     cards = {"teacher": describe(teacher.model, teacher.source, None)}
     for leg in legs:
-        students = _students(leg, teacher, corpus)
-        job = _job(students, teacher, accelerator, device, corpus, plan)
-        outcome = train(accelerator, device, job, replace(plan, stop_after=min(plan.steps, PROBE_STEPS)), None)
+        students = _students(leg, teacher, session.corpus)
+        probe = replace(plan, stop_after=min(plan.steps, PROBE_STEPS))
+        outcome = train(session.accelerator, session.device, _job(session, students, teacher), probe, None)
         cards |= {name: describe(s.encoder, str(leg.model_folder(name)), None) for name, s in students.items()}
-        found.append(estimate_leg(str(leg.folder), outcome, plan, len(corpus.train)))
+        found.append(estimate_leg(str(leg.folder), outcome, plan, len(session.corpus.train)))
         first = next(iter(students.values())).encoder
         teacher = Loaded(first, teacher.tokenizer, next(iter(leg.shapes.values())), str(leg.folder))
     return Estimate(cards, found)
