@@ -30,7 +30,7 @@ FOREIGN = re.compile(
             r"\.\./sha" + "red",
             r"/opt/" + "pypi",
             r"\biss" + r"ue #?\d",
-            r"(?<!scope=\")\bsess" + r"ion\b",
+            r"\b(?:this|our|an?|earlier|previous|next|last|other|another) sess" + r"ions?\b",
             r"/root" + "/",
         ]
     ),
