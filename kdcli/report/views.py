@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import yaml
+from rich.markup import escape
 from rich.table import Table
 
 from kdcli.report.schema import Report
@@ -14,12 +17,15 @@ from kdcli.report.schema import Report
 UNDISTILLED = " undistilled"
 """Suffix of the name under which a student's quality before training stands."""
 
+ASSISTANT = "assistant"
+"""Name of the model between teacher and student."""
+
 
 def overview(report: Report) -> tuple[list[str], list[list[str]]]:
     """The main table: one row a model, teacher first, then what the undistilled student achieves."""
     batches = sorted({(r.batch_size, r.seq_len) for r in report.latency})
     columns = [(task, metric) for task, of in report.quality.items() for metric in _metrics(of)]
-    header = ["model", "shape", "parameters", "(embedding)", "size", "multiply-adds"]
+    header = ["model", "shape", "parameters", "of them embedding", "of them transformer", "size", "multiply-adds"]
     header += [f"ms {b}x{length}" for b, length in batches]
     header += [f"speed-up {b}x{length}" for b, length in batches]
     header += [task if metric in ("accuracy", "loss") else f"{task} {metric}" for task, metric in columns]
@@ -30,6 +36,7 @@ def overview(report: Report) -> tuple[list[str], list[list[str]]]:
             f"{card.layers}x{card.hidden}",
             count(card.params_total),
             count(card.params_embedding),
+            count(card.params_transformer),
             megabytes(card.bytes),
             count(card.multiply_adds),
         ]
@@ -38,29 +45,52 @@ def overview(report: Report) -> tuple[list[str], list[list[str]]]:
         row += [_quality(report, name, *column) for column in columns]
         rows.append(row)
     for name in [n for n in report.models if any(n + UNDISTILLED in of for of in report.quality.values())]:
-        row = [name + UNDISTILLED] + [""] * (5 + 2 * len(batches))
+        row = [name + UNDISTILLED] + [""] * (len(header) - 1 - len(columns))
         rows.append(row + [_quality(report, name + UNDISTILLED, *column) for column in columns])
     keep = [i for i in range(len(header)) if any(row[i] for row in rows)]
     return [header[i] for i in keep], [[row[i] for i in keep] for row in rows]
 
 
+def title(report: Report) -> str:
+    """From which model to which shapes: `bert-base-uncased → 12x384 (assistant) → 6x384`."""
+    (_, teacher), *others = report.models.items()
+    shapes = {name: f"{card.layers}x{card.hidden}" for name, card in others}
+    steps = [short(teacher.id)]
+    if len(shapes) > 1 and ASSISTANT in shapes:
+        steps.append(f"{shapes.pop(ASSISTANT)} (assistant)")
+    return " → ".join([*steps, ", ".join(shapes.values())])
+
+
+def short(model: str) -> str:
+    """A hub id as it is; of a directory or file its last part, since the rest is nobody else's business."""
+    here = model.startswith((".", "/", "~")) or Path(model).exists()
+    return Path(model).resolve().name or model if here else model
+
+
 def terminal(report: Report) -> Iterable[Table | str]:
     """The overview for a terminal, turned on its side: it has few models and many facts."""
     header, rows = overview(report)
-    table = Table(title=f"kdcli {report.command}", title_justify="left", header_style="bold")
+    table = Table(title=f"kdcli {report.command}: {escape(title(report))}", title_justify="left", header_style="bold")
     table.add_column("")
     for row in rows:
-        table.add_column(row[0], justify="right", overflow="fold")
+        table.add_column(escape(row[0]), justify="right", overflow="fold")
     for i, fact in enumerate(header[1:], 1):
-        table.add_row(fact, *(row[i] for row in rows))
+        table.add_row(escape(fact), *(escape(row[i]) for row in rows))
     yield table
-    yield from report.notes
+    yield from map(escape, report.notes)
 
 
 def markdown(report: Report) -> str:
     """report.md."""
     header, rows = overview(report)
-    lines = [f"# kdcli {report.command}", "", *_table(header, rows), ""]
+    lines = [
+        f"# {_plain(title(report))}",
+        "",
+        f"kdcli {report.command}, {report.created}.",
+        "",
+        *_table(header, rows),
+        "",
+    ]
     if report.training:
         t = report.training
         lines += [
@@ -84,12 +114,12 @@ def markdown(report: Report) -> str:
         lines += ["## Published", ""]
         for row in report.published:
             values = ", ".join(f"{k} {v:g}" for k, v in row.values.items())
-            lines.append(f"* {row.row}: {values} ({row.source})")
+            lines.append(_plain(f"* {row.row}: {values} ({row.source})"))
         lines.append("")
     if report.notes:
-        lines += ["## Notes", "", *(f"* {note}" for note in report.notes), ""]
+        lines += ["## Notes", "", *(f"* {_plain(note)}" for note in report.notes), ""]
     facts = [f"{k} {v}" for k, v in report.versions.items()]
-    lines += [f"Measured on {report.environment.get('cpu')}; {', '.join(facts)}.", ""]
+    lines += [_plain(f"Measured on {report.environment.get('cpu')}; {', '.join(facts)}."), ""]
     return "\n".join(lines)
 
 
@@ -108,20 +138,25 @@ def model_card(report: Report, name: str) -> str:
     """README.md of a model directory: what it is, from what, how, results, how to repeat it."""
     card, teacher = report.models[name], next(iter(report.models.values()))
     front = {"library_name": "transformers", "tags": ["kdcli", report.command, card.model_type]}
-    if "/" in teacher.id and not teacher.id.startswith((".", "/")):
+    if _on_hub(teacher.id):
         front["base_model"] = teacher.id
     header, rows = overview(report)
-    given = report.recipe
+    method, source = report.recipe.get("method"), (report.recipe.get("data") or {}).get("source")
+    how = f"distilled from {short(teacher.id)} ({teacher.layers}x{teacher.hidden})"
+    how += f" with {method}" if method else ""
+    how += f" on {short(source)}" if source else ""
+    if report.training:
+        t = report.training
+        how += f": {t.steps:,} steps, {t.tokens:,} tokens, {duration(t.seconds)}"
     return "\n".join(
         [
             "---",
             yaml.safe_dump(front, sort_keys=False).strip(),
             "---",
-            f"# {card.layers}x{card.hidden} {card.model_type}, made by kdcli {report.command}",
+            _plain(f"# {card.layers}x{card.hidden} {card.model_type}, made by kdcli {report.command}"),
             "",
-            f"{count(card.params_total)} parameters ({count(card.params_embedding)} of them embeddings), "
-            f"distilled from `{teacher.id}` ({teacher.layers}x{teacher.hidden}) with `{given.get('method')}` on "
-            f"`{(given.get('data') or {}).get('source')}`.",
+            f"{count(card.params_total)} parameters ({count(card.params_embedding)} of them embeddings),",
+            f"{_plain(how)}.",
             "",
             "```python",
             "from transformers import AutoModel, AutoTokenizer",
@@ -130,7 +165,7 @@ def model_card(report: Report, name: str) -> str:
             'tokenizer = AutoTokenizer.from_pretrained("path/to/this/directory")',
             "```",
             "",
-            "It is an encoder without a task head: fine-tune it as you would its teacher.",
+            "It has no task head: fine-tune it as you would its teacher, whose licence and limits it inherits.",
             "",
             "## Results",
             "",
@@ -138,7 +173,9 @@ def model_card(report: Report, name: str) -> str:
             "",
             "## Repeat it",
             "",
-            "`kdcli distill --recipe recipe.yaml` with the recipe.yaml beside this file or one directory up.",
+            f"`kdcli {report.command} --recipe recipe.yaml -o NEW_DIRECTORY`",
+            "with the recipe.yaml beside this file or one directory up.",
+            "",
             f"Versions: {', '.join(f'{k} {v}' for k, v in report.versions.items())}.",
             "",
         ]
@@ -155,6 +192,10 @@ def duration(seconds: float) -> str:
 def number(value: float | None) -> str:
     """A loss or metric with four significant digits."""
     return "" if value is None else f"{value:.4g}"
+
+
+def _on_hub(model: str) -> bool:
+    return bool(re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", model)) and model != "demo" and not Path(model).exists()
 
 
 def _metrics(of_task: dict[str, dict[str, float]]) -> list[str]:
@@ -194,5 +235,10 @@ def megabytes(value: int) -> str:
 
 
 def _table(header: list[str], rows: list[list[str]]) -> list[str]:
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return lines + ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    line, *lines = ["| " + " | ".join(map(_plain, row)) + " |" for row in (header, *rows)]
+    return [line, "|" + "---|" * len(header), *lines]
+
+
+def _plain(text: str) -> str:
+    """Text from outside that stays text in Markdown, and in one cell of a table."""
+    return " ".join(text.split()).replace("<", "&lt;").replace("|", "\\|")

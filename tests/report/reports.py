@@ -1,0 +1,131 @@
+"""Reports to show: a plain one, and one in which everything that comes from outside is hostile."""
+
+from __future__ import annotations
+
+from kdcli.report.published import published_for
+from kdcli.report.schema import Report
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>$\\frac$ `|` [bold]"
+
+
+def card(**changes: object) -> dict[str, object]:
+    values = {
+        "id": "google-bert/bert-base-uncased",
+        "model_type": "bert",
+        "layers": 12,
+        "hidden": 768,
+        "ffn": 3072,
+        "heads": 12,
+        "params_total": 109_482_240,
+        "params_embedding": 23_837_184,
+        "params_transformer": 85_645_056,
+        "params_nonzero": 109_482_240,
+        "multiply_adds": 11_173_625_856,
+        "bytes": 437_951_328,
+        "sha256": "0" * 64,
+    }
+    return values | changes
+
+
+def latency_row(model: str, batch_size: int, p50: float, status: str = "ok") -> dict[str, object]:
+    return {
+        "model": model,
+        "backend": "torch",
+        "device": "cpu",
+        "dtype": "float32",
+        "batch_size": batch_size,
+        "seq_len": 128,
+        "padding": "full",
+        "n": 60,
+        "p50_ms": p50,
+        "p90_ms": p50 * 1.1,
+        "p95_ms": p50 * 1.2,
+        "mean_ms": p50 * 1.02,
+        "iqr_over_p50": {"ok": 0.05, "noisy": 0.2, "unstable": 0.5}[status],
+        "status": status,
+    }
+
+
+def report_values() -> dict[str, object]:
+    """A run of two students, as `Report.model_validate` takes it."""
+    half = {"layers": 6, "hidden": 384, "ffn": 1536, "params_total": 22_713_216, "params_embedding": 11_918_592}
+    half |= {"params_transformer": 10_794_624, "multiply_adds": 1_396_703_232, "bytes": 90_900_000}
+    small = half | {
+        "layers": 3,
+        "params_total": 17_389_824,
+        "params_transformer": 5_471_232,
+        "multiply_adds": 698_351_616,
+        "bytes": 69_600_000,
+    }
+    students = ("6x384", "3x384")
+    held = {
+        step: {
+            f"{s}/{t}": 0.5 / (i + 1) / (1 + step / 50) for i, s in enumerate(students) for t in ("attention", "value")
+        }
+        for step in (0, 100, 200)
+    }
+    return {
+        "schema": 1,
+        "command": "distill",
+        "status": "done",
+        "created": "2026-11-21T06:40:04+00:00",
+        "versions": {"kdcli": "0.1.0", "torch": "2.13.0"},
+        "environment": {"cpu": "A Processor", "physical_cores": 2, "gpus": []},
+        "recipe": {"method": "minilm", "data": {"source": "corpus.txt"}},
+        "models": {"teacher": card(), "6x384": card(id="out/6x384", **half), "3x384": card(id="out/3x384", **small)},
+        "training": {
+            "steps": 200,
+            "tokens": 819_200,
+            "seconds": 400.0,
+            "tokens_per_second": 2048.0,
+            "loss_first": 1.5,
+            "loss_last": 0.3,
+            "peak_memory_bytes": 2_000_000_000,
+            "resumed_from_step": 100,
+        },
+        "curve": [
+            {"step": step, "loss": 1.5 / (1 + step / 50) if step else None, "held_out": held.get(step)}
+            for step in range(0, 201, 10)
+        ],
+        "quality": {
+            "sst2": {"teacher": {"accuracy": 0.93}, "3x384": {"accuracy": 0.9}},
+            "held-out relations": {"3x384": {"loss": 0.05}, "3x384 undistilled": {"loss": 0.5}},
+        },
+        "latency": [
+            latency_row("teacher", 1, 60.0),
+            latency_row("6x384", 1, 10.0, "noisy"),
+            latency_row("3x384", 1, 6.0, "unstable"),
+            latency_row("teacher", 8, 400.0),
+            latency_row("6x384", 8, 66.0),
+            latency_row("3x384", 8, 36.0),
+        ],
+        "speedup": {
+            "6x384_vs_teacher": {"median": 6.0, "low": 5.5, "high": 6.6, "batch_size": 1, "seq_len": 128},
+            "3x384_vs_teacher": {"median": 10.0, "low": 9.0, "high": 11.5, "batch_size": 1, "seq_len": 128},
+            "3x384_vs_teacher@8x128": {"median": 11.0, "low": 10.0, "high": 12.0, "batch_size": 8, "seq_len": 128},
+        },
+        "published": published_for(["6x384", "3x384"]),
+        "notes": ["a note"],
+    }
+
+
+def plain_report() -> Report:
+    return Report.model_validate(report_values())
+
+
+def hostile_report() -> Report:
+    """Names, notes, recipe and environment that try to become markup."""
+    values = report_values()
+    values["models"] = {
+        "teacher": card(id=HOSTILE, model_type=HOSTILE),
+        HOSTILE: card(id=HOSTILE, layers=3, bytes=69_600_000),
+    }
+    values["latency"] = [latency_row("teacher", 1, 60.0), latency_row(HOSTILE, 1, 6.0)]
+    values["speedup"] = {}
+    values["quality"] = {HOSTILE: {"teacher": {"accuracy": 0.9}, HOSTILE: {HOSTILE: 0.8}}}
+    values["curve"] = [{"step": i, "loss": 1.0 / (i + 1), "held_out": {HOSTILE: 0.5}} for i in range(3)]
+    values["recipe"] = {"method": HOSTILE, "data": {"source": HOSTILE}}
+    values["environment"] = {"cpu": HOSTILE}
+    values["notes"] = [HOSTILE]
+    values["published"] = [{"row": HOSTILE, "source": HOSTILE, "values": {HOSTILE: 1.0}}]
+    return Report.model_validate(values)

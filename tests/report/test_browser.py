@@ -1,0 +1,56 @@
+"""report.html in a real browser, at the width of a telephone and of a desk."""
+
+from __future__ import annotations
+
+import html as escaping
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from kdcli.report.build import html
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BROWSER = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+
+# The page is laid out in a frame of exactly the width: a headless window has a least width of its own.
+PROBE = """<!doctype html><meta charset="utf-8">
+<iframe width="{width}" height="900" style="border:0"></iframe><pre></pre>
+<script>
+const frame = document.querySelector("iframe");
+frame.onload = () => {{
+  const page = frame.contentDocument, root = page.documentElement;
+  const wide = [...page.querySelectorAll("main *")].filter(e => !e.closest(".scroll, pre, svg"));
+  document.querySelector("pre").textContent = JSON.stringify({{
+    inner: frame.contentWindow.innerWidth,
+    scroll: root.scrollWidth,
+    beyond: wide.filter(e => e.getBoundingClientRect().right > {width} + 0.5).map(e => e.tagName + " " + e.className),
+    scripts: page.scripts.length,
+    resources: frame.contentWindow.performance.getEntriesByType("resource").map(e => e.name),
+    pictures: [...page.querySelectorAll("svg")].map(e => e.getBoundingClientRect().width),
+  }});
+}};
+frame.srcdoc = {page};
+</script>"""
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+@pytest.mark.parametrize("kind", ["report", "hostile"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_page_never_scrolls_sideways(request, tmp_path, width, kind):
+    text = json.dumps(html(request.getfixturevalue(kind))).replace("</", "<\\/")
+    (tmp_path / "probe.html").write_text(PROBE.format(width=width, page=text), "utf-8")
+    command = [str(BROWSER), "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
+    command += ["--virtual-time-budget=5000", "--dump-dom", f"file://{tmp_path}/probe.html"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    found = json.loads(escaping.unescape(re.findall(r"<pre>(.*?)</pre>", done.stdout, re.S)[0]))
+    assert found["inner"] == width
+    assert found["scroll"] <= width
+    assert found["beyond"] == []
+    assert found["scripts"] == 0
+    assert found["resources"] == []
+    assert len(found["pictures"]) == 2
+    assert all(0.3 * width < w < width for w in found["pictures"])
