@@ -7,10 +7,11 @@ stream, `[SEP]`: no padding, nothing left out but the end. The stream does not d
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import shutil
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,12 @@ from kdcli.disk import cache_dir, disk_errors
 from kdcli.errors import UsageError
 from kdcli.types import Batch
 
-DOCUMENTS_AT_ONCE = 512
+AT_ONCE = 1 << 20
+"""Characters tokenised at once: some 30 MB of memory, whatever the length of documents."""
+
+SAY_EVERY, LEFT_BEHIND = 10.0, 24 * 3600.0
+"""Seconds between words of progress; seconds after which a tokenisation that nobody writes to is taken for dead."""
+
 FORMAT = 1
 """Raised when the cached files change their meaning."""
 
@@ -108,13 +114,15 @@ def open_corpus(
     dtype = np.dtype(json.loads((folder / "meta.json").read_text("utf-8"))["dtype"])
 
     def blocks(split: str) -> Blocks:
-        stream_T = np.memmap(folder / f"{split}.bin", dtype=dtype, mode="r")
-        count = len(stream_T) // (max_length - 2)
+        path = folder / f"{split}.bin"
+        tokens = path.stat().st_size // dtype.itemsize
+        count = tokens // (max_length - 2)
         if count == 0:
             raise UsageError(
-                f"the {split} text of {source} has {len(stream_T)} tokens, less than one block of {max_length}",
+                f"the {split} text of {source} has {tokens} tokens, less than one block of {max_length}",
                 "give more text, or lower data.max_length",
             )
+        stream_T = np.memmap(path, dtype=dtype, mode="r")
         return Blocks(stream_T, 0, count, max_length, int(cls_id), int(sep_id), isolated)
 
     train = blocks("train")
@@ -144,40 +152,116 @@ def _tokenised(
     log: Callable[[str], None],
 ) -> Path:
     """The cache directory of a source under a tokenizer; made aside and renamed when it is whole."""
-    words = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else json.dumps(tokenizer.get_vocab())
-    key = json.dumps([FORMAT, source.identity, hashlib.sha256(words.encode()).hexdigest(), column, sep_id])
+    key = json.dumps([FORMAT, source.identity, _tokenizer_hash(tokenizer), column, sep_id])
     folder = cache_dir() / "corpora" / hashlib.sha256(key.encode()).hexdigest()[:24]
-    if (folder / "meta.json").is_file():
+    if _is_whole(folder):
         return folder
-    dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    dtype = np.dtype(np.uint16 if max(tokenizer.get_vocab().values()) < 1 << 16 else np.uint32)
     with disk_errors(folder):
+        _remove_left_behind(folder)
+        # Not the process's number: in a container the next run has the same one.
+        aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.part")
         try:
             aside.mkdir(parents=True)
             counts = {}
-            for split in ("train", "validation"):
-                if source.has(split):
-                    log(f"tokenising the {split} text of {source.name}")
-                    counts[split] = _write(
-                        aside / f"{split}.bin", source.documents(split, column), tokenizer, sep_id, dtype
-                    )
-                    log(f"{counts[split]:,} tokens of {split} text")
+            # A source without training text says so when it is asked for it.
+            for split in ("train", "validation") if source.has("validation") else ("train",):
+                log(f"tokenising the {split} text of {source.name}")
+                documents = source.documents(split, column)
+                counts[split] = _write(aside / f"{split}.bin", documents, tokenizer, sep_id, dtype, log)
+                log(f"{counts[split]:,} tokens of {split} text")
             (aside / "meta.json").write_text(json.dumps({"dtype": dtype.name, "tokens": counts}), "utf-8")
-            if not folder.exists():
-                aside.rename(folder)
+            _put(aside, folder)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     return folder
 
 
+def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    if not tokenizer.is_fast:
+        return hashlib.sha256(json.dumps(tokenizer.get_vocab()).encode()).hexdigest()
+    parts = json.loads(tokenizer.backend_tokenizer.to_str())
+    # Left over from the last call of the tokenizer; they do not touch what is written here.
+    del parts["truncation"], parts["padding"]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a cache directory is there and its files are as long as they were written."""
+    meta = folder / "meta.json"
+    if not meta.is_file():
+        return False
+    try:
+        said = json.loads(meta.read_text("utf-8"))
+        size = np.dtype(said["dtype"]).itemsize
+        return all((folder / f"{s}.bin").stat().st_size == n * size for s, n in said["tokens"].items())
+    except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError):
+        return False
+
+
+def _put(aside: Path, folder: Path) -> None:
+    """Move a finished directory into place; another process may have been faster, or have left a damaged one."""
+    if folder.exists() and not _is_whole(folder):
+        shutil.rmtree(folder)
+    try:
+        aside.rename(folder)
+    except OSError:
+        if not _is_whole(folder):
+            raise
+
+
+def _remove_left_behind(folder: Path) -> None:
+    """Remove what killed processes left of the same tokenisation; one that is alive writes all the time."""
+    for part in folder.parent.glob(f".{folder.name}.*.part"):
+        newest = max((p.stat().st_mtime for p in (part, *part.iterdir())), default=0.0)
+        if time.time() - newest > LEFT_BEHIND:
+            shutil.rmtree(part, ignore_errors=True)
+
+
 def _write(
-    path: Path, documents: Iterator[str], tokenizer: PreTrainedTokenizerBase, sep_id: int, dtype: np.dtype[Any]
+    path: Path,
+    documents: Iterator[str],
+    tokenizer: PreTrainedTokenizerBase,
+    sep_id: int,
+    dtype: np.dtype[Any],
+    log: Callable[[str], None],
 ) -> int:
-    total = 0
+    """Write the stream of a split; returns its tokens."""
+    total, said = 0, time.monotonic()
     with path.open("wb") as file:
-        while texts := list(itertools.islice(documents, DOCUMENTS_AT_ONCE)):
+        for texts, ends in _portions(documents):
             encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
-            for ids in encoded["input_ids"]:
-                np.asarray([*ids, sep_id], dtype=dtype).tofile(file)
-                total += len(ids) + 1
-    return total
+            for ids, is_end in zip(encoded["input_ids"], ends, strict=True):
+                total += file.write(np.asarray([*ids, sep_id] if is_end else ids, dtype=dtype).tobytes())
+            if time.monotonic() - said > SAY_EVERY:
+                said = time.monotonic()
+                log(f"{total // dtype.itemsize:,} tokens so far")
+        file.flush()
+        os.fsync(file.fileno())
+    return total // dtype.itemsize
+
+
+def _portions(documents: Iterator[str]) -> Iterator[tuple[list[str], list[bool]]]:
+    """Documents in portions of about `AT_ONCE` characters, and which pieces end a document.
+
+    A document longer than that is cut before a space, where a tokenizer would cut it too.
+    """
+    texts: list[str] = []
+    ends: list[bool] = []
+    room = AT_ONCE
+    for document in documents:
+        begin = 0
+        while begin < len(document):
+            end = len(document)
+            if end - begin > AT_ONCE:
+                space = document.rfind(" ", begin + 1, begin + AT_ONCE)
+                end = space if space > 0 else begin + AT_ONCE
+            texts.append(document[begin:end])
+            ends.append(end == len(document))
+            room -= end - begin
+            begin = end
+            if room <= 0:
+                yield texts, ends
+                texts, ends, room = [], [], AT_ONCE
+    if texts:
+        yield texts, ends

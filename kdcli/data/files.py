@@ -1,12 +1,15 @@
 """Documents from a source: text, jsonl, csv or parquet (each also gzipped), a directory of them, a hub id, or `demo`.
 
-Everything streams; no file is ever held whole. Rules: a line of a .txt file is a document, blank lines are skipped; the
-other formats hold a document a row, in the column given, else `text`, else the only column of strings.
+Everything streams; no file is ever held whole, but for a .parquet.gz. Rules: a line of a .txt file is a document; the
+other formats hold a document a row, in the column given, else `text`, else the only column of strings. What is blank or
+null is skipped.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
+import functools
 import gzip
 import io
 import json
@@ -21,6 +24,7 @@ from kdcli.errors import UsageError
 
 FORMATS = ("txt", "jsonl", "csv", "parquet")
 SPLITS = ("train", "validation")
+ROWS_AT_ONCE = 128
 Row = tuple[str, Mapping[str, Any]]
 """Where a row stands (`file:line`), and its columns."""
 
@@ -58,6 +62,8 @@ class Source:
             UsageError: unreadable, empty, malformed (file and line are named), or no such column.
         """
         if self.hub:
+            if not self.has(split):
+                raise UsageError(f"{self.name} has no {split} split; it has {', '.join(_hub_splits(*self.hub))}")
             yield from _texts(_hub_rows(*self.hub, split), column)
             return
         if not self.files:
@@ -85,8 +91,8 @@ def open_source(source: str) -> Source:
         _format(path)
         return Source(source, {"train": (path,)})
     if path.is_dir():
-        known = sorted(p for p in path.iterdir() if p.is_file() and _is_known(p))
-        named = {s: tuple(p for p in known if p.name.split(".")[0] == s) for s in SPLITS}
+        known = sorted(p for p in path.iterdir() if p.is_file() and _is_known(p) and not p.name.startswith("."))
+        named = {s: tuple(p for p in known if _is_of(s, p)) for s in SPLITS}
         files = {s: f for s, f in named.items() if f}
         if "train" not in files and known and not files:
             files = {"train": tuple(known)}
@@ -109,6 +115,11 @@ def _is_known(path: Path) -> bool:
     return path.name.removesuffix(".gz").rsplit(".", 1)[-1] in FORMATS
 
 
+def _is_of(split: str, path: Path) -> bool:
+    """`train.jsonl.gz`, and the shards of the hub: `train-00000-of-00002.parquet`."""
+    return path.name.split(".")[0].split("-")[0] == split
+
+
 def _format(path: Path) -> str:
     if not _is_known(path):
         raise UsageError(f"{path} has no known format; known: {', '.join('.' + f for f in FORMATS)}, each also .gz")
@@ -120,15 +131,21 @@ def _texts(rows: Iterator[Row], column: str | None) -> Iterator[str]:
     for where, row in rows:
         if chosen is None:
             strings = [k for k, v in row.items() if isinstance(v, str)]
-            if "text" not in strings and len(strings) != 1:
+            if "text" not in row and len(strings) != 1:
                 raise UsageError(f"{where}: which column is the text? there are {', '.join(row)}", "set data.column")
-            chosen = "text" if "text" in strings else strings[0]
+            chosen = "text" if "text" in row else strings[0]
         value = row.get(chosen)
-        if not isinstance(value, str):
+        if chosen not in row or not isinstance(value, str | None):
             found = f"holds {type(value).__name__}" if chosen in row else f"is not there; there are {', '.join(row)}"
             raise UsageError(f"{where}: column '{chosen}' {found}", "set data.column to the column of the text")
-        if value.strip():
-            yield value
+        if not value or value.isspace():
+            continue
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            # JSON can spell half of a surrogate pair, which is no character and which no tokenizer takes.
+            raise UsageError(f"{where}: half a surrogate pair at character {error.start} of '{chosen}'") from None
+        yield value
 
 
 def _rows(path: Path) -> Iterator[Row]:
@@ -136,12 +153,10 @@ def _rows(path: Path) -> Iterator[Row]:
     try:
         with _open(path) as file:
             yield from readers[_format(path)](path, file)
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8: {error.reason} near byte {error.start} of a chunk") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UsageError(f"{path} is not a whole gzip file: {error}") from None
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
+        raise UsageError(f"{path} cannot be read: {_one_line(error)}") from None
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -150,6 +165,8 @@ def _open(path: Path) -> IO[bytes]:
 
 def _lines(path: Path, file: IO[bytes]) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(file, 1):
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
         try:
             yield number, line.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -167,7 +184,7 @@ def _jsonl(path: Path, file: IO[bytes]) -> Iterator[Row]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{path}:{number} is not JSON: {error}") from None
         if not isinstance(row, dict):
             raise UsageError(f"{path}:{number} must be a JSON object, got {type(row).__name__}")
@@ -176,7 +193,7 @@ def _jsonl(path: Path, file: IO[bytes]) -> Iterator[Row]:
 
 def _csv(path: Path, file: IO[bytes]) -> Iterator[Row]:
     csv.field_size_limit(1 << 30)
-    reader = csv.DictReader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
+    reader = csv.DictReader(line for _, line in _lines(path, file))
     try:
         for row in reader:
             if None in row or None in row.values():
@@ -184,26 +201,31 @@ def _csv(path: Path, file: IO[bytes]) -> Iterator[Row]:
             yield f"{path}:{reader.line_num}", row
     except csv.Error as error:
         raise UsageError(f"{path}:{reader.line_num} is not CSV: {error}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: not UTF-8 after line {reader.line_num}") from None
 
 
 def _parquet(path: Path, file: IO[bytes]) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    number = 0
     try:
         # Parquet is read from its end, which a gzip stream can only reach by unpacking all of it.
         table = pq.ParquetFile(io.BytesIO(file.read()) if path.suffix == ".gz" else file)
-        number = 0
-        for batch in table.iter_batches(batch_size=1024):
+        for batch in table.iter_batches(batch_size=ROWS_AT_ONCE):
             for row in batch.to_pylist():
                 number += 1
                 yield f"{path}:{number}", row
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: one of the rows {number + 1} … {number + ROWS_AT_ONCE} is not UTF-8") from None
     except pa.ArrowException as error:
-        raise UsageError(f"{path} is not a whole parquet file: {error}") from None
+        raise UsageError(f"{path} is not a whole parquet file: {_one_line(error)}") from None
 
 
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+@functools.cache
 def _hub_splits(name: str, config: str | None) -> list[str]:
     import datasets
 

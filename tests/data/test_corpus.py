@@ -2,55 +2,41 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import json
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from encoders import tiny_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from texts import DOCUMENTS, corpus, write
 
-from kdcli.data.batches import BatchPlan
-from kdcli.data.corpus import Blocks, open_corpus
-from kdcli.data.files import open_source
-from kdcli.errors import UsageError
+from kdcli.data.corpus import LEFT_BEHIND, Blocks, _portions
+from kdcli.errors import MachineError, UsageError
 
-DOCUMENTS = [f"w{i % 50} w{i % 7} w{i % 11}" for i in range(400)]
-
-
-def corpus(source, **changes):
-    given = {"max_length": 16, "column": None, "isolated": False, "held_out_blocks": 4, "log": lambda _: None}
-    return open_corpus(str(source), tiny_tokenizer(), **given | changes)
+HERE = Path(__file__).parent
 
 
-def write(path, documents):
-    rows = [{"text": d, "label": 1} for d in documents]
-    opened = gzip.open if path.suffix == ".gz" else open
-    kind = path.name.removesuffix(".gz").rsplit(".")[-1]
-    if kind == "parquet":
-        table = pa.Table.from_pylist(rows)
-        with opened(path, "wb") as file:
-            pq.write_table(table, file)
-        return
-    with opened(path, "wt", encoding="utf-8", newline="") as file:
-        if kind == "txt":
-            file.write("\n".join(documents))
-        elif kind == "jsonl":
-            file.write("\n".join(map(json.dumps, rows)))
-        else:
-            writer = csv.DictWriter(file, ["text", "label"])
-            writer.writeheader()
-            writer.writerows(rows)
+def python(code, *arguments, cache):
+    """Run code in another process that can import the tests' helpers and keeps its cache where it is told."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "KDCLI_CACHE": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
-@pytest.mark.parametrize("name", [f"c.{kind}{gz}" for kind in ("txt", "jsonl", "csv", "parquet") for gz in ("", ".gz")])
-def test_every_format_gives_the_same_documents(tmp_path, name):
-    write(tmp_path / name, DOCUMENTS)
-    assert list(open_source(str(tmp_path / name)).documents("train", None)) == DOCUMENTS
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 def test_blocks_hold_the_whole_stream_between_their_frames(tmp_path):
@@ -106,7 +92,7 @@ def test_isolated_documents_see_only_themselves_and_count_their_own_positions(tm
         assert (mask[row, 0].numpy() == same).all()
 
 
-def test_tokenised_once(tmp_path, monkeypatch):
+def test_tokenised_once(tmp_path):
     write(tmp_path / "c.txt", DOCUMENTS)
     said = []
     corpus(tmp_path / "c.txt", log=said.append)
@@ -120,94 +106,155 @@ def test_tokenised_once(tmp_path, monkeypatch):
     assert said
 
 
-def test_an_interrupted_tokenisation_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
+def test_too_little_text_for_a_block(tmp_path):
+    write(tmp_path / "c.txt", ["w1 w2"])
+    with pytest.raises(UsageError, match="less than one block of 16"):
+        corpus(tmp_path / "c.txt")
+    write(tmp_path / "d.txt", ["w1 w2 w3"] * 20)
+    with pytest.raises(UsageError, match="too few to hold some out"):
+        corpus(tmp_path / "d.txt")
+
+
+def test_what_a_tokenizer_was_last_used_for_does_not_matter(tmp_path):
+    """Truncation and padding stay set inside a fast tokenizer after a call with them."""
+    from kdcli.data.corpus import open_corpus
+
+    write(tmp_path / "c.txt", DOCUMENTS)
+    said = []
+    tokenizer = tiny_tokenizer()
+    given = {"max_length": 16, "column": None, "isolated": False, "held_out_blocks": 4, "log": said.append}
+    first = open_corpus(str(tmp_path / "c.txt"), tokenizer, **given)
+    assert said
+    said.clear()
+    tokenizer(["w1", "w2 w3 w4"], truncation=True, max_length=3, padding=True)
+    second = open_corpus(str(tmp_path / "c.txt"), tokenizer, **given)
+    assert not said
+    assert (first.train.stream_T == second.train.stream_T).all()
+
+
+def test_malformed_text_leaves_nothing_behind(tmp_path, cache):
     (tmp_path / "c.jsonl").write_text('{"text": "w1 w2"}\n' * 600 + "{broken\n", "utf-8")
     with pytest.raises(UsageError, match=r"c\.jsonl:601 is not JSON"):
         corpus(tmp_path / "c.jsonl")
-    assert not [p for p in (tmp_path / "cache").rglob("*") if p.is_file()]
+    assert list((cache / "corpora").iterdir()) == []
 
 
-def bad(tmp_path, name, content):
-    (tmp_path / name).write_bytes(content)
-    return tmp_path / name
+def test_a_full_disk_leaves_nothing_behind(tmp_path, cache, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write(tmp_path / "c.txt", DOCUMENTS)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(MachineError, match="the disk is full"):
+        corpus(tmp_path / "c.txt")
+    assert list((cache / "corpora").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("a.txt", b"", "holds no text"),
-        ("a.txt", b"w1\nw2 \xff\n", r"a\.txt:2 is not UTF-8"),
-        ("a.jsonl", b'{"text": 3}\n', r"a\.jsonl:1: .*column"),
-        ("a.jsonl", b"[1]\n", r"a\.jsonl:1 must be a JSON object"),
-        ("a.jsonl", b'{"a": "x", "b": "y"}\n', "which column is the text"),
-        ("a.csv", b'text,label\n"x,1\n', "columns|not CSV"),
-        ("a.txt.gz", b"no gzip at all", "not a whole gzip file"),
-        ("a.txt.gz", gzip.compress(b"w1 w2\n" * 5000)[:-20], "not a whole gzip file"),
-        ("a.parquet", b"PAR1 but not really", "not a whole parquet file"),
-        ("a.xlsx", b"x", "no known format"),
-        ("a.txt", b"w1 w2\n", "less than one block"),
-    ],
-)
-def test_malformed_data_is_named_with_file_and_line(tmp_path, name, content, said):
-    with pytest.raises(UsageError, match=said):
-        corpus(bad(tmp_path, name, content))
+DIE = """
+import os, sys
+from texts import corpus
+os.getpid, own = lambda: 7, os.getpid()
+os.fsync = lambda _: os.kill(own, 9)
+corpus(sys.argv[1])
+"""
 
 
-@pytest.mark.parametrize("source", ["/nowhere/at/all.txt", "./missing", "just-a-word"])
-def test_missing_data_says_what_is_allowed(source):
-    with pytest.raises(UsageError, match="no data at") as caught:
-        corpus(source)
-    assert "demo" in caught.value.hint
+def test_a_killed_tokenisation_is_neither_read_nor_in_the_way(tmp_path, cache, monkeypatch):
+    """The process has number 7 both times, as in a container."""
+    write(tmp_path / "c.txt", DOCUMENTS)
+    assert python(DIE, tmp_path / "c.txt", cache=cache).returncode == -9
+    (left,) = cache.rglob("*.part")
+    assert (left / "train.bin").is_file()
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    assert len(corpus(tmp_path / "c.txt").train) > 50
+    # For all one can know it is alive, until nobody has written to it for a day.
+    assert list(cache.rglob("*.part")) == [left]
+    for path in (*left.iterdir(), left):
+        os.utime(path, (0, path.stat().st_mtime - LEFT_BEHIND - 60))
+    (whole,) = (p for p in (cache / "corpora").iterdir() if p != left)
+    shutil.rmtree(whole)
+    corpus(tmp_path / "c.txt")
+    assert list(cache.rglob("*.part")) == []
 
 
-def test_a_hub_id_offline_says_what_would_work():
-    with pytest.raises(UsageError, match="neither a file nor a directory") as caught:
-        corpus("someone/some-text")
-    assert "--data demo" in caught.value.hint
+@pytest.mark.parametrize("damage", ["emptied", "cut", "no meta", "torn meta"])
+def test_a_damaged_cache_is_made_again(tmp_path, cache, damage):
+    write(tmp_path / "c.txt", DOCUMENTS)
+    expected = np.array(corpus(tmp_path / "c.txt").train.stream_T)
+    (stream,), (meta,) = cache.rglob("train.bin"), cache.rglob("meta.json")
+    if damage == "no meta":
+        meta.unlink()
+    elif damage == "torn meta":
+        meta.write_text(meta.read_text("utf-8")[:-4], "utf-8")
+    else:
+        os.truncate(stream, 0 if damage == "emptied" else stream.stat().st_size - 2)
+    assert (corpus(tmp_path / "c.txt").train.stream_T == expected).all()
 
 
-def test_a_directory_without_training_text(tmp_path):
-    (tmp_path / "notes.md").write_text("x", "utf-8")
-    with pytest.raises(UsageError, match="has no training text"):
-        corpus(tmp_path)
+def test_the_faster_of_two_processes_wins(tmp_path, cache, monkeypatch):
+    """The second finds the directory in place when it is done with its own."""
+    write(tmp_path / "c.txt", DOCUMENTS)
+    from kdcli.data import corpus as module
+
+    put = module._put
+
+    def late(aside, folder):
+        shutil.copytree(aside, folder)
+        put(aside, folder)
+
+    monkeypatch.setattr(module, "_put", late)
+    assert len(corpus(tmp_path / "c.txt").train) > 50
+    assert list(cache.rglob("*.part")) == []
 
 
-@settings(max_examples=60)
-@given(st.integers(1, 60), st.integers(1, 25), st.integers(0, 5))
-def test_every_example_comes_once_a_pass(n, batch_size, seed):
-    plan = BatchPlan(n, batch_size, seed)
-    seen = np.concatenate([plan.indices(step) for step in range(1, 3 * n + 2)])
-    assert all(len(plan.indices(step)) == batch_size for step in (1, 2, 3))
-    for epoch in range(len(seen) // n):
-        assert sorted(seen[epoch * n : (epoch + 1) * n].tolist()) == list(range(n))
+def test_a_document_is_tokenised_in_portions_that_lose_nothing(monkeypatch):
+    monkeypatch.setattr("kdcli.data.corpus.AT_ONCE", 12)
+
+    @settings(max_examples=200)
+    @given(st.lists(st.text("ab ", min_size=1, max_size=60), max_size=8))
+    def check(documents):
+        found, piece = [], ""
+        for texts, ends in _portions(iter(documents)):
+            assert sum(map(len, texts)) < 24
+            for text, is_end in zip(texts, ends, strict=True):
+                assert text
+                piece += text
+                if is_end:
+                    found.append(piece)
+                    piece = ""
+        assert found == documents
+
+    check()
 
 
-def test_the_order_of_a_step_does_not_depend_on_the_steps_before():
-    plan = BatchPlan(1000, 7, 3)
-    later = plan.indices(123).tolist()
-    [plan.indices(step) for step in range(1, 50)]
-    assert BatchPlan(1000, 7, 3).indices(123).tolist() == later
-    assert BatchPlan(1000, 7, 4).indices(123).tolist() != later
+def test_a_document_cut_in_portions_gives_the_tokens_of_the_whole(tmp_path, monkeypatch):
+    write(tmp_path / "c.txt", [" ".join(DOCUMENTS)])
+    whole = corpus(tmp_path / "c.txt").train.stream_T.tolist()
+    monkeypatch.setattr("kdcli.data.corpus.AT_ONCE", 50)
+    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
+    assert corpus(tmp_path / "c.txt").train.stream_T.tolist() == whole
 
 
-def test_a_batch_larger_than_the_data_takes_several_passes():
-    assert sorted(BatchPlan(3, 7, 0).indices(1).tolist())[:2] == [0, 0]
+MEASURE = """
+import resource, sys
+from texts import corpus
+def peak(source):
+    corpus(source)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+small = peak(sys.argv[1])
+print(peak(sys.argv[2]) - small)
+"""
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in other units elsewhere")
 def test_memory_stays_flat_while_tokenising(tmp_path):
-    """A corpus is streamed: what is held at once does not grow with it."""
-    import tracemalloc
-
-    write(tmp_path / "small.txt", DOCUMENTS * 10)
-    write(tmp_path / "large.txt", DOCUMENTS * 100)
-    peaks = []
-    for name in ("small.txt", "large.txt"):
-        tracemalloc.start()
-        corpus(tmp_path / name)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] < 1.5 * peaks[0]
+    """However much text there is and however long its documents; what the tokenizer itself holds counts."""
+    line = 300_000
+    for name, size in (("small", 1_500_000), ("large", 5_000_000)):
+        (tmp_path / f"{name}.txt").write_text(("w1 w22 w3 w4 " * (line // 13 + 1) + "\n") * (size // line), "utf-8")
+    done = python(MEASURE, tmp_path / "small.txt", tmp_path / "large.txt", cache=tmp_path / "cache")
+    assert float(done.stdout) < 60, done.stderr
 
 
 def test_blocks_are_read_from_the_map_and_not_held(tmp_path):
@@ -215,3 +262,4 @@ def test_blocks_are_read_from_the_map_and_not_held(tmp_path):
     blocks = corpus(tmp_path / "c.txt").train
     assert isinstance(blocks, Blocks)
     assert isinstance(blocks.stream_T, np.memmap)
+    assert blocks.stream_T.mode == "r"
