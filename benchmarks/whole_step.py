@@ -5,8 +5,8 @@
 * kdcli: what the command runs. The teacher stops at its last q, k, v; matrix products in the dtype `--dtype auto` picks
   (and in the other one); the blocked relation loss.
 * plain: the teacher's full forward in float32 with `output_attentions=True`, plain formulas for both relations.
-* TextBrewer (`pip install textbrewer`, a peer, needed only here): its GeneralDistiller with both relations
-  as custom matches, its own loop and its own way to hand tensors over.
+* TextBrewer (`pip install textbrewer tensorboard`, a peer, needed only here): its GeneralDistiller's step with both
+  relations as matches, in float32 as it runs them.
 
 Prints ratios of tokens/s (medians of interleaved rounds), the model FLOP/s of the step over the machine's own
 matrix-product rate, and what two students of one teacher pass cost beside two runs.
@@ -132,7 +132,7 @@ def textbrewer_step():
 
         def forward(self, input_ids):
             a, v = self.run(input_ids)
-            return {"attention": [a], "hidden": [plain_relation(v, v)], "attention_mask": None}
+            return {"attention": [a], "hidden": [plain_relation(v, v)]}
 
     distiller = GeneralDistiller(
         train_config=TrainingConfig(device="cpu", output_dir="/tmp/textbrewer", log_dir=None, ckpt_steps=10**9),
@@ -144,8 +144,12 @@ def textbrewer_step():
     )
 
     def step(ids_BL: torch.Tensor) -> None:
-        with distiller:
-            distiller.train(optimizer, [{"input_ids": ids_BL}], num_steps=1, max_grad_norm=1.0, callback=None)
+        # Its own forward and losses, without the bookkeeping of its outer loop.
+        loss, _ = distiller.train_on_batch({"input_ids": ids_BL}, {})
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
 
     return step
 

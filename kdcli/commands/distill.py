@@ -66,7 +66,7 @@ class Student(nn.Module):
 
 
 @dataclass(frozen=True)
-class _Session:
+class _Context:
     """What all legs of one invocation share."""
 
     accelerator: Accelerator
@@ -118,8 +118,8 @@ def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished |
             held_out_blocks=recipe.data.held_out_blocks,
             log=Progress.say,
         )
-    session = _Session(accelerator, device, invocation, teacher, corpus, _plan(recipe, corpus))
-    return _dry_run(session, legs) if invocation.dry_run else _run_legs(session, legs)
+    context = _Context(accelerator, device, invocation, teacher, corpus, _plan(recipe, corpus))
+    return _dry_run(context, legs) if invocation.dry_run else _run_legs(context, legs)
 
 
 def _legs(resolved: Resolved[DistillRecipe], invocation: Invocation, teacher: Loaded) -> list[Leg]:
@@ -143,9 +143,9 @@ def _legs(resolved: Resolved[DistillRecipe], invocation: Invocation, teacher: Lo
     return legs
 
 
-def _run_legs(session: _Session, legs: list[Leg]) -> Finished | None:
+def _run_legs(context: _Context, legs: list[Leg]) -> Finished | None:
     """Claim, train, save and report leg after leg; only the main process writes."""
-    accelerator, invocation, last = session.accelerator, session.invocation, legs[-1]
+    accelerator, invocation, last = context.accelerator, context.invocation, legs[-1]
     if accelerator.is_main_process:
         RunDir.claim(last.folder, last.resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
     track(accelerator, last.folder)
@@ -160,15 +160,15 @@ def _run_legs(session: _Session, legs: list[Leg]) -> Finished | None:
             Progress.say(f"{leg.folder} is done already")
             result = Finished.read(leg.folder)
             continue
-        of_leg = session.teacher
+        of_leg = context.teacher
         if leg is not legs[0]:
             of_leg = load_encoder(leg.teacher, trust_remote_code=invocation.trust_remote_code)
-        students = _students(leg, of_leg, session.corpus)
-        outcome = train(accelerator, session.device, _job(session, students, of_leg), session.plan, run_dir)
+        students = _students(leg, of_leg, context.corpus)
+        outcome = train(accelerator, context.device, _job(context, students, of_leg), context.plan, run_dir)
         if accelerator.is_main_process:
             for name, student in students.items():
                 save_encoder(student.encoder, of_leg.tokenizer, leg.model_folder(name))
-            result = _report(session, leg, leg is last, result, of_leg, students, outcome)
+            result = _report(context, leg, leg is last, result, of_leg, students, outcome)
         accelerator.wait_for_everyone()
     accelerator.end_training()
     return result if accelerator.is_main_process else None
@@ -249,10 +249,10 @@ def _needs(students: Mapping[str, Student]) -> Needs:
     return needs
 
 
-def _job(session: _Session, students: Mapping[str, Student], teacher: Loaded) -> Job:
+def _job(context: _Context, students: Mapping[str, Student], teacher: Loaded) -> Job:
     """What the engine is handed: every student's loss against one teacher's signals."""
-    device, corpus, plan = session.device, session.corpus, session.plan
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(session.accelerator.mixed_precision, torch.float32)
+    device, corpus, plan = context.device, context.corpus, context.plan
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(context.accelerator.mixed_precision, torch.float32)
     listened = capture(prepare_teacher(teacher.model.to(device), dtype), _needs(students))
     alone = len(students) == 1
 
@@ -276,7 +276,7 @@ def _job(session: _Session, students: Mapping[str, Student], teacher: Loaded) ->
 
 
 def _report(
-    session: _Session,
+    context: _Context,
     leg: Leg,
     final: bool,
     earlier: Finished | None,
@@ -285,7 +285,7 @@ def _report(
     outcome: Outcome,
 ) -> Finished:
     """The report of a leg; that of the last one also shows the assistant and measures latency."""
-    recipe, teacher, run_dir = leg.resolved.recipe, session.teacher, RunDir(leg.folder)
+    recipe, teacher, run_dir = leg.resolved.recipe, context.teacher, RunDir(leg.folder)
     source = location(teacher.source)
     cards = {"teacher": describe(teacher.model, teacher.source, Path(source) if Path(source).is_dir() else None)}
     if earlier:
@@ -311,8 +311,8 @@ def _report(
         folders=folders,
         measured=[("teacher", source), *((name, str(folder)) for name, folder in folders.items())],
         measure=measure,
-        device=session.device,
-        trust_remote_code=session.invocation.trust_remote_code,
+        device=context.device,
+        trust_remote_code=context.invocation.trust_remote_code,
         outcome=outcome,
         quality=quality,
         notes=notes,
@@ -349,20 +349,20 @@ def _demo_quality(
     return {task: {name: of[task] for name, of in probes.items()} for task in tasks}
 
 
-def _dry_run(session: _Session, legs: list[Leg]) -> Estimate:
+def _dry_run(context: _Context, legs: list[Leg]) -> Estimate:
     """Train every leg for a few steps, for what they take, and leave nothing behind.
 
     The teacher's stand-in for a leg after an assistant is the assistant as it is before training.
     """
-    plan, teacher = session.plan, session.teacher
+    plan, teacher = context.plan, context.teacher
     found: list[LegEstimate] = []
     cards = {"teacher": describe(teacher.model, teacher.source, None)}
     for leg in legs:
-        students = _students(leg, teacher, session.corpus)
+        students = _students(leg, teacher, context.corpus)
         probe = replace(plan, stop_after=min(plan.steps, PROBE_STEPS))
-        outcome = train(session.accelerator, session.device, _job(session, students, teacher), probe, None)
+        outcome = train(context.accelerator, context.device, _job(context, students, teacher), probe, None)
         cards |= {name: describe(s.encoder, str(leg.model_folder(name)), None) for name, s in students.items()}
-        found.append(estimate_leg(str(leg.folder), outcome, plan, len(session.corpus.train)))
+        found.append(estimate_leg(str(leg.folder), outcome, plan, len(context.corpus.train)))
         first = next(iter(students.values())).encoder
         teacher = Loaded(first, teacher.tokenizer, next(iter(leg.shapes.values())), str(leg.folder))
     return Estimate(cards, found)
