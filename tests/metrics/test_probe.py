@@ -1,0 +1,95 @@
+"""Linear probes: they read what an encoder knows, and nothing off the words themselves."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoTokenizer
+
+from kdcli.data.demo import TASKS, TOPICS, _lexicon
+from kdcli.metrics.probe import _means, probe_demo
+from kdcli.models.load import location
+
+CHANCE = {"demo-topic": 1 / TOPICS, "demo-order": 1 / 2, "demo-coherence": 1 / 2}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(location("demo"))
+
+
+class Table(nn.Module):
+    """An encoder that sees each token alone: row `id` of a table."""
+
+    def __init__(self, table_VD):
+        super().__init__()
+        self.table_VD = nn.Parameter(table_VD)
+
+    def forward(self, input_ids, attention_mask):
+        return SimpleNamespace(last_hidden_state=self.table_VD[input_ids])
+
+
+class Position(nn.Module):
+    """Hidden states that say only where a token stands, and that padding is there."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, input_ids, attention_mask):
+        place_BL = torch.arange(input_ids.shape[1]).expand_as(input_ids) * self.scale
+        return SimpleNamespace(last_hidden_state=torch.stack([place_BL, 1.0 - attention_mask], dim=-1))
+
+
+def test_an_encoder_that_tells_words_apart_but_not_what_they_mean_is_at_chance(tokenizer):
+    """Examples to judge by have other words than those to fit on: knowing the words alone must not help."""
+    found = probe_demo(Table(torch.eye(len(tokenizer))), tokenizer)
+    assert set(found) == set(TASKS)
+    for task, chance in CHANCE.items():
+        assert found[task]["accuracy"] == pytest.approx(chance, abs=0.06)
+
+
+def test_an_encoder_that_knows_the_topic_of_words_reads_it(tokenizer):
+    lexicon = _lexicon()
+    table_VD = torch.zeros(len(tokenizer), TOPICS)
+    for topic in range(TOPICS):
+        for word in (*lexicon.nouns[topic], *lexicon.verbs[topic]):
+            for form in (word, word + "s"):
+                ids = tokenizer(form, add_special_tokens=False)["input_ids"]
+                if len(ids) == 1:
+                    table_VD[ids[0], topic] = 1.0
+    assert probe_demo(Table(table_VD), tokenizer)["demo-topic"]["accuracy"] > 0.95
+
+
+def test_an_encoder_that_sees_nothing_is_at_chance(tokenizer):
+    found = probe_demo(Table(torch.ones(len(tokenizer), 4)), tokenizer)
+    for task, chance in CHANCE.items():
+        assert found[task]["accuracy"] == pytest.approx(chance, abs=0.06)
+
+
+def test_padding_is_not_part_of_the_mean(tokenizer):
+    texts = ["the a", "the a the a the a near , . and", "."]
+    means = _means(Position(), tokenizer, texts)
+    tokens = [len(tokenizer(t)["input_ids"]) for t in texts]
+    assert means[:, 0].tolist() == [(n - 1) / 2 for n in tokens]
+    assert means[:, 1].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_batches_do_not_change_the_features(tokenizer, monkeypatch):
+    texts = [f"the {'a ' * (i % 9)}near" for i in range(20)]
+    torch.manual_seed(0)
+    model = Table(torch.randn(len(tokenizer), 8))
+    whole = _means(model, tokenizer, texts)
+    monkeypatch.setattr("kdcli.metrics.probe.BATCH", 3)
+    assert whole == pytest.approx(_means(model, tokenizer, texts), abs=1e-6)
+    assert whole.shape == (20, 8)
+
+
+def test_probing_twice_says_the_same_and_leaves_no_gradient(tokenizer):
+    torch.manual_seed(0)
+    model = Table(torch.randn(len(tokenizer), 8))
+    assert probe_demo(model, tokenizer) == probe_demo(model, tokenizer)
+    assert model.table_VD.grad is None
