@@ -25,7 +25,7 @@ def overview(report: Report) -> tuple[list[str], list[list[str]]]:
     """The main table: one row a model, teacher first, then what the undistilled student achieves."""
     batches = sorted({(r.batch_size, r.seq_len) for r in report.latency})
     columns = [(task, metric) for task, of in report.quality.items() for metric in _metrics(of)]
-    header = ["model", "shape", "parameters", "of them embedding", "of them transformer", "size", "multiply-adds"]
+    header = ["model", "shape", "parameters", "(embedding)", "(transformer)", "size", "multiply-adds"]
     header += [f"ms {b}x{length}" for b, length in batches]
     header += [f"speed-up {b}x{length}" for b, length in batches]
     header += [task if metric in ("accuracy", "loss") else f"{task} {metric}" for task, metric in columns]

@@ -117,8 +117,8 @@ def test_overview_has_a_row_a_model_and_one_for_the_undistilled(report):
     assert [row[0] for row in rows] == ["teacher", "6x384", "3x384", "3x384 undistilled"]
     of = {row[0]: dict(zip(header, row, strict=True)) for row in rows}
     assert of["teacher"]["parameters"] == "109 M"
-    assert of["3x384"]["of them embedding"] == "11.9 M"
-    assert of["3x384"]["of them transformer"] == "5.47 M"
+    assert of["3x384"]["(embedding)"] == "11.9 M"
+    assert of["3x384"]["(transformer)"] == "5.47 M"
     assert of["3x384"]["ms 1x128"] == "6.0 (unstable)"
     assert of["3x384"]["speed-up 8x128"] == "11.00x (10.00–12.00)"
     assert of["3x384 undistilled"]["held-out relations"] == "0.5"
