@@ -3,7 +3,10 @@
     python tools/make_demo.py [--steps 2500] [--out kdcli/data/demo_teacher]
 
 Both are made from the text that `kdcli.data.demo` generates and from nothing else. The weights are saved in half
-precision to keep the package small. Takes some ten minutes on two cores; prints the loss and the file's hash.
+precision to keep the package small. Takes some ten minutes on two cores; prints the loss and the files' hashes.
+
+A tokenizer that is there is kept, for the trainer of `tokenizers` breaks ties by chance: the same text gives other
+numbers to the pieces each time. With it, the same seed, torch and number of threads give the same weights.
 """
 
 from __future__ import annotations
@@ -57,15 +60,20 @@ def main() -> None:
     model.bert.half().save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
     (options.out / "README.md").write_text(CARD, "utf-8")
-    weights = options.out / "model.safetensors"
-    print(f"{weights}: {weights.stat().st_size:,} bytes, sha256 {hashlib.sha256(weights.read_bytes()).hexdigest()}")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    for made in (options.out / "tokenizer.json", options.out / "model.safetensors"):
+        print(f"{made}: {made.stat().st_size:,} bytes, sha256 {hashlib.sha256(made.read_bytes()).hexdigest()}")
 
 
 def make_tokenizer(folder: Path) -> BertTokenizerFast:
+    """The tokenizer of a folder, trained if there is none."""
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        return BertTokenizerFast(tokenizer_file=str(path), model_max_length=128)
     trainer = BertWordPieceTokenizer(lowercase=True)
     trainer.train_from_iterator(demo_documents("train"), vocab_size=1500, min_frequency=2, show_progress=False)
-    trainer.save(str(folder / "tokenizer.json"))
-    return BertTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), model_max_length=128)
+    trainer.save(str(path))
+    return BertTokenizerFast(tokenizer_file=str(path), model_max_length=128)
 
 
 def train(model: BertForMaskedLM, tokenizer: BertTokenizerFast, steps: int) -> None:
