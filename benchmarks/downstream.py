@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from transformers import AutoModel, AutoTokenizer
 
+from kdcli.bench.device import choose_dtype
 from kdcli.data.batches import BatchPlan
 from kdcli.models.load import load_encoder
 from kdcli.models.shape import build_student, parse_shape
@@ -86,6 +87,7 @@ def finetune(
     torch.manual_seed(seed)
     head = torch.nn.Linear(encoder.config.hidden_size, 1 + max(r["label"] for r in train))
     fields = TEXTS[options.task]
+    dtype = choose_dtype("auto", torch.device("cpu"))
     steps = options.epochs * len(train) // options.batch
     parameters = [*encoder.parameters(), *head.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=options.lr, weight_decay=0.01, fused=True)
@@ -99,7 +101,7 @@ def finetune(
             max_length=options.max_length,
             return_tensors="pt",
         )
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             hidden_BLD = encoder(**batch).last_hidden_state
         real_BL1 = batch["attention_mask"][:, :, None]
         return head((hidden_BLD.float() * real_BL1).sum(1) / real_BL1.sum(1))

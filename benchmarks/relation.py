@@ -65,6 +65,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
+    # Before this process grows: a child starts with its parent's peak as its own.
+    memory = {}
+    context = multiprocessing.get_context("spawn")
+    for name in ("plain", "blocked"):
+        answer = context.Queue()
+        worker = context.Process(target=peak_growth, args=(name, options.threads, answer))
+        worker.start()
+        memory[name] = answer.get()
+        worker.join()
+    print(
+        f"memory   plain / blocked: {memory['plain'] / max(1, memory['blocked']):.1f}x  {memory} kB beyond the inputs"
+    )
     torch.set_num_threads(options.threads)
     teacher, student = inputs()
     seconds: dict[str, list[float]] = {"plain": [], "blocked": []}
@@ -77,17 +89,6 @@ def main() -> None:
             gradients[name] = [x.grad.clone() for x in student]
     ratios = [p / b for p, b in zip(seconds["plain"][1:], seconds["blocked"][1:], strict=True)]
     print(f"time     plain / blocked: {statistics.median(ratios):.1f}x  ({min(ratios):.1f}-{max(ratios):.1f})")
-    memory = {}
-    context = multiprocessing.get_context("spawn")
-    for name in seconds:
-        answer = context.Queue()
-        worker = context.Process(target=peak_growth, args=(name, options.threads, answer))
-        worker.start()
-        memory[name] = answer.get()
-        worker.join()
-    print(
-        f"memory   plain / blocked: {memory['plain'] / max(1, memory['blocked']):.1f}x  {memory} kB beyond the inputs"
-    )
     worst = max((a - b).abs().max() / a.abs().max() for a, b in zip(*gradients.values(), strict=True))
     print(
         f"value    differs by {abs(values['plain'] - values['blocked']):.1e}, gradients by {worst:.1e} of their largest"
