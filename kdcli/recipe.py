@@ -70,7 +70,7 @@ class StudentSettings(Section):
 
 
 class MeasureSettings(Section):
-    """`measure:`, the latency part of a report. Two seconds and 50 runs a cell; raise them for a number to quote."""
+    """`measure:`, the latency part of a report: every cell goes on until both minima are reached."""
 
     latency: bool = True
     min_runs: int = Field(50, gt=0)
