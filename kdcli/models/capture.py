@@ -76,12 +76,13 @@ def capture(model: PreTrainedModel, needs: Needs) -> Capture:
     """A module whose forward(batch) gives `Signals` and computes nothing beyond the last signal needed.
 
     Args:
-        model: a base encoder; it keeps working as before, and its parameters stay where they are.
+        model: a base encoder, or one with a head on top (needed for logits); it keeps working as before, and its
+            parameters stay where they are.
         needs: layers 1 … N (0 for the embedding output in `hidden`).
 
     Raises:
         UsageError: a model type without a row in `kdcli.models.layout`.
-        ValueError: a needed layer that the model does not have.
+        ValueError: a needed layer that the model does not have, or logits of a model without a head.
     """
     return Capture(model, needs)
 
@@ -94,15 +95,18 @@ class Capture(nn.Module):
         config = model.config
         self.layout: Layout = layout_for(config)
         self.model = model
+        self.encoder: PreTrainedModel = model.base_model
         self.needs = needs
         # A plain list: the layers belong to the model already, and a shared one stands in it several times.
-        self.layers = self.layout.modules(model)
+        self.layers = self.layout.modules(self.encoder)
         asked = needs.q | needs.k | needs.v | needs.hidden
         wrong = sorted(n for n in asked if not 0 <= n <= len(self.layers)) + [
             n for n in sorted(needs.q | needs.k | needs.v) if n == 0
         ]
         if wrong:
             raise ValueError(f"layers {wrong} asked for, but the model has layers 1 to {len(self.layers)}")
+        if needs.logits and self.encoder is model:
+            raise ValueError(f"{type(model).__name__} has no head on top, so it has no logits")
         if self.layout.interface:
             model.set_attn_implementation(INTERFACE)
             if config._attn_implementation != INTERFACE:
@@ -146,7 +150,9 @@ class Capture(nn.Module):
                 smallest = torch.finfo(self.model.dtype).min
                 inputs["attention_mask"] = torch.zeros_like(mask, dtype=self.model.dtype).masked_fill(~mask, smallest)
         if "position_ids" in inputs and self.layout.position_offset:
-            inputs["position_ids"] = inputs["position_ids"] + config.pad_token_id + 1
+            # Not always the padding token of the configuration: MPNet's is 1 whatever that says.
+            embeddings: Any = self.encoder.get_submodule("embeddings")
+            inputs["position_ids"] = inputs["position_ids"] + embeddings.padding_idx + 1
         return inputs
 
     def _hook_hidden(self, ear: _Ear, hooks: ExitStack) -> None:
@@ -172,7 +178,7 @@ class Capture(nn.Module):
         layout = self.layout
         table: list[Tensor] = []
         if layout.positions:
-            module = self.model.get_submodule(layout.positions)
+            module = self.encoder.get_submodule(layout.positions)
             hooks.callback(module.register_forward_hook(lambda m, a, output: table.append(output[None, None])).remove)
         for n in sorted(self.needs.q | self.needs.k | self.needs.v):
             layer = self.layers[n - 1]
@@ -192,26 +198,21 @@ class Capture(nn.Module):
         def hear(module: nn.Module, args: Any, output_BLE: Tensor) -> None:
             for kind in kinds:
                 if layout.fused == "heads":
-                    three = output_BLE.view(*output_BLE.shape[:2], self._heads(layer), 3, -1)
+                    three = output_BLE.view(*output_BLE.shape[:2], layout.heads(layer), 3, -1)
                     x_BALK = three[:, :, :, "qkv".index(kind)].transpose(1, 2)
                 else:
-                    x_BALK = output_BLE.view(*output_BLE.shape[:2], self._heads(layer), -1).transpose(1, 2)
+                    x_BALK = output_BLE.view(*output_BLE.shape[:2], layout.heads(layer), -1).transpose(1, 2)
                 if layout.bias and kind in "qv":
                     bias = layer.get_parameter(layout.bias["qv".index(kind)])
                     x_BALK = x_BALK + bias.view(1, x_BALK.shape[1], 1, -1)
                 turned = kind in "qk" or bool(getattr(self.model.config, "rotary_value", False))
                 if table and turned:
-                    owner: Any = layer.get_submodule(layout.q.rsplit(".", 1)[0])
-                    x_BALK = owner.apply_rotary_position_embeddings(table[-1], x_BALK, x_BALK)[0]
+                    turn = layout.attention(layer).apply_rotary_position_embeddings
+                    x_BALK = turn(table[-1], x_BALK, x_BALK)[0]
                 ear.take(kind, n, lambda x=x_BALK: x)  # type: ignore[misc]
             ear.leave_if_done()
 
         return hear
-
-    def _heads(self, layer: nn.Module) -> int:
-        """Attention heads as they are: ConvBERT has fewer than its configuration says."""
-        owner: Any = layer.get_submodule(self.layout.q.rsplit(".", 1)[0])
-        return int(getattr(owner, "num_attention_heads", self.model.config.num_attention_heads))
 
 
 def _repeated(x_BGLK: Tensor, heads: int) -> Tensor:

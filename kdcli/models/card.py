@@ -38,7 +38,9 @@ def describe(model: PreTrainedModel, name: str, folder: Path | None) -> dict[str
     weights = sorted(folder.glob("*.safetensors")) if folder else []
     digest = hashlib.sha256()
     for file in weights:
-        digest.update(file.read_bytes())
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
     return {
         "id": name,
         "model_type": str(model.config.model_type),

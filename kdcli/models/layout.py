@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from kdcli.errors import UsageError, did_you_mean
 
@@ -27,6 +28,8 @@ class Layout:
         embeddings: prefixes of what belongs to the embeddings, for counting.
         interface: attention goes through the attention interface of transformers; else its linears are hooked.
         fused: order of the rows of a fused q/k/v: `blocks` is [3, A, K], `heads` is [A, 3, K].
+        like_q: further linears of a layer whose rows are dimensions of q (DeBERTa's position projections); those that a
+            configuration does without are absent.
         bias: added to q and v after a bias-free fused projection (DeBERTa): attribute names beside the linear.
         rotary: rotary embedding's pairs, `halves` (i, i + K/2) or `pairs` (2i, 2i + 1); None without.
         positions: module whose output is the rotary table, where it has to be applied to hooked q and k.
@@ -49,6 +52,7 @@ class Layout:
     embeddings: tuple[str, ...] = ("embeddings.", "embeddings_project.")
     interface: bool = True
     fused: Literal["blocks", "heads"] | None = None
+    like_q: tuple[str, ...] = ()
     bias: tuple[str, str] | None = None
     rotary: Literal["halves", "pairs"] | None = None
     positions: str | None = None
@@ -65,6 +69,15 @@ class Layout:
         if self.shared:
             return [layers[0]] * int(model.config.num_hidden_layers)  # type: ignore[union-attr,arg-type]
         return layers
+
+    def attention(self, layer: nn.Module) -> Any:
+        """The module of a layer that holds its q, k and v."""
+        return _submodule(layer, self.q.rpartition(".")[0])
+
+    def heads(self, layer: nn.Module) -> int:
+        """Attention heads as they are: ConvBERT has fewer than its configuration says."""
+        owner = self.attention(layer)
+        return int(getattr(owner, "num_attention_heads", 0) or owner.config.num_attention_heads)
 
 
 _BERT = Layout()
@@ -149,6 +162,7 @@ LAYOUTS: dict[str, Layout] = {
         k="attention.self.in_proj",
         v="attention.self.in_proj",
         fused="heads",
+        like_q=("attention.self.pos_proj", "attention.self.pos_q_proj"),
         bias=("attention.self.q_bias", "attention.self.v_bias"),
         other_term="disentangled position terms and their scale",
         leaks="its embeddings take a mask of tokens only",
@@ -158,6 +172,7 @@ LAYOUTS: dict[str, Layout] = {
         q="attention.self.query_proj",
         k="attention.self.key_proj",
         v="attention.self.value_proj",
+        like_q=("attention.self.pos_key_proj", "attention.self.pos_query_proj"),
         other_term="disentangled position terms and their scale",
         leaks="its embeddings take a mask of tokens only",
     ),
@@ -175,14 +190,23 @@ def layout_for(config: Any) -> Layout:
         UsageError: the model is a decoder, or its type has no row; the message names the known ones.
     """
     kind = str(config.model_type)
-    if kind in LAYOUTS and not getattr(config, "is_decoder", False):
-        row = LAYOUTS[kind]
-        if kind == "esm" and getattr(config, "position_embedding_type", None) != "rotary":
-            return replace(row, rotary=None)
-        if kind == "albert" and (config.num_hidden_groups, config.inner_group_num) != (1, 1):
-            raise UsageError("ALBERT with several layer groups is not supported: only one layer shared by all")
-        return row
-    if getattr(config, "is_encoder_decoder", False) or _is_decoder(config):
+    row = row_of(kind, decodes=any(getattr(config, name, False) for name in ("is_decoder", "is_encoder_decoder")))
+    if kind == "esm" and getattr(config, "position_embedding_type", None) != "rotary":
+        return replace(row, rotary=None)
+    if kind == "albert" and (config.num_hidden_groups, config.inner_group_num) != (1, 1):
+        raise UsageError("ALBERT with several layer groups is not supported: only one layer shared by all")
+    return row
+
+
+def row_of(kind: str, *, decodes: bool) -> Layout:
+    """The row of a model type, before there is a configuration; `decodes`: it says of itself that it is a decoder.
+
+    Raises:
+        UsageError: see `layout_for`.
+    """
+    if kind in LAYOUTS and not decodes:
+        return LAYOUTS[kind]
+    if decodes or _only_decodes(kind):
         raise UsageError(
             f"'{kind}' is a decoder or an encoder-decoder; kdcli compresses encoders", f"known types: {known()}"
         )
@@ -197,31 +221,38 @@ def known() -> str:
     return ", ".join(sorted(LAYOUTS))
 
 
-def linears(layout: Layout, layer: nn.Module) -> dict[str, list[tuple[nn.Linear, slice | None]]]:
+Rows = slice | Tensor | None
+"""What of a linear's rows belongs to a matrix: some in one piece, some by their indices, or all (None)."""
+
+
+def linears(layout: Layout, layer: nn.Module) -> dict[str, list[tuple[nn.Linear, Rows]]]:
     """The prunable matrices of one layer: type letter → linears, each with its rows when several share one linear.
 
-    `U` holds the gate too in gated feed-forward blocks.
+    Q, K and V have their rows in the order [A, K]. `U` holds the gate too in gated feed-forward blocks.
     """
     names = {"Q": [layout.q], "K": [layout.k], "V": [layout.v], "O": [layout.o], "D": [layout.down]}
     names["U"] = [layout.up] if layout.gate in (None, layout.up) else [layout.up, str(layout.gate)]
-    found: dict[str, list[tuple[nn.Linear, slice | None]]] = {}
+    found: dict[str, list[tuple[nn.Linear, Rows]]] = {}
     for letter in MATRICES:
         of_letter = [_submodule(layer, name) for name in names[letter]]
-        rows: slice | None = None
-        if layout.fused == "blocks" and letter in "QKV":
-            third = of_letter[0].out_features // 3
-            start = "QKV".index(letter) * third
-            rows = slice(start, start + third)
+        rows: Rows = None
+        if layout.fused and letter in "QKV":
+            part, size = "QKV".index(letter), of_letter[0].out_features
+            if layout.fused == "blocks":
+                rows = slice(part * size // 3, (part + 1) * size // 3)
+            else:
+                rows = torch.arange(size).view(layout.heads(layer), 3, -1)[:, part].reshape(-1)
         found[letter] = [(linear, rows) for linear in of_letter]
     return found
 
 
-def _is_decoder(config: Any) -> bool:
-    """True for what transformers knows only as a causal language model."""
+def _only_decodes(kind: str) -> bool:
+    """True for what transformers knows as a causal or sequence-to-sequence model and not as a masked one."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES as SEQ_TO_SEQ
 
-    return config.model_type in CAUSAL and (config.model_type not in MASKED or bool(config.is_decoder))
+    return kind in SEQ_TO_SEQ or (kind in CAUSAL and kind not in MASKED)
 
 
 def _submodule(module: nn.Module, path: str) -> Any:

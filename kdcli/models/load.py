@@ -8,18 +8,30 @@ from __future__ import annotations
 import importlib.resources
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import list_repo_files, try_to_load_from_cache
+from huggingface_hub.errors import GatedRepoError, StrictDataclassError
+from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # its client, whichever version that is
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from kdcli.disk import disk_errors
 from kdcli.errors import UsageError
-from kdcli.models.layout import layout_for
+from kdcli.models.layout import LAYOUTS, layout_for, row_of
 from kdcli.models.shape import shape_of
 from kdcli.types import ModelShape
 
@@ -27,6 +39,7 @@ from kdcli.types import ModelShape
 transformers_logging.disable_progress_bar()
 
 DEMO = "demo"
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 OPTIONAL = ("pooler.", "contact_head.", "embeddings.position_ids")
 """Parts of a base model that a checkpoint may lack without being broken."""
 
@@ -59,8 +72,10 @@ def load_encoder(source: str, *, trust_remote_code: bool = False) -> Loaded:
         _check_folder(folder)
     elif folder.exists() or where.startswith((".", "/", "~")) or where.count("/") > 1:
         raise UsageError(f"no model directory {source}", "give a hub id, a directory with config.json, or 'demo'")
-    config = _config(source, where, trust_remote_code)
-    layout_for(config)
+    _check_type(source, where, trust_remote_code)
+    layout_for(_config(source, where, trust_remote_code))
+    if not folder.is_dir():
+        _check_repository(source)
     tokenizer = _tokenizer(source, where, trust_remote_code)
     model = _model(source, where, trust_remote_code)
     return Loaded(model.eval(), tokenizer, shape_of(model.config), source)
@@ -88,15 +103,43 @@ def save_encoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fol
 def _check_folder(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise UsageError(f"{folder} has no config.json, so it is not a model directory")
-    try:
-        json.loads((folder / "config.json").read_text("utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
-        raise UsageError(f"{folder / 'config.json'} is not valid JSON: {error}") from None
-    if not list(folder.glob("*.safetensors")):
+    _check_json(folder / "config.json")
+    if (folder / WEIGHTS[1]).is_file():
+        _check_json(folder / WEIGHTS[1])
+    elif not (folder / WEIGHTS[0]).is_file():
         pickled = sorted(folder.glob("*.bin"))
         if pickled:
             raise _pickled(str(folder), pickled[0].name)
-        raise UsageError(f"{folder} has no model.safetensors")
+        raise UsageError(f"{folder} has no {WEIGHTS[0]}")
+
+
+def _check_json(file: Path) -> None:
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{file} is not valid JSON: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{file} must hold a JSON object, not a {type(found).__name__}")
+
+
+def _check_repository(source: str) -> None:
+    """Refuse a repository without safetensors: left to itself, transformers would ask a service to convert its pickle.
+
+    Without a network there is nothing to ask and nothing to check: what is in the cache is tried.
+    """
+    if any(isinstance(try_to_load_from_cache(source, name), str) for name in WEIGHTS):
+        return
+    try:
+        files = list_repo_files(source)
+    except (OSError, httpx.HTTPError):
+        return
+    if not any(name in files for name in WEIGHTS):
+        pickled = [name for name in files if name.endswith(".bin")]
+        if pickled:
+            raise _pickled(source, pickled[0])
+        raise UsageError(f"{source} has no {WEIGHTS[0]}")
 
 
 def _pickled(source: str, name: str) -> UsageError:
@@ -108,62 +151,110 @@ def _pickled(source: str, name: str) -> UsageError:
     )
 
 
+def _check_type(source: str, where: str, trust_remote_code: bool) -> None:
+    """Refuse a type that is not supported, before a configuration is made of it and before any code of its own runs."""
+    try:
+        raw, _ = PreTrainedConfig.get_config_dict(where)
+    except (OSError, ValueError) as error:
+        raise _not_found(source, error) from None
+    kind = str(raw.get("model_type"))
+    if "model_type" not in raw:
+        raise UsageError(f"the config.json of {source} has no model_type", "is it a model of transformers?")
+    if kind not in LAYOUTS and "auto_map" in raw and not trust_remote_code:
+        raise _own_code(source)
+    row_of(kind, decodes=bool(raw.get("is_decoder") or raw.get("is_encoder_decoder")))
+
+
+def _not_found(source: str, error: Exception) -> UsageError:
+    if isinstance(error.__cause__, GatedRepoError):
+        return UsageError(
+            f"model '{source}' is on the hub, but you have no access to it", "ask for it there, then `hf auth login`"
+        )
+    return UsageError(
+        f"model '{source}' was found neither as a directory, nor in the Hugging Face cache, nor on the hub: "
+        f"{_first_line(error)}",
+        "check the name and the network, or use a local directory or 'demo'",
+    )
+
+
+def _own_code(source: str) -> UsageError:
+    return UsageError(
+        f"{source} brings code of its own, which is not run unless you say so",
+        "read that code, then add --trust-remote-code",
+    )
+
+
 def _config(source: str, where: str, trust_remote_code: bool) -> Any:
     try:
         return AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
     except ValueError as error:
         if "trust_remote_code" in str(error):
-            raise UsageError(
-                f"{source} brings code of its own, which is not run unless you say so",
-                "read that code, then add --trust-remote-code",
-            ) from None
-        raise UsageError(f"{source}: {_first_line(error)}") from None
-    except OSError as error:
-        raise UsageError(
-            f"model '{source}' was found neither as a directory, nor in the Hugging Face cache, nor on the hub: "
-            f"{_first_line(error)}",
-            "check the name and the network, or use a local directory or 'demo'",
-        ) from None
+            raise _own_code(source) from None
+        raise UsageError(f"the config.json of {source} cannot be used: {_first_line(error)}") from None
+    except StrictDataclassError as error:
+        said = " ".join(str(error).split())
+        raise UsageError(f"the config.json of {source} cannot be used: {said}") from None
 
 
 def _tokenizer(source: str, where: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    if Path(where).is_dir() and not any(Path(where).glob("*token*")) and not any(Path(where).glob("vocab*")):
-        raise UsageError(
-            f"{source} has no tokenizer", "copy the tokenizer's files (tokenizer.json …) beside its weights"
-        )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        with _quietly():
+            tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         raise UsageError(
             f"the tokenizer of {source} cannot be loaded: {_first_line(error)}",
             "its files (tokenizer.json …) must lie beside the weights",
         ) from None
+    # Where there are no files at all, transformers makes one that knows nothing but [PAD], [UNK], [CLS] …
+    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
+        raise UsageError(
+            f"{source} has no tokenizer", "put the tokenizer's files (tokenizer.json …) beside its weights"
+        )
     return tokenizer
 
 
 def _model(source: str, where: str, trust_remote_code: bool) -> PreTrainedModel:
     try:
-        model, info = AutoModel.from_pretrained(
-            where,
-            trust_remote_code=trust_remote_code,
-            use_safetensors=True,
-            dtype=torch.float32,
-            output_loading_info=True,
-        )
+        with _quietly():
+            model, info = AutoModel.from_pretrained(
+                where,
+                trust_remote_code=trust_remote_code,
+                use_safetensors=True,
+                dtype=torch.float32,
+                output_loading_info=True,
+            )
     except SafetensorError as error:
         raise UsageError(f"the weights of {source} are damaged: {error}", "download or copy them again") from None
     except OSError as error:
-        if "safetensors" in str(error):
-            raise _pickled(source, "pytorch_model.bin") from None
-        raise UsageError(f"the weights of {source} cannot be read: {_first_line(error)}") from None
+        raise UsageError(
+            # Under a message that speaks of names and directories lies what really happened.
+            f"the weights of {source} cannot be read: {_first_line(error.__cause__ or error)}",
+            "check the network and the files, then try again",
+        ) from None
     except (RuntimeError, ValueError) as error:
-        raise UsageError(f"the weights of {source} do not fit its config.json: {_first_line(error)}") from None
+        raise UsageError(f"the weights of {source} do not fit its config.json: {_misfit(error)}") from None
     missing = sorted(k for k in info["missing_keys"] if not k.startswith(OPTIONAL))
     if missing:
         raise UsageError(
             f"the weights of {source} are incomplete: {len(missing)} tensors are missing, for example {missing[0]}"
         )
     return model
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without transformers' tables of tensors: what a base model leaves out is no news, what it lacks is our error."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def _misfit(error: BaseException) -> str:
+    # The line of transformers about sizes points to a table that is not shown.
+    return "tensors of other sizes" if "ignore_mismatched_sizes" in str(error) else _first_line(error)
 
 
 def _first_line(error: BaseException) -> str:

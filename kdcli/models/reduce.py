@@ -3,7 +3,8 @@
 One subset serves all places where the same thing flows, so that a reduced matrix still reads what another one writes:
 
 * residual stream (D): the dimensions in which the word embeddings vary most, the same in every layer;
-* q and k: within each head, the dimensions with the largest |q row|·|k row|; v and o: the largest |v row|·|o column|.
+* q and k, and DeBERTa's position projections with them: within each head, the dimensions with the largest
+  |q row|·|k row|; v and o: the largest |v row|·|o column|.
   With rotary embeddings or grouped key/value heads, evenly spaced (pairs of) dimensions, the same in every head;
 * feed-forward units (F): the largest |up row|·|down column|, times |gate row| in a gated unit.
 
@@ -14,13 +15,14 @@ no such subset keeps its random values, and is named.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kdcli.models.layout import Layout, linears
+from kdcli.models.layout import Layout, Rows, linears
 
 Sets = dict[int, Tensor]
 """Dimension of a tensor → indices into the teacher's."""
@@ -50,10 +52,11 @@ def copy_reduced(teacher: PreTrainedModel, student: PreTrainedModel, layout: Lay
         for name, parameter in student.named_parameters():
             origin = source.get(name if layout.shared else _renamed(name, layout.layers, chosen))
             part = None if origin is None else _part(origin, parameter, sets.get(name, {}), residual, name in linear)
-            if part is None:
-                left.append(name)
-            else:
+            if part is not None:
                 parameter.copy_(part)
+            elif parameter.requires_grad:
+                # A fixed table (RoFormer's sinusoids) already is what the student's shape makes it.
+                left.append(name)
     return left
 
 
@@ -110,6 +113,9 @@ def _layer_sets(
         _put_rows(
             found, layout, small, student, (q, k, v), (heads, width // heads), (narrow_heads, narrow // narrow_heads)
         )
+        for name, module in student.named_modules():
+            if name in layout.like_q and isinstance(module, nn.Linear):
+                _put(found, module, q)
         if small["O"][0][0].in_features == narrow:
             found.setdefault(id(small["O"][0][0].weight), {})[1] = o
     units, narrow_units = big["D"][0][0].in_features, small["D"][0][0].in_features
@@ -138,7 +144,7 @@ def _head_sets(
         queries = _even_in_heads(heads, each, narrow_heads, narrow_each, layout.rotary)
         keys = _even_in_heads(groups, each, narrow_groups, narrow_each, layout.rotary)
         return queries, keys, keys, queries
-    q_norm, k_norm, v_norm = _row_norms(layout, big, heads)
+    q_norm, k_norm, v_norm = (_weight(*big[letter][0]).norm(dim=1) for letter in "QKV")
     # ConvBERT's output projection also reads a convolution, behind the heads.
     o_norm = _weight(*big["O"][0]).norm(dim=0)[:width]
     qk = _best_in_heads(q_norm * k_norm, narrow, narrow_heads)
@@ -146,18 +152,14 @@ def _head_sets(
     return qk, qk, vo, vo
 
 
-def _row_norms(layout: Layout, big: dict[str, Any], heads: int) -> list[Tensor]:
-    if layout.fused == "heads":
-        norm_A3K = big["Q"][0][0].weight.detach().float().norm(dim=1).view(heads, 3, -1)
-        return [norm_A3K[:, i].reshape(-1) for i in range(3)]
-    return [_weight(*big[letter][0]).norm(dim=1) for letter in "QKV"]
-
-
 def _best_in_heads(score_E: Tensor, narrow: int, narrow_heads: int) -> Tensor:
-    """For each student head the best dimensions of its own span of the teacher's, which is a head if counts agree."""
-    span, each = len(score_E) // narrow_heads, narrow // narrow_heads
-    best = score_E.view(narrow_heads, span).topk(each, dim=1).indices.sort(dim=1).values
-    return (best + torch.arange(narrow_heads)[:, None] * span).reshape(-1)
+    """For each student head the best dimensions of its own span of the teacher's, which is a head if counts agree.
+
+    Spans of a teacher's width that the heads do not divide differ by one; none is shorter than a student's head.
+    """
+    each, bounds = narrow // narrow_heads, [a * len(score_E) // narrow_heads for a in range(narrow_heads + 1)]
+    best = [start + score_E[start:end].topk(each).indices.sort().values for start, end in pairwise(bounds)]
+    return torch.cat(best)
 
 
 def _even_in_heads(heads: int, each: int, narrow_heads: int, narrow_each: int, rotary: str | None) -> Tensor:
@@ -210,6 +212,6 @@ def _put(found: dict[int, Sets], linear: nn.Linear, rows: Tensor) -> None:
         found.setdefault(id(linear.bias), {})[0] = rows
 
 
-def _weight(linear: nn.Linear, rows: slice | None) -> Tensor:
+def _weight(linear: nn.Linear, rows: Rows) -> Tensor:
     weight = linear.weight.detach().float().cpu()
     return weight if rows is None else weight[rows]

@@ -20,7 +20,7 @@ from kdcli.models.layout import layout_for
 from kdcli.models.reduce import copy_reduced
 from kdcli.types import ModelShape
 
-GRAMMAR = re.compile(r"(\d+)x(\d+)(?::(\d+))?(?:@(\d+))?")
+GRAMMAR = re.compile(r"(\d{1,6})x(\d{1,6})(?::(\d{1,6}))?(?:@(\d{1,6}))?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,15 @@ def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
     if not (layers and hidden and ffn and heads):
         raise UsageError(f"shape '{text}' has a zero in it", "every number must be at least 1")
     if hidden % heads:
-        below, above = hidden - hidden % heads, hidden + heads - hidden % heads
-        dividing = [h for h in range(1, 65) if hidden % h == 0]
+        widths = [w for w in (hidden - hidden % heads, hidden + heads - hidden % heads) if 0 < w <= teacher.hidden]
+        dividing = [h for h in range(1, min(hidden, 128) + 1) if hidden % h == 0]
+        near = sorted(sorted(dividing, key=lambda h: (abs(h - heads), h))[:4])
+        best = min(near, key=lambda h: (abs(h - heads), h))
         raise UsageError(
             f"{heads} heads do not divide a width of {hidden}",
-            f"widths that {heads} heads divide: {below or above}, {above}; head counts that divide {hidden}: "
-            f"{', '.join(map(str, dividing[-6:]))} (write {layers}x{hidden}@{dividing[-1]})",
+            f"head counts near {heads} that divide {hidden}: {', '.join(map(str, near))} "
+            f"(write {layers}x{hidden}@{best})"
+            + (f"; widths that {heads} heads divide: {', '.join(map(str, widths))}" if widths else ""),
         )
     if layers > teacher.layers or hidden > teacher.hidden:
         raise UsageError(
@@ -69,16 +72,35 @@ def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
 
 
 def student_config(teacher: Any, shape: ModelShape, layers: list[int] | None = None) -> Any:
-    """The teacher's configuration with the student's sizes; everything else stays. `layers` as in `build_student`."""
+    """The teacher's configuration with the student's sizes; everything else stays. `layers` as in `build_student`.
+
+    Raises:
+        UsageError: rotary embeddings turn pairs of dimensions, and the heads would have an odd width.
+    """
+    inner = getattr(teacher, "true_hidden_size", shape.hidden)
+    if inner % shape.heads:
+        raise UsageError(
+            f"student {shape}: {teacher.model_type} attends in a width of {inner}, which {shape.heads} heads do not "
+            "divide",
+            f"write {shape.layers}x{shape.hidden}@{teacher.num_attention_heads}",
+        )
+    if layout_for(teacher).rotary and shape.hidden // shape.heads % 2:
+        raise UsageError(
+            f"student {shape}: {teacher.model_type} turns pairs of dimensions (rotary positions), so a head cannot be "
+            f"{shape.hidden // shape.heads} wide",
+            f"choose a width that is a multiple of {2 * shape.heads}, or another number of heads",
+        )
     config = copy.deepcopy(teacher)
     config.num_hidden_layers, config.hidden_size, config.num_attention_heads = shape.layers, shape.hidden, shape.heads
     setattr(config, layout_for(teacher).ffn, shape.ffn)
-    if getattr(teacher, "embedding_size", None) == teacher.hidden_size:
-        config.embedding_size = shape.hidden
+    for name in ("embedding_size", "pooler_hidden_size"):
+        if getattr(teacher, name, None) == teacher.hidden_size:
+            setattr(config, name, shape.hidden)
     key_heads = getattr(teacher, "num_key_value_heads", None)
     if key_heads is not None:
-        ratio = teacher.num_attention_heads // key_heads
-        config.num_key_value_heads = max(1, shape.heads // ratio)
+        # The teacher's ratio of query to key heads, or the nearest below that divides.
+        wanted = max(1, shape.heads * key_heads // teacher.num_attention_heads)
+        config.num_key_value_heads = max(g for g in range(1, wanted + 1) if shape.heads % g == 0)
     if getattr(teacher, "head_dim", None) is not None:
         config.head_dim = shape.hidden // shape.heads
     if getattr(teacher, "layer_types", None) is not None:
