@@ -95,17 +95,17 @@ class Capture(nn.Module):
         config = model.config
         self.layout: Layout = layout_for(config)
         self.model = model
-        self.encoder: PreTrainedModel = model.base_model
         self.needs = needs
-        # A plain list: the layers belong to the model already, and a shared one stands in it several times.
-        self.layers = self.layout.modules(self.encoder)
+        # Not modules of this one, for they belong to the model already, and a shared layer stands in it several times.
+        encoder: Any = model.base_model
+        self.layers = self.layout.modules(encoder)
         asked = needs.q | needs.k | needs.v | needs.hidden
         wrong = sorted(n for n in asked if not 0 <= n <= len(self.layers)) + [
             n for n in sorted(needs.q | needs.k | needs.v) if n == 0
         ]
         if wrong:
             raise ValueError(f"layers {wrong} asked for, but the model has layers 1 to {len(self.layers)}")
-        if needs.logits and self.encoder is model:
+        if needs.logits and encoder is model:
             raise ValueError(f"{type(model).__name__} has no head on top, so it has no logits")
         if self.layout.interface:
             model.set_attn_implementation(INTERFACE)
@@ -151,7 +151,7 @@ class Capture(nn.Module):
                 inputs["attention_mask"] = torch.zeros_like(mask, dtype=self.model.dtype).masked_fill(~mask, smallest)
         if "position_ids" in inputs and self.layout.position_offset:
             # Not always the padding token of the configuration: MPNet's is 1 whatever that says.
-            embeddings: Any = self.encoder.get_submodule("embeddings")
+            embeddings: Any = self.model.base_model.get_submodule("embeddings")
             inputs["position_ids"] = inputs["position_ids"] + embeddings.padding_idx + 1
         return inputs
 
@@ -178,7 +178,7 @@ class Capture(nn.Module):
         layout = self.layout
         table: list[Tensor] = []
         if layout.positions:
-            module = self.encoder.get_submodule(layout.positions)
+            module = self.model.base_model.get_submodule(layout.positions)
             hooks.callback(module.register_forward_hook(lambda m, a, output: table.append(output[None, None])).remove)
         for n in sorted(self.needs.q | self.needs.k | self.needs.v):
             layer = self.layers[n - 1]
