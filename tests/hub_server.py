@@ -27,7 +27,7 @@ class Hub:
     Attributes:
         repositories: id → path in the repository → content.
         gated: ids that answer 401, as private ones do without a token.
-        broken: file names whose content stops half-way.
+        broken: `id/path` of files whose content stops half-way.
         asked: (method, path) of every request.
     """
 
@@ -70,13 +70,14 @@ class _Handler(BaseHTTPRequestHandler):
         elif name not in self.hub.repositories:
             self.answer(404, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}, b"")
         elif file:
-            self.file(self.hub.repositories[name], file[2])
+            self.file(name, file[2])
         elif listing:
             self.listing(name, self.hub.repositories[name], listing[2], listing[3] or "")
 
     do_HEAD = do_GET
 
-    def file(self, files: dict[str, bytes], path: str) -> None:
+    def file(self, name: str, path: str) -> None:
+        files = self.hub.repositories[name]
         if path not in files:
             self.answer(404, {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"}, b"")
             return
@@ -87,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
             first, last = int(start[1]), int(start[2] or len(content) - 1)
             headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
             self.answer(206, headers, content[first : last + 1])
-        elif path in self.hub.broken and self.command == "GET":
+        elif f"{name}/{path}" in self.hub.broken and self.command == "GET":
             self.answer(200, headers, content, sent=len(content) // 2)
         else:
             self.answer(200, headers, content)

@@ -1,0 +1,267 @@
+"""Loading and saving: what cannot be used is refused with a reason, nothing that comes with a model is run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from encoders import tiny_encoder, tiny_tokenizer
+from hub_server import COMMIT, hub  # noqa: F401
+from transformers import AutoModel, BertModel
+
+from kdcli.errors import MachineError, UsageError
+from kdcli.models import layout
+from kdcli.models.load import load_encoder, save_encoder
+
+PROGRAM = """
+import sys
+from kdcli.errors import UsageError
+from kdcli.models.load import load_encoder
+for source in sys.argv[1:]:
+    try:
+        loaded = load_encoder(source)
+        weight = loaded.model.get_input_embeddings().weight.detach().double().sum()
+        print(loaded.shape, len(loaded.tokenizer), float(weight))
+    except UsageError as error:
+        print('error:', error.message, '|', error.hint)
+"""
+
+
+def change(folder: Path, name: str, **keys: object) -> None:
+    """Set keys of a JSON file."""
+    file = folder / name
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | keys), "utf-8")
+
+
+def cut(file: Path, size: int) -> None:
+    file.write_bytes(file.read_bytes()[:size])
+
+
+def pickled(folder: Path) -> None:
+    torch.save(load_encoder(str(folder)).model.state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def without_tokenizer(folder: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+
+def one_shard_missing(folder: Path) -> None:
+    names = load_encoder(str(folder)).model.state_dict()
+    shards = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(names)}
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}), "utf-8")
+
+
+def broken_index(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text("{", "utf-8")
+
+
+BAD = {
+    "no config": (lambda d: (d / "config.json").unlink(), "has no config.json"),
+    "config is no JSON": (lambda d: (d / "config.json").write_text("{nope"), "is not valid JSON: .* line 1 column 2"),
+    "config is binary": (lambda d: (d / "config.json").write_bytes(b"\xff\xfe"), "is not valid JSON"),
+    "config is a list": (lambda d: (d / "config.json").write_text("[]"), "must hold a JSON object, not a list"),
+    "config is empty": (lambda d: (d / "config.json").write_text("{}"), "has no model_type"),
+    "wrong type of value": (lambda d: change(d, "config.json", hidden_size="wide"), "'hidden_size' expected int"),
+    "unknown type": (lambda d: change(d, "config.json", model_type="brt"), "unknown model type 'brt'; did you mean"),
+    "causal decoder": (lambda d: change(d, "config.json", model_type="gpt2"), "'gpt2' is a decoder"),
+    "another decoder": (lambda d: change(d, "config.json", model_type="llama"), "'llama' is a decoder"),
+    "sequence to sequence": (lambda d: change(d, "config.json", model_type="t5"), "'t5' is a decoder or an encoder-"),
+    "bert as decoder": (lambda d: change(d, "config.json", is_decoder=True), "'bert' is a decoder"),
+    "other width": (lambda d: change(d, "config.json", hidden_size=16), "do not fit its config.json: tensors of other"),
+    "other heads": (lambda d: change(d, "config.json", num_attention_heads=5), "do not fit its config.json"),
+    "more layers": (lambda d: change(d, "config.json", num_hidden_layers=5), "incomplete: 16 tensors are missing"),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), "has no model.safetensors"),
+    "weights of an adapter": (
+        lambda d: (d / "model.safetensors").rename(d / "adapter_model.safetensors"),
+        "has no model.safetensors",
+    ),
+    "pickled weights": (pickled, r"weights as a pickle \(pytorch_model.bin\)"),
+    "empty weights": (lambda d: cut(d / "model.safetensors", 0), "are damaged"),
+    "truncated header": (lambda d: cut(d / "model.safetensors", 100), "are damaged"),
+    "truncated weights": (lambda d: cut(d / "model.safetensors", 50_000), "are damaged"),
+    "last bytes missing": (lambda d: cut(d / "model.safetensors", -10), "are damaged"),
+    "pointer of git-lfs": (
+        lambda d: (d / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\nsize 3\n"),
+        "are damaged",
+    ),
+    "missing shard": (one_shard_missing, "cannot be read: No such file .*model-00002-of-00002.safetensors"),
+    "broken index": (broken_index, "index.json is not valid JSON"),
+    "no tokenizer": (without_tokenizer, "has no tokenizer"),
+    "half a tokenizer": (lambda d: (d / "tokenizer.json").unlink(), "tokenizer of .* cannot be loaded"),
+    "broken tokenizer": (lambda d: (d / "tokenizer.json").write_text("{"), "tokenizer of .* cannot be loaded"),
+    "empty tokenizer": (lambda d: (d / "tokenizer.json").write_text('{"a": 1}'), "tokenizer of .* cannot be loaded"),
+    "tokenizer config is a list": (lambda d: (d / "tokenizer_config.json").write_text("[]"), "tokenizer of"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_directory_that_cannot_be_used_says_why(case, model_dir):
+    spoil, said = BAD[case]
+    spoil(model_dir)
+    with pytest.raises(UsageError, match=said) as caught:
+        load_encoder(str(model_dir))
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("source", ["/no/such/directory", "./nowhere", "a/b/c"])
+def test_a_directory_that_is_not_there(source):
+    with pytest.raises(UsageError, match=f"no model directory {source}") as caught:
+        load_encoder(source)
+    assert "demo" in caught.value.hint
+
+
+def test_an_unknown_type_names_the_known_ones_and_the_way_to_add_it(model_dir):
+    change(model_dir, "config.json", model_type="brt")
+    with pytest.raises(UsageError) as caught:
+        load_encoder(str(model_dir))
+    assert "albert, bert, camembert" in caught.value.hint
+    assert "docs/add-a-model-type.md" in caught.value.hint
+
+
+def test_the_command_in_the_hint_converts_a_pickle(model_dir, tmp_path):
+    before = load_encoder(str(model_dir)).model.state_dict()
+    pickled(model_dir)
+    with pytest.raises(UsageError) as caught:
+        load_encoder(str(model_dir))
+    command = shlex.split(caught.value.hint.split("once: ")[1].split(" and copy")[0])
+    subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, check=True, capture_output=True)
+    for file in model_dir.glob("tokenizer*"):
+        (tmp_path / "converted" / file.name).write_bytes(file.read_bytes())
+    after = load_encoder(str(tmp_path / "converted")).model.state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items() if "pooler" not in name)
+
+
+def with_code(folder: Path, marker: Path, model_type: str) -> None:
+    """Give a model code of its own, which would leave a file behind when it runs."""
+    auto = {"AutoConfig": "modeling_mine.MineConfig", "AutoModel": "modeling_mine.MineModel"}
+    change(folder, "config.json", model_type=model_type, auto_map=auto)
+    (folder / "modeling_mine.py").write_text(
+        f"open({str(marker)!r}, 'w').close()\n"
+        "from transformers import BertConfig, BertModel\n"
+        f"class MineConfig(BertConfig):\n    model_type = {model_type!r}\n"
+        "class MineModel(BertModel):\n    config_class = MineConfig\n"
+    )
+
+
+def test_code_that_comes_with_a_model_is_not_run_unless_said_so(model_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "modules")])
+    monkeypatch.setitem(layout.LAYOUTS, "mine", layout.LAYOUTS["bert"])
+    marker = tmp_path / "it-ran"
+    with_code(model_dir, marker, "mine")
+    with pytest.raises(UsageError, match="brings code of its own") as caught:
+        load_encoder(str(model_dir))
+    assert "--trust-remote-code" in caught.value.hint
+    assert not marker.exists()
+    assert type(load_encoder(str(model_dir), trust_remote_code=True).model).__name__ == "MineModel"
+    assert marker.exists()
+
+
+def test_code_of_an_unknown_type_is_not_run(model_dir, tmp_path):
+    with_code(model_dir, tmp_path / "it-ran", "yours")
+    with pytest.raises(UsageError, match="brings code of its own"):
+        load_encoder(str(model_dir))
+    # Trusted or not, a type without a row is refused before anything of it runs.
+    with pytest.raises(UsageError, match="unknown model type 'yours'"):
+        load_encoder(str(model_dir), trust_remote_code=True)
+    assert not (tmp_path / "it-ran").exists()
+
+
+def test_code_beside_a_known_type_is_passed_over(model_dir, tmp_path):
+    with_code(model_dir, tmp_path / "it-ran", "bert")
+    assert type(load_encoder(str(model_dir)).model) is BertModel
+    assert not (tmp_path / "it-ran").exists()
+
+
+def test_weights_are_float32_and_eval_whatever_the_checkpoint_holds(tmp_path):
+    save_encoder(tiny_encoder("bert").to(torch.bfloat16), tiny_tokenizer(), tmp_path)
+    model = load_encoder(str(tmp_path)).model
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert not model.training
+
+
+def test_what_is_saved_is_a_stock_directory(tmp_path):
+    model = tiny_encoder("bert")
+    save_encoder(model, tiny_tokenizer(), tmp_path / "new" / "place")
+    files = {p.name for p in (tmp_path / "new" / "place").iterdir()}
+    assert files == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    again = AutoModel.from_pretrained(tmp_path / "new" / "place").state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
+    assert "kd_capture" not in (tmp_path / "new" / "place" / "config.json").read_text("utf-8")
+
+
+@pytest.mark.parametrize("what", ["model", "tokenizer"])
+def test_a_full_disk_leaves_nothing_half_written(what, tmp_path, monkeypatch):
+    model, tokenizer = tiny_encoder("bert"), tiny_tokenizer()
+
+    def full(folder, *_, **__):
+        (Path(folder) / "half.json").write_text("{")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(model if what == "model" else tokenizer, "save_pretrained", full)
+    with pytest.raises(MachineError, match="the disk is full") as caught:
+        save_encoder(model, tokenizer, tmp_path)
+    assert caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def run(hub, home, *sources, **environment):  # noqa: F811
+    """Load the sources in a process of its own; a line for each, of what was loaded or of the error."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *sources],
+        env=hub.environment(home, **environment),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_hub_id_is_downloaded_and_then_found_in_the_cache(hub, model_dir, tmp_path):  # noqa: F811
+    hub.add("someone/tiny-bert", model_dir)
+    first = run(hub, tmp_path, "someone/tiny-bert")
+    own = load_encoder(str(model_dir)).model.get_input_embeddings().weight.detach().double().sum()
+    assert first == [f"4x32:128@4 64 {float(own)}"]
+    assert ("GET", f"/someone/tiny-bert/resolve/{COMMIT}/model.safetensors") in hub.asked
+    hub.asked.clear()
+    offline = run(hub, tmp_path, "someone/tiny-bert", "someone/absent", HF_HUB_OFFLINE="1")
+    assert offline[0] == first[0]
+    assert "'someone/absent' was found neither as a directory, nor in the Hugging Face cache" in offline[1]
+    assert "a local directory or 'demo'" in offline[1]
+    assert hub.asked == []
+
+
+def test_what_a_hub_cannot_give_is_one_error(hub, model_dir, tmp_path):  # noqa: F811
+    cases = {
+        "pickled": "error: someone/pickled has its weights as a pickle (pytorch_model.bin)",
+        "gated": "error: model 'someone/gated' is on the hub, but you have no access to it",
+        "speechless": "error: someone/speechless has no tokenizer",
+        "broken": "error: the weights of someone/broken cannot be read: peer closed connection",
+        "absent": "error: model 'someone/absent' was found neither as a directory, nor in the Hugging Face cache",
+    }
+    for name in cases:
+        hub.add(f"someone/{name}", model_dir)
+    files = hub.repositories["someone/pickled"]
+    files["pytorch_model.bin"] = files.pop("model.safetensors")
+    hub.gated.add("someone/gated")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        del hub.repositories["someone/speechless"][name]
+    hub.broken.add("someone/broken/model.safetensors")
+    del hub.repositories["someone/absent"]
+    lines = run(hub, tmp_path, *(f"someone/{name}" for name in cases))
+    assert len(lines) == len(cases)
+    for line, said in zip(lines, cases.values(), strict=True):
+        assert line.startswith(said)
+    # A pickle is neither fetched nor handed to the service that transformers would have convert it.
+    assert not [path for _, path in hub.asked if path.endswith(".bin") or "commits" in path]
