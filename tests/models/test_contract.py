@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from encoders import tiny_encoder, tiny_tokenizer
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForSequenceClassification
 
 from kdcli.losses import bind
 from kdcli.models.capture import capture, unreached
@@ -67,6 +67,32 @@ def test_softmax_of_captured_q_and_k_is_the_models_own_attention(model):
 
 
 @torch.no_grad()
+def test_the_rows_that_a_layout_names_make_what_is_heard(model):
+    row, batch = layout_for(model.config), batch_of(model)
+    layer = row.modules(model)[-1]
+    named = linears(row, layer)
+    given = {}
+    hooks = [
+        linear.register_forward_hook(lambda m, args, _: given.__setitem__(m, args[0]))
+        for letter in "QKV"
+        for linear, _ in named[letter]
+    ]
+    heard = capture(model, needs_of(len(row.modules(model))))(batch)
+    for hook in hooks:
+        hook.remove()
+    # Rotary embeddings turn q and k behind the linear; DeBERTa adds biases to q and v there.
+    for kind in ("v",) if row.rotary else ("k",) if row.bias else ("q", "k", "v"):
+        ((linear, rows),) = named[kind.upper()]
+        made = given[linear] @ linear.weight[slice(None) if rows is None else rows].T
+        if linear.bias is not None:
+            made = made + linear.bias[slice(None) if rows is None else rows]
+        x = getattr(heard, kind)[len(row.modules(model))]
+        if x.shape[1] * x.shape[3] != made.shape[-1]:
+            x = x[:, :: x.shape[1] * x.shape[3] // made.shape[-1]]
+        torch.testing.assert_close(x.transpose(1, 2).flatten(2), made, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
 def test_captured_hidden_states_are_the_models_own(model):
     batch, layers = batch_of(model), len(layout_for(model.config).modules(model))
     heard = capture(model, Needs(hidden=frozenset(range(layers))))(batch)
@@ -117,6 +143,30 @@ def test_the_model_works_as_before_after_it_was_listened_to(model):
 
 
 @torch.no_grad()
+def test_an_early_stop_leaves_nothing_behind(model):
+    batch, layers = batch_of(model), len(layout_for(model.config).modules(model))
+    before = model(**batch, output_hidden_states=True)
+    listen = capture(model, needs_of(1))
+    first = listen(batch)
+    after = model(**batch, output_hidden_states=True)
+    assert len(after.hidden_states) == len(before.hidden_states) == layers + 1
+    torch.testing.assert_close(after.last_hidden_state, before.last_hidden_state, atol=1e-5, rtol=1e-4)
+    assert torch.equal(listen(batch).q[1], first.q[1])
+
+
+@torch.no_grad()
+def test_logits_of_a_model_with_a_head_come_beside_the_other_signals(model):
+    config = model.config
+    if config.model_type == "splinter":
+        pytest.skip("its heads are for questions alone")
+    headed = AutoModelForSequenceClassification.from_config(config).eval()
+    batch = batch_of(model)
+    heard = capture(headed, Needs(q=frozenset({1}), logits=True))(batch)
+    torch.testing.assert_close(heard.logits, headed(**batch).logits, atol=1e-5, rtol=1e-4)
+    assert torch.equal(heard.q[1], capture(headed.base_model, needs_of(1))(batch).q[1])
+
+
+@torch.no_grad()
 def test_a_document_does_not_see_its_neighbour_in_the_block(model):
     last = len(layout_for(model.config).modules(model))
     torch.manual_seed(2)
@@ -134,6 +184,49 @@ def test_a_document_does_not_see_its_neighbour_in_the_block(model):
     one, two = (listen({"input_ids": x, **extra}) for x in (ids, other))
     torch.testing.assert_close(one.hidden[last][:, :6], two.hidden[last][:, :6], atol=1e-5, rtol=1e-4)
     assert not torch.allclose(one.hidden[last][:, 6:], two.hidden[last][:, 6:])
+    # And the second one is what it would be in a block of its own.
+    alone = listen({"input_ids": ids[:, 6:], "attention_mask": torch.ones(1, 6, dtype=torch.long)})
+    torch.testing.assert_close(one.hidden[last][:, 6:], alone.hidden[last], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(one.v[last][:, :, 6:], alone.v[last], atol=1e-5, rtol=1e-4)
+    relation, relation_alone = (x.q[last][:, :, -6:] @ x.k[last][:, :, -6:].transpose(-1, -2) for x in (one, alone))
+    torch.testing.assert_close(relation, relation_alone, atol=1e-5, rtol=1e-4)
+
+
+def test_rows_that_may_attend_to_nothing_are_finite_in_both_directions(model):
+    row = layout_for(model.config)
+    if row.leaks:
+        pytest.skip(row.leaks)
+    last = len(row.modules(model))
+    ids = torch.randint(5, 60, (1, 12))
+    document = torch.tensor([0] * 7 + [-1] * 5)
+    mask = ((document[:, None] == document[None]) & (document[None] >= 0))[None, None]
+    position = torch.arange(12)[None] % 7
+    heard = capture(model, needs_of(last, hidden=(last,)))(
+        {"input_ids": ids, "attention_mask": mask, "position_ids": position}
+    )
+    assert heard.hidden[last].isfinite().all()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    total = heard.hidden[last][:, :7].square().sum() + heard.q[last][:, :, :7].square().sum()
+    gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+    assert all(g.isfinite().all() for g in gradients if g is not None)
+
+
+@pytest.mark.parametrize("text", ["1x16", "1x32@8", "1x32@2", "2x20@5", "1x24:80@3", "1x32:200"])
+def test_students_of_many_shapes_run_and_take_a_head(model, text, tmp_path):
+    if model.config.model_type == "mobilebert" and text in ("2x20@5", "1x24:80@3"):
+        pytest.skip("its attention is as wide as its bottleneck")
+    shape = parse_shape(text, shape_of(model.config))
+    built = build_student(model, shape)
+    with torch.no_grad():
+        own = built.model.eval()(**batch_of(model)).last_hidden_state
+    assert own.isfinite().all()
+    assert own.shape[-1] == shape.hidden
+    built.model.save_pretrained(tmp_path)
+    if model.config.model_type == "splinter":
+        return
+    headed, info = AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert headed.eval()(**batch_of(model)).logits.shape == (2, 2)
+    assert not [name for name in info["missing_keys"] if name.startswith(f"{headed.base_model_prefix}.encoder.layer")]
 
 
 def test_one_step_lowers_the_loss_and_the_student_reloads(model, tmp_path):
