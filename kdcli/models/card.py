@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
@@ -67,11 +68,14 @@ def multiply_adds(model: PreTrainedModel) -> int:
     device = next(model.parameters()).device
     words = model.config.vocab_size
     ids_BL = torch.arange(TOKENS, device=device)[None] % (words // 2) + words // 2
+    # The counter's hooks cannot bear a parameter that is handed to a module (DeBERTa's table of positions).
+    weights = {name: p.detach() for name, p in model.named_parameters()}
     model.set_attn_implementation("eager")
     was_training = model.training
     try:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            model.eval()(input_ids=ids_BL, attention_mask=torch.ones_like(ids_BL))
+            inputs = {"input_ids": ids_BL, "attention_mask": torch.ones_like(ids_BL)}
+            functional_call(model.eval(), weights, kwargs=inputs)
     finally:
         model.train(was_training)
         model.set_attn_implementation(attention)

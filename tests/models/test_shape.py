@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdcli.errors import UsageError
-from kdcli.models.shape import build_student, parse_shape
+from kdcli.models.layout import layout_for, linears
+from kdcli.models.shape import build_student, parse_shape, shape_of
 from kdcli.types import ModelShape
 
 TEACHER = ModelShape(12, 768, 3072, 12)
@@ -41,6 +42,12 @@ def test_a_shape_reads_back_what_it_prints(layers, width, ffn, heads):
         ("6x", "not a shape"),
         ("6x768@", "not a shape"),
         ("0x768", "zero"),
+        ("6x768@0", "zero"),
+        ("-6x768", "not a shape"),
+        ("6X768", "not a shape"),
+        ("٦x٧٦٨", "not a shape"),
+        ("9" * 5000 + "x768", "not a shape"),
+        ("12x769@769", "larger than its teacher"),
         ("6x100", "12 heads do not divide a width of 100"),
         ("13x768", "larger than its teacher 12x768"),
         ("6x1024@16", "larger than its teacher"),
@@ -50,6 +57,109 @@ def test_a_wrong_shape_says_what_is_allowed(text, said):
     with pytest.raises(UsageError, match=said) as caught:
         parse_shape(text, TEACHER)
     assert caught.value.hint
+
+
+def test_heads_that_do_not_divide_are_answered_with_the_nearest_that_do():
+    with pytest.raises(UsageError) as caught:
+        parse_shape("6x320", TEACHER)
+    assert "8, 10, 16" in caught.value.hint
+    assert "(write 6x320@10)" in caught.value.hint
+    assert "312, 324" in caught.value.hint
+    with pytest.raises(UsageError) as caught:
+        parse_shape("2x7", TEACHER)
+    assert "widths that 12 heads divide: 12" in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", ["modernbert", "roformer", "eurobert"])
+def test_rotary_heads_have_an_even_width(kind):
+    teacher = tiny_encoder(kind)
+    with pytest.raises(UsageError, match="a head cannot be 3 wide") as caught:
+        build_student(teacher, parse_shape("1x12", shape_of(teacher.config)))
+    assert "a multiple of 8" in caught.value.hint
+
+
+def test_a_bottleneck_keeps_its_width():
+    teacher = tiny_encoder("mobilebert")
+    with pytest.raises(UsageError, match="attends in a width of 32, which 5 heads do not divide"):
+        build_student(teacher, parse_shape("1x20@5", shape_of(teacher.config)))
+
+
+def test_key_heads_keep_their_ratio_to_the_query_heads_or_the_nearest_that_divides():
+    teacher = tiny_encoder("eurobert", num_attention_heads=4, num_key_value_heads=2)
+    student = build_student(teacher, parse_shape("1x30@5", shape_of(teacher.config))).model
+    assert student.config.num_key_value_heads == 1
+    student = build_student(teacher, parse_shape("1x32@8", shape_of(teacher.config))).model
+    assert student.config.num_key_value_heads == 4
+
+
+def test_heads_are_regrouped_where_their_numbers_do_not_divide():
+    teacher = tiny_encoder("bert")
+    with torch.no_grad():
+        of = teacher.encoder.layer[0].attention.self
+        # The k-th row of q and k has norm k: the best of every span are its last.
+        of.query.weight.copy_(torch.eye(32) * torch.arange(1, 33)[:, None])
+        of.key.weight.copy_(of.query.weight)
+    student = build_student(teacher, parse_shape("2x20:80@5", ModelShape(2, 32, 128, 4))).model
+    of_student = student.encoder.layer[0].attention.self
+    assert of_student.query.bias.shape == (20,)
+    kept = teacher.embeddings.word_embeddings.weight.var(0).topk(20).indices.sort().values
+    # Spans of 32 rows for 5 heads start at 0, 6, 12, 19, 25; each gives its 4 strongest.
+    rows = [r for start, end in ((0, 6), (6, 12), (12, 19), (19, 25), (25, 32)) for r in range(end - 4, end)]
+    part = of.query.weight[rows]
+    expected = part[:, kept] * (part.norm() / part[:, kept].norm())
+    torch.testing.assert_close(of_student.query.weight, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "others"),
+    [
+        ("deberta", "in_proj", ("pos_proj", "pos_q_proj")),
+        ("deberta-v2", "query_proj", ("pos_key_proj", "pos_query_proj")),
+    ],
+)
+def test_position_projections_keep_the_dimensions_of_q(kind, path, others):
+    teacher = tiny_encoder(kind)
+    with torch.no_grad():
+        for layer in teacher.encoder.layer:
+            ((linear, rows),) = linears(layout_for(teacher.config), layer)["Q"]
+            for name in others:
+                position = getattr(layer.attention.self, name)
+                position.weight.copy_(linear.weight if rows is None else linear.weight[rows])
+    student = build_student(teacher, parse_shape("2x16", shape_of(teacher.config))).model
+    for layer in student.encoder.layer:
+        ((linear, rows),) = linears(layout_for(student.config), layer)["Q"]
+        assert linear is getattr(layer.attention.self, path)
+        own = linear.weight if rows is None else linear.weight[rows]
+        for name in others:
+            # Rows of the same subset; a fused linear is scaled over q, k and v together.
+            position = getattr(layer.attention.self, name).weight
+            torch.testing.assert_close(position / position.norm(), own / own.norm())
+
+
+def test_what_starts_at_random_is_named():
+    teacher = tiny_encoder("bert")
+    notes = build_student(teacher, ModelShape(1, 32, 200, 4)).notes
+    assert notes[0] == "initialised from teacher layers 2"
+    assert "3 tensors have no counterpart and start at random" in notes[1]
+    assert "encoder.layer.0.intermediate.dense.weight" in notes[1]
+    assert len(build_student(teacher, ModelShape(1, 16, 64, 4)).notes) == 1
+    # RoFormer's table of sinusoids is made for its shape: nothing about it is random.
+    roformer = tiny_encoder("roformer")
+    assert len(build_student(roformer, ModelShape(1, 16, 64, 4)).notes) == 1
+
+
+def test_a_copied_student_is_a_function_of_its_teacher_alone():
+    teacher = tiny_encoder("bert")
+    one, two = (build_student(teacher, ModelShape(1, 16, 64, 2), seed=s).model.state_dict() for s in (0, 1))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("init", ["teacher", "random"])
+def test_building_a_student_leaves_the_random_state_alone(init):
+    teacher = tiny_encoder("bert")
+    before = torch.get_rng_state()
+    build_student(teacher, ModelShape(1, 16, 64, 2), init=init)
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_same_width_copies_evenly_spaced_layers_and_the_last():

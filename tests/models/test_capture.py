@@ -1,0 +1,162 @@
+"""Listening: what runs and what does not, who may listen at once, what training needs of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from encoders import tiny_encoder
+
+from kdcli.losses import bind
+from kdcli.models import capture as module
+from kdcli.models.capture import capture, prepare_teacher, unreached
+from kdcli.models.layout import LAYOUTS
+from kdcli.models.shape import shape_of
+from kdcli.types import Needs
+
+BATCH = {"input_ids": torch.arange(5, 25).view(2, 10), "attention_mask": torch.ones(2, 10, dtype=torch.long)}
+
+
+def only(*layers: int) -> Needs:
+    of = frozenset(layers)
+    return Needs(q=of, k=of, v=of)
+
+
+@torch.no_grad()
+def test_the_attention_of_the_last_needed_layer_is_not_computed(monkeypatch):
+    runs = []
+    real = module.sdpa_attention_forward
+    monkeypatch.setattr(module, "sdpa_attention_forward", lambda *a, **k: runs.append(1) or real(*a, **k))
+    model = tiny_encoder("bert", num_hidden_layers=4)
+    capture(model, only(3))(BATCH)
+    assert len(runs) == 2
+    capture(model, Needs(hidden=frozenset({0})))(BATCH)
+    assert len(runs) == 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["bert", "megatron-bert"])
+def test_only_what_is_asked_for_is_kept(kind):
+    heard = capture(tiny_encoder(kind), Needs(q=frozenset({2}), hidden=frozenset({1})))(BATCH)
+    assert (set(heard.q), set(heard.k), set(heard.v), set(heard.hidden)) == ({2}, set(), set(), {1})
+    assert heard.logits is None
+    assert heard.mask is BATCH["attention_mask"]
+    without = {"input_ids": BATCH["input_ids"]}
+    assert capture(tiny_encoder(kind), only(1))(without).mask is None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["bert", "roformer", "albert"])
+def test_two_models_of_one_type_are_listened_to_in_turns(kind):
+    one, two = tiny_encoder(kind), tiny_encoder(kind)
+    apart = [capture(m, only(2))(BATCH).q[2] for m in (one, two)]
+    first, second = capture(one, only(2)), capture(two, only(1, 2))
+    turns = [first(BATCH).q[2], second(BATCH).q[2], first(BATCH).q[2]]
+    assert torch.equal(turns[0], apart[0])
+    assert torch.equal(turns[1], apart[1])
+    assert torch.equal(turns[2], apart[0])
+    assert not torch.equal(turns[0], turns[1])
+
+
+@torch.no_grad()
+def test_grouped_key_and_value_heads_are_repeated():
+    model = tiny_encoder("eurobert", num_key_value_heads=2)
+    heard = capture(model, only(1))(BATCH)
+    assert heard.q[1].shape == heard.k[1].shape == heard.v[1].shape == (2, 4, 10, 8)
+    assert torch.equal(heard.k[1][:, 0], heard.k[1][:, 1])
+    assert not torch.equal(heard.k[1][:, 1], heard.k[1][:, 2])
+
+
+@pytest.mark.parametrize(
+    ("needs", "said"),
+    [
+        (only(0), r"layers \[0\] asked for, but the model has layers 1 to 2"),
+        (only(3), r"layers \[3\] asked for"),
+        (Needs(hidden=frozenset({-1})), r"layers \[-1\] asked for"),
+        (Needs(logits=True), "BertModel has no head on top"),
+    ],
+)
+def test_what_a_model_does_not_have(needs, said):
+    with pytest.raises(ValueError, match=said):
+        capture(tiny_encoder("bert"), needs)
+
+
+def test_a_row_that_names_the_wrong_way_of_listening_is_an_error(monkeypatch):
+    monkeypatch.setitem(LAYOUTS, "megatron-bert", replace(LAYOUTS["megatron-bert"], interface=True))
+    with pytest.raises((RuntimeError, ValueError)):
+        capture(tiny_encoder("megatron-bert"), only(1))(BATCH)
+
+
+def test_a_prepared_teacher_is_frozen_in_the_compute_dtype():
+    teacher = prepare_teacher(tiny_encoder("modernbert").train(), torch.bfloat16)
+    assert not teacher.training
+    assert {(p.dtype, p.requires_grad) for p in teacher.parameters()} == {(torch.bfloat16, False)}
+    # A rotary table in bfloat16 would move every position.
+    assert {b.dtype for b in teacher.buffers() if b.is_floating_point()} == {torch.float32}
+    assert capture(teacher, only(2))(BATCH).q[2].dtype == torch.bfloat16
+
+
+def test_no_gradient_reaches_the_teacher_and_every_one_the_student():
+    teacher, student = prepare_teacher(tiny_encoder("bert"), torch.float32), tiny_encoder("bert").train()
+    shape = shape_of(teacher.config)
+    objective = bind("minilm", {}, shape, shape)
+    heard = capture(teacher, objective.teacher_needs)(BATCH)
+
+    def loss():
+        return sum(objective.terms(heard, capture(student, objective.student_needs)(BATCH)).values())
+
+    assert not heard.q[2].requires_grad
+    left = unreached(dict(student.named_parameters()), loss())
+    behind = (
+        "encoder.layer.1.attention.output.",
+        "encoder.layer.1.intermediate.",
+        "encoder.layer.1.output.",
+        "pooler.",
+    )
+    assert left == [name for name, _ in student.named_parameters() if name.startswith(behind)]
+    trained = {name: p for name, p in student.named_parameters() if name not in left}
+    assert unreached(trained, loss()) == []
+
+
+def test_checkpointed_activations_give_the_same_gradients():
+    student = tiny_encoder("bert", num_hidden_layers=3)
+    listen = capture(student, only(3))
+    trained = [p for n, p in student.named_parameters() if n.startswith(("embeddings.", "encoder.layer.0."))]
+
+    def gradients():
+        heard = listen(BATCH)
+        return torch.autograd.grad(sum(x[3].square().sum() for x in (heard.q, heard.k, heard.v)), trained)
+
+    plain = gradients()
+    student.train().gradient_checkpointing_enable({"use_reentrant": False})
+    for dropout in (m for m in student.modules() if isinstance(m, torch.nn.Dropout)):
+        dropout.p = 0.0
+    for one, two in zip(plain, gradients(), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_a_student_listened_to_trains_under_ddp(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        student = tiny_encoder("bert")
+        listen = capture(student, only(2))
+        total = listen(BATCH).q[2].square().sum() + listen(BATCH).k[2].sum() + listen(BATCH).v[2].sum()
+        for name in unreached(dict(student.named_parameters()), total):
+            student.get_parameter(name).requires_grad_(False)
+        wrapped = torch.nn.parallel.DistributedDataParallel(listen)
+        for _ in range(2):
+            heard = wrapped(BATCH)
+            loss = heard.q[2].square().sum() + heard.k[2].sum() + heard.v[2].sum()
+            loss.backward()
+        trained = [p for p in student.parameters() if p.requires_grad]
+        assert trained
+        assert all(p.grad is not None for p in trained)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_captured_model_is_saved_once():
+    model = tiny_encoder("bert")
+    assert len(capture(model, only(1)).state_dict()) == len(model.state_dict())
