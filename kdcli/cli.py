@@ -200,10 +200,9 @@ def _be_quiet(quiet: bool, verbose: bool) -> None:
     if not verbose:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    if quiet:
-        from kdcli.progress import Progress
+    from kdcli.progress import Progress
 
-        Progress.console.quiet = True
+    Progress.console.quiet = quiet
 
 
 def _print(result: Any, *, as_json: bool) -> None:
