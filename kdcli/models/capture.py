@@ -123,6 +123,8 @@ class Capture(nn.Module):
                 self._hook_hidden(ear, hooks)
                 if not self.layout.interface:
                     self._hook_projections(ear, hooks)
+                if not self.layout.autocast:
+                    hooks.enter_context(torch.autocast(batch["input_ids"].device.type, enabled=False))
                 output = self.model(**self._inputs(batch))
             if self.needs.logits:
                 signals.logits = output.logits

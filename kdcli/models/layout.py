@@ -38,6 +38,8 @@ class Layout:
         ffn: name of the feed-forward width in the configuration.
         position_offset: position ids start at padding index + 1 (RoBERTa and its descendants).
         local: some layers attend within a window; losses should choose a global one.
+        autocast: runs in mixed precision; what masks with the smallest float32 number, which no half type holds, does
+            not, and is computed in the precision of its weights.
         leaks: what else lets neighbouring documents of a block see each other, so that no mask can isolate them.
     """
 
@@ -61,6 +63,7 @@ class Layout:
     ffn: str = "intermediate_size"
     position_offset: bool = False
     local: bool = False
+    autocast: bool = True
     leaks: str | None = None
 
     def modules(self, model: nn.Module) -> list[nn.Module]:
@@ -164,6 +167,7 @@ LAYOUTS: dict[str, Layout] = {
         fused="heads",
         like_q=("attention.self.pos_proj", "attention.self.pos_q_proj"),
         bias=("attention.self.q_bias", "attention.self.v_bias"),
+        autocast=False,
         other_term="disentangled position terms and their scale",
         leaks="its embeddings take a mask of tokens only",
     ),

@@ -8,7 +8,7 @@ from encoders import tiny_encoder, tiny_tokenizer
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from kdcli.losses import bind
-from kdcli.models.capture import capture, unreached
+from kdcli.models.capture import capture, prepare_teacher, unreached
 from kdcli.models.layout import LAYOUTS, layout_for, linears
 from kdcli.models.load import load_encoder, save_encoder
 from kdcli.models.shape import build_student, parse_shape, shape_of
@@ -190,6 +190,26 @@ def test_a_document_does_not_see_its_neighbour_in_the_block(model):
     torch.testing.assert_close(one.v[last][:, :, 6:], alone.v[last], atol=1e-5, rtol=1e-4)
     relation, relation_alone = (x.q[last][:, :, -6:] @ x.k[last][:, :, -6:].transpose(-1, -2) for x in (one, alone))
     torch.testing.assert_close(relation, relation_alone, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("how", ["teacher", "student"])
+def test_bfloat16_hears_the_same_and_gives_finite_gradients(model, how):
+    last, batch = len(layout_for(model.config).modules(model)), batch_of(model)
+    needs = needs_of(last, hidden=(last,))
+    with torch.no_grad():
+        exact = capture(model, needs)(batch)
+    if how == "teacher":
+        with torch.no_grad():
+            rough = capture(prepare_teacher(model, torch.bfloat16), needs)(batch)
+    else:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            rough = capture(model, needs)(batch)
+        total = sum(x[last].float().square().mean() for x in (rough.q, rough.k, rough.v, rough.hidden))
+        gradients = torch.autograd.grad(total, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+        assert all(g.isfinite().all() for g in gradients if g is not None)
+    for kind in ("q", "k", "v", "hidden"):
+        one, two = getattr(exact, kind)[last], getattr(rough, kind)[last].float()
+        assert (one - two).norm() < 0.03 * one.norm()
 
 
 def test_rows_that_may_attend_to_nothing_are_finite_in_both_directions(model):
