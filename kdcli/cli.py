@@ -121,7 +121,7 @@ def distill(
     verbose: Verbose = False,
 ) -> None:
     """Train a smaller student of an encoder on unlabelled text (MiniLM, MiniLMv2)."""
-    _be_quiet(quiet, verbose)
+    _prepare_libraries(quiet, verbose)
     from kdcli.recipe import DistillRecipe, Invocation, resolve
 
     options = {
@@ -195,8 +195,11 @@ def _resolved(name: str, verb: str) -> Any:
     return resolve(VERBS[verb], recipe=name)
 
 
-def _be_quiet(quiet: bool, verbose: bool) -> None:
-    """Libraries speak only when asked to; must run before they are imported."""
+def _prepare_libraries(quiet: bool, verbose: bool) -> None:
+    """Libraries speak only when asked to, and share the processor; must run before they are imported."""
+    # A thread that spins for another that is not running keeps it from running: beside another program the blocked
+    # losses took 70 times as long, with this limit 5 times, and alone the limit costs nothing (docs/results.md).
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if not verbose:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")

@@ -51,6 +51,8 @@ def start(device: torch.device, dtype: torch.dtype, report_to: str = "none") -> 
     try:
         accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision, log_with=trackers)
     except ValueError as error:
+        if trackers is None:
+            raise
         raise UsageError(f"--report-to {report_to}: {error}", f"pip install {report_to}") from None
     if trackers and not accelerator.log_with:
         raise UsageError(f"--report-to {report_to}: it is not installed", f"pip install {report_to}")
