@@ -43,5 +43,6 @@ def read_yaml(text: str) -> Any:
 
 def one_line(value: Any) -> str:
     """A value in flow style, which `read_yaml` turns back into the same value."""
-    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**6, allow_unicode=True)
-    return str(text).removesuffix("...\n").strip()
+    # Escaped where it is not ASCII: a value of nothing but an exotic space would read back as nothing.
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**6)
+    return str(text).removesuffix("...\n").strip("\n ")

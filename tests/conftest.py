@@ -13,6 +13,11 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from encoders import tiny_encoder, tiny_tokenizer
+from hypothesis import settings
+
+# The same examples every time: a red run must be red again. `--hypothesis-profile default` searches anew.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)
