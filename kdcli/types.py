@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from torch import Tensor, nn
@@ -19,7 +19,77 @@ from torch import Tensor, nn
 Batch = dict[str, Tensor]
 """Keyword arguments of an encoder's forward: `input_ids` [B, L] int64, `attention_mask` [B, L] int64 (1 = real token)
 or, for isolated documents in one block, [B, 1, L, L] bool (True = may attend); optional `token_type_ids` and
-`position_ids` [B, L] int64."""
+`position_ids` [B, L] int64. A batch of a labelled task also holds `labels`, see `Kind`."""
+
+Kind = Literal["class", "multi", "score", "tokens", "span"]
+"""What a task predicts, and the `labels` of its batches:
+
+* `class`: one of its labels for a text or a pair; [B] int64.
+* `multi`: any of its labels; [B, C] float32 of 0 and 1.
+* `score`: a real number; [B] float32.
+* `tokens`: a label for each word; [B, L] int64, IGNORED at all but the first piece of a word.
+* `span`: an answer within a context; [B, 2] int64, first and last token; both 0 where the window holds none.
+"""
+
+IGNORED = -100
+"""Label of a token that is not judged."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A labelled task: what it reads, what it predicts and how it is judged.
+
+    Attributes:
+        texts: columns of the texts: one or two; of `tokens` that of the words; of `span` question and context.
+        label: column of the label.
+        labels: names of the classes in the order of their numbers; empty for `score` and `span`.
+        metrics: what is reported; the first is the one that a single number means.
+        hub: data set and configuration on the hub; `{set}` in it stands for the name of a set.
+        sets: names of what is judged apart, such as the two parts of MNLI or languages; empty when there is one.
+        split: what the hub calls the validation split; `{set}` as in `hub`.
+        hub_train: where the training split is, if not in `hub`.
+        impossible: of `span`: a context need not hold an answer (SQuAD 2.0).
+        glue: name of the file that the GLUE server takes; of MNLI, with `{set}`.
+    """
+
+    name: str
+    kind: Kind
+    texts: tuple[str, ...]
+    metrics: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+    label: str = "label"
+    hub: tuple[str, str | None] | None = None
+    sets: tuple[str, ...] = ()
+    split: str = "validation"
+    hub_train: tuple[str, str | None] | None = None
+    impossible: bool = False
+    glue: str | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A gold answer of a `span` task and the character at which it begins in its context."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True)
+class Example:
+    """One example of a labelled task.
+
+    Attributes:
+        where: `file:line`, for messages.
+        id: as the data set names it, else its number in its file.
+        texts: one or two texts; of `tokens` the words; of `span` question and context.
+        label: `class`: number of the class; `multi`: their numbers; `score`: the number; `tokens`: a number a word;
+            `span`: gold answers, none when it has no answer. None where the label is withheld.
+    """
+
+    where: str
+    id: str
+    texts: tuple[str, ...]
+    label: int | float | tuple[int, ...] | tuple[Answer, ...] | None
 
 
 @dataclass(frozen=True)

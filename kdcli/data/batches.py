@@ -10,6 +10,9 @@ import numpy as np
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
+POOL = 64
+"""Batches whose examples are drawn together and sorted by length."""
+
 
 @dataclass(frozen=True)
 class BatchPlan:
@@ -33,3 +36,52 @@ class BatchPlan:
 @functools.lru_cache(maxsize=2)
 def _pass_order(n: int, seed: int, number: int) -> Indices:
     return np.random.Generator(np.random.PCG64([seed, number])).permutation(n)
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    """Shuffled passes in which the examples of a batch are of similar length, so that little of it is padding.
+
+    Every example comes exactly once in a pass: pools of `POOL` batches are drawn, each is sorted by length and cut into
+    batches, and the batches of the pass are shuffled. The last batch of a pass's last pool may be smaller.
+    """
+
+    lengths: Indices
+    batch_size: int
+    seed: int
+
+    @property
+    def steps_of_pass(self) -> int:
+        """Batches of one pass."""
+        return -(-len(self.lengths) // self.batch_size)
+
+    def indices(self, step: int) -> Indices:
+        """The examples of a step (1-based), [batch_size or fewer] int64."""
+        number, place = divmod(step - 1, self.steps_of_pass)
+        return self._batches(number)[place]
+
+    def padding(self, number: int = 0) -> float:
+        """Share of a pass's tokens that is padding."""
+        batches = self._batches(number)
+        padded = sum(len(b) * int(self.lengths[b].max()) for b in batches)
+        return 1.0 - float(self.lengths.sum()) / padded
+
+    def _batches(self, number: int) -> list[Indices]:
+        if self._kept.get("number") != number:
+            self._kept.update(number=number, batches=self._drawn(number))
+        batches: list[Indices] = self._kept["batches"]
+        return batches
+
+    @functools.cached_property
+    def _kept(self) -> dict[str, Any]:
+        return {}
+
+    def _drawn(self, number: int) -> list[Indices]:
+        rng = np.random.Generator(np.random.PCG64([self.seed, number]))
+        order = rng.permutation(len(self.lengths))
+        pool, batches = POOL * self.batch_size, []
+        for begin in range(0, len(order), pool):
+            near = order[begin : begin + pool]
+            near = near[np.argsort(self.lengths[near], kind="stable")]
+            batches += [near[i : i + self.batch_size] for i in range(0, len(near), self.batch_size)]
+        return [batches[i] for i in rng.permutation(len(batches))]

@@ -61,21 +61,32 @@ class Source:
         Raises:
             UsageError: unreadable, empty, malformed (file and line are named), or no such column.
         """
+        if not self.files and not self.hub:
+            yield from demo_documents(split)
+            return
+        for name, rows in self.tables(split):
+            texts = _texts(rows, column)
+            first = next(texts, None)
+            if first is None:
+                raise UsageError(f"{name} holds no text")
+            yield first
+            yield from texts
+
+    def tables(self, split: str) -> Iterator[tuple[str, Iterator[Row]]]:
+        """The rows of a split, file by file, each with the name of what holds them.
+
+        Raises:
+            UsageError: no such split; while iterating: unreadable or malformed (file and line are named).
+        """
         if self.hub:
             if not self.has(split):
                 raise UsageError(f"{self.name} has no {split} split; it has {', '.join(_hub_splits(*self.hub))}")
-            yield from _texts(_hub_rows(*self.hub, split), column)
+            yield f"{self.name} {split}", _hub_rows(*self.hub, split)
             return
-        if not self.files:
-            yield from demo_documents(split)
-            return
+        if split not in self.files:
+            raise UsageError(f"{self.name} has no {split} split; it has {', '.join(self.files) or 'none'}")
         for file in self.files[split]:
-            rows = _texts(_rows(file), column)
-            first = next(rows, None)
-            if first is None:
-                raise UsageError(f"{file} holds no text")
-            yield first
-            yield from rows
+            yield str(file), _rows(file)
 
 
 def open_source(source: str) -> Source:

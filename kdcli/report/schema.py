@@ -80,11 +80,84 @@ class PublishedRow(_Part):
 
 
 class CurvePoint(_Part):
-    """A logged step: the training loss, and the held-out loss where it was taken."""
+    """A logged step: the training loss; the held-out loss and the metrics of a task where they were taken."""
 
     step: int
     loss: float | None
     held_out: dict[str, float] | None
+    metrics: dict[str, float] | None = None
+
+
+class ClassScore(_Part):
+    """How well one class is found; of `span` tasks the classes are `answer` and `no answer`."""
+
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+
+class Confusion(_Part):
+    """Counts by true class (row) and predicted class (column)."""
+
+    labels: list[str]
+    counts: list[list[int]]
+
+
+class Mistake(_Part):
+    """An example the model does badly on. `badness` orders them: a loss, an error, or one minus F1."""
+
+    id: str
+    texts: list[str]
+    label: str
+    predicted: str
+    badness: float
+
+
+class Evaluation(_Part):
+    """What one model does on one set of a task. `set` is empty when the task has only one."""
+
+    model: str
+    task: str
+    set: str
+    split: str
+    n: int
+    metrics: dict[str, float]
+    confusion: Confusion | None
+    per_class: dict[str, ClassScore]
+    worst: list[Mistake]
+
+
+class Comparison(_Part):
+    """A metric of a model minus that of the baseline on the same examples; `low` and `high` are the 2.5 and 97.5
+    percentiles of paired bootstrap resamples of the examples."""
+
+    model: str
+    baseline: str
+    task: str
+    set: str
+    metric: str
+    difference: float
+    low: float
+    high: float
+
+
+class RunRow(_Part):
+    """One run of a grid: what it was given, and the metrics it reached."""
+
+    settings: dict[str, float | int | str]
+    seed: int
+    metrics: dict[str, float]
+
+
+class Selection(_Part):
+    """How one run was chosen of several: the setting with the best mean of `metric` over seeds, then its best seed."""
+
+    metric: str
+    on: str
+    settings: dict[str, float | int | str]
+    seed: int
+    runs: list[RunRow]
 
 
 class Report(_Part):
@@ -105,6 +178,9 @@ class Report(_Part):
     speedup: dict[str, Speedup]
     published: list[PublishedRow]
     notes: list[str]
+    evaluations: list[Evaluation] = Field(default_factory=list)
+    comparisons: list[Comparison] = Field(default_factory=list)
+    selection: Selection | None = None
 
     def to_json(self) -> str:
         """The file's text."""
