@@ -1,0 +1,53 @@
+"""Metrics of tasks that give each example a number, by SciPy and scikit-learn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import mean_squared_error
+
+from kdcli.errors import UsageError
+from kdcli.metrics.bootstrap import Array, Scorer
+from kdcli.types import Task
+
+CONSTANT = 1e-13
+"""Deviation relative to the mean below which SciPy takes a correlation for rounding errors."""
+
+
+def scorer(task: Task, predictions: Sequence[float], references: Sequence[float]) -> Scorer:
+    """Score by `pearson`, `spearman`, `mse`; a correlation with a constant is 0.
+
+    Args:
+        predictions, references: [n].
+
+    Raises:
+        UsageError: a prediction that is not finite.
+    """
+    predicted, true = np.asarray(predictions, dtype=np.float64), np.asarray(references, dtype=np.float64)
+    if wrong := int((~np.isfinite(predicted)).sum()):
+        raise UsageError(
+            f"{wrong} of {len(predicted)} predictions of task {task.name} are not finite",
+            "the model's weights are broken or its number format is too narrow: try float32",
+        )
+
+    def score(indices: Array) -> dict[str, float]:
+        return {name: _metric(name, predicted[indices], true[indices]) for name in task.metrics}
+
+    return score
+
+
+def _metric(name: str, predicted: Array, true: Array) -> float:
+    if name == "mse":
+        return float(mean_squared_error(true, predicted))
+    if name not in ("pearson", "spearman"):
+        raise ValueError(f"no metric {name!r} for scores")
+    if _constant(predicted) or _constant(true):
+        return 0.0
+    return float((pearsonr if name == "pearson" else spearmanr)(predicted, true).statistic)
+
+
+def _constant(values: Array) -> bool:
+    mean = values.mean()
+    return bool(np.ptp(values) == 0 or np.linalg.norm(values - mean) <= CONSTANT * abs(mean))
