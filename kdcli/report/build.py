@@ -9,9 +9,23 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from kdcli.disk import write_atomic
+from kdcli.report.evaluations import comparisons, headline, matrix, per_class, scores, set_name, tasks, worst
+from kdcli.report.markdown import markdown
 from kdcli.report.pictures import pictures
 from kdcli.report.schema import Report
-from kdcli.report.views import UNDISTILLED, duration, latency_csv, markdown, megabytes, number, overview, title
+from kdcli.report.selection import run_table, setting_table
+from kdcli.report.text import Listing, cut, number
+from kdcli.report.views import (
+    ASSISTANT,
+    FEW_SETS,
+    TEACHER,
+    UNDISTILLED,
+    duration,
+    latency_csv,
+    megabytes,
+    overview,
+    title,
+)
 
 
 def write_report(folder: Path, report: Report) -> None:
@@ -36,12 +50,18 @@ def html(report: Report) -> str:
         report=report,
         title=title(report),
         facts=_facts(report),
+        scores=scores(report),
+        evaluations=[(f"{e.model} on {headline(e)}", matrix(e), per_class(e), worst(e)) for e in report.evaluations],
+        comparisons=comparisons(report),
+        selection=(setting_table(report.selection), run_table(report.selection)) if report.selection else None,
         about=list(report.models)[-1],
-        header=header,
-        rows=rows,
+        heading="Teacher and student" if TEACHER in report.models else "Models" if len(report.models) > 1 else "Model",
+        overview=Listing("", header, rows),
         # The SVG is made by matplotlib, which escapes the names in it.
         pictures=[(p.caption, Markup(p.svg)) for p in pictures(report)],  # noqa: S704
         published=list(dict.fromkeys(key for row in report.published for key in row.values)),
+        chain=ASSISTANT in report.models and len(report.models) > 2,
+        cut=cut,
         duration=duration,
         megabytes=megabytes,
         number=number,
@@ -51,7 +71,12 @@ def html(report: Report) -> str:
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:
-    """The few numbers to see first: of the last student, beside the teacher."""
+    """The few numbers to see first: of the last model, beside the first."""
+    return _distilled(report) if TEACHER in report.models and len(report.models) > 1 else _judged(report)
+
+
+def _distilled(report: Report) -> list[tuple[str, str]]:
+    """A student beside its teacher."""
     (_, teacher), *_, (name, student) = report.models.items()
     facts = [(f"{teacher.bytes / student.bytes:.1f}×", "smaller on disk")]
     found = [s for key, s in report.speedup.items() if key.startswith(f"{name}_vs_") and "@" not in key]
@@ -61,8 +86,42 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     facts.append((f"{teacher.multiply_adds / student.multiply_adds:.1f}×", "fewer multiply-adds"))
     for task, of in report.quality.items():
         own, before = of.get(name, {}), of.get(name + UNDISTILLED, {})
-        if "accuracy" in own and "accuracy" in of.get("teacher", {}):
-            facts.append((f"{own['accuracy']:.1%}", f"{task}; teacher {of['teacher']['accuracy']:.1%}"))
+        if "accuracy" in own and "accuracy" in of.get(TEACHER, {}):
+            facts.append((f"{own['accuracy']:.1%}", f"{task}; teacher {of[TEACHER]['accuracy']:.1%}"))
         elif own.get("loss") and "loss" in before:
             facts.append((f"{before['loss'] / own['loss']:.1f}×", f"lower loss on {task} than before distillation"))
     return facts
+
+
+def _judged(report: Report) -> list[tuple[str, str]]:
+    """A model by itself, or beside the first of several."""
+    first, *_, name = [*report.models, *report.models]
+    facts = []
+    for task, found in tasks(report).items():
+        own, base = ({e.set: e.metrics for e in found if e.model == m} for m in (name, first))
+        metric = next(iter(next(iter(own.values()), {})), None)
+        if metric is None:
+            continue
+        for part, value in _first_scores(own, metric).items():
+            beside = _first_scores(base, metric).get(part)
+            facts.append(_fact(number(value), f"{metric} on {set_name(task, part)}", first, name, beside))
+    card, baseline = report.models[name], report.models[first]
+    facts.append(_fact(megabytes(card.bytes), "on disk", first, name, megabytes(baseline.bytes)))
+    rows = {row.model: row for row in reversed(report.latency)}
+    if name in rows:
+        row, other = rows[name], rows.get(first)
+        what = f"{row.batch_size} × {row.seq_len} tokens"
+        facts.append(_fact(f"{row.p50_ms:.1f} ms", what, first, name, f"{other.p50_ms:.1f} ms" if other else None))
+    return facts
+
+
+def _first_scores(by_set: dict[str, dict[str, float]], metric: str) -> dict[str, float]:
+    """A metric of each set; of more than FEW_SETS their mean."""
+    found = {part: metrics[metric] for part, metrics in by_set.items() if metric in metrics}
+    return {f"(mean of {len(found)} sets)": sum(found.values()) / len(found)} if len(found) > FEW_SETS else found
+
+
+def _fact(value: str, what: str, first: str, name: str, beside: str | float | None) -> tuple[str, str]:
+    if first == name or beside is None:
+        return value, what
+    return value, f"{what}; {first} {number(beside) if isinstance(beside, float) else beside}"

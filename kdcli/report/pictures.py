@@ -1,4 +1,4 @@
-"""The two pictures of a report, as SVG text without a title bar, script or font file, and what they show in words."""
+"""The pictures of a report, as SVG text without a title bar, script or font file, and what they show in words."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from kdcli.report.schema import LatencyRow, Report
+from kdcli.report.selection import by_setting, spread
+from kdcli.report.text import cut, names_of
 
 COLOURS = ["#2f74ff", "#e07b00", "#12966b", "#a855f7", "#e0365c", "#0a95b8"]
 """Readable on a white and on a black page."""
@@ -34,8 +36,9 @@ class Picture:
 
 
 def pictures(report: Report) -> list[Picture]:
-    """Those of the two that the report has numbers for."""
-    return [p for p in (_loss_curve(report), _size_latency(report)) if p is not None]
+    """Those that the report has numbers for."""
+    found = [_loss_curve(report), _metric_curve(report), _setting_curve(report), _size_latency(report)]
+    return [p for p in found if p is not None]
 
 
 def _loss_curve(report: Report) -> Picture | None:
@@ -44,7 +47,8 @@ def _loss_curve(report: Report) -> Picture | None:
     held = [(p.step, p.held_out) for p in report.curve if p.held_out]
     if len(training) < 2:
         return None
-    names = [n for n in (held[0][1] if held else {}) if n != "loss"]
+    first = held[0][1] if held else {}
+    names = [n for n in first if n != "loss"] or list(first)
     students = list(dict.fromkeys(n.rpartition("/")[0] for n in names))
     terms = list(dict.fromkeys(n.rpartition("/")[2] for n in names))
     figure, axes = _figure()
@@ -72,18 +76,82 @@ def _loss_curve(report: Report) -> Picture | None:
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     _logarithmic(axes, [v for _, v in training] + [of[n] for _, of in held for n in names])
+    _legend(figure, 3 if len(names) < 3 else 2)
+    ends = ", ".join(f"{n} {held[0][1][n]:.3g} → {held[-1][1][n]:.3g}" for n in names)
+    steps = f"Loss over {report.curve[-1].step:,} steps"
+    return Picture(_svg(figure), f"{steps}; on held-out text, never trained on: {ends}." if ends else f"{steps}.")
+
+
+def _metric_curve(report: Report) -> Picture | None:
+    """Metrics of a task on the validation set over steps; None when they were taken less than twice."""
+    points = [(p.step, p.metrics) for p in report.curve if p.metrics]
+    if len(points) < 2:
+        return None
+    names = names_of(metrics for _, metrics in points)
+    shown = names[: len(COLOURS)]
+    figure, axes = _figure()
+    ends = []
+    for colour, name in zip(COLOURS, shown, strict=False):
+        own = [(step, metrics[name]) for step, metrics in points if name in metrics]
+        axes.plot(*zip(*own, strict=True), color=colour, linewidth=1.6, marker="o", markersize=3, label=cut(name, 24))
+        ends.append(f"{name} {own[0][1]:.4g} → {own[-1][1]:.4g}")
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    _legend(figure, 3 if len(shown) <= 3 else 2)
+    left_out = f" The first {len(shown)} of {len(names)} metrics." if len(shown) < len(names) else ""
+    return Picture(_svg(figure), f"On the validation set while training: {', '.join(ends)}.{left_out}")
+
+
+def _setting_curve(report: Report) -> Picture | None:
+    """What one was chosen by over the one numeric setting that differs, mean and spread over seeds; else None."""
+    if report.selection is None:
+        return None
+    metric, groups = report.selection.metric, by_setting(report.selection)
+    keys = {key for settings, _ in groups for key in settings}
+    differ = [key for key in keys if len({settings.get(key) for settings, _ in groups}) > 1]
+    if len(groups) < 2 or len(differ) != 1:
+        return None
+    key = differ[0]
+    points = []
+    for settings, runs in groups:
+        value, found = settings.get(key), [run.metrics[metric] for run in runs if metric in run.metrics]
+        if isinstance(value, str) or value is None or not found:
+            return None
+        points.append((value, *spread(found)))
+    points.sort()
+    places = [value for value, *_ in points]
+    figure, axes = _figure()
+    axes.errorbar(
+        places,
+        [mean for _, mean, _ in points],
+        yerr=[deviation or 0.0 for *_, deviation in points],
+        color=COLOURS[0],
+        linewidth=1.6,
+        elinewidth=1.2,
+        capsize=4,
+        marker="o",
+        markersize=4,
+    )
+    if places[0] > 0 and places[-1] / places[0] >= 8:
+        axes.set_xscale("log")
+    axes.set_xticks(places, [f"{place:g}" for place in places])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel(cut(key, 40))
+    axes.set_ylabel(cut(f"{metric} on {report.selection.on}", 40))
+    said = "; ".join(f"{place:g} {mean:.4g}" + (f" ± {sd:.2g}" if sd is not None else "") for place, mean, sd in points)
+    return Picture(_svg(figure), f"{metric} over {key}, mean ± sample standard deviation over seeds: {said}.")
+
+
+def _legend(figure: Figure, columns: int) -> None:
     figure.legend(
         loc="outside upper left",
-        ncols=3 if len(names) < 3 else 2,
+        ncols=columns,
         columnspacing=1.2,
         handlelength=1.5,
         frameon=False,
         fontsize=8,
         labelcolor=INK,
     )
-    ends = ", ".join(f"{n} {held[0][1][n]:.3g} → {held[-1][1][n]:.3g}" for n in names)
-    steps = f"Loss over {report.curve[-1].step:,} steps"
-    return Picture(_svg(figure), f"{steps}; on held-out text, never trained on: {ends}." if ends else f"{steps}.")
 
 
 def _logarithmic(axes: Any, values: list[float]) -> None:
@@ -100,11 +168,11 @@ def _logarithmic(axes: Any, values: list[float]) -> None:
 
 
 def _size_latency(report: Report) -> Picture | None:
-    """Weights on disk against latency of the first cell, a point a model; None without latency."""
-    if not report.latency:
+    """Weights on disk against latency of the first cell, a point a model; None without latency of two."""
+    first = report.latency[0] if report.latency else None
+    cell = [r for r in report.latency if first and (r.batch_size, r.seq_len) == (first.batch_size, first.seq_len)]
+    if first is None or len(cell) < 2:
         return None
-    first = report.latency[0]
-    cell = [r for r in report.latency if (r.batch_size, r.seq_len) == (first.batch_size, first.seq_len)]
     sizes = {row.model: report.models[row.model].bytes / 1e6 for row in cell}
     right, top = max(sizes.values()) * 1.12, max(row.p50_ms for row in cell) * 1.15
     figure, axes = _figure()
@@ -114,7 +182,7 @@ def _size_latency(report: Report) -> Picture | None:
         card, beyond = report.models[row.model], sizes[row.model] > 0.6 * right
         shape = f"{card.layers}x{card.hidden}"
         label = axes.annotate(
-            row.model if shape in row.model else f"{row.model} {shape}",
+            row.model if shape in row.model else f"{cut(row.model.rpartition('/')[2], 24)} {shape}",
             (sizes[row.model], row.p50_ms),
             xytext=(sizes[row.model] + (-0.03 if beyond else 0.03) * right, height * top),
             ha="right" if beyond else "left",

@@ -1,4 +1,4 @@
-"""What a report says, as rows of text: the terminal table, report.md, latency.csv and the model card share them."""
+"""What a report says, as rows of text; the terminal table, latency.csv and the model card."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ import yaml
 from rich.markup import escape
 from rich.table import Table
 
+from kdcli.report.evaluations import MOST_LABELS, comparisons, confusion_listing, matrix, scores, set_name, tasks
 from kdcli.report.schema import Report
+from kdcli.report.selection import setting_table
+from kdcli.report.text import Listing, names_of, number, plain, table
+
+TEACHER = "teacher"
+"""Name of the model that a report of `distill` compares with."""
+
+FINETUNED = "finetuned"
+"""Name of the one model of a report of `finetune`."""
 
 UNDISTILLED = " undistilled"
 """Suffix of the name under which a student's quality before training stands."""
@@ -20,15 +29,28 @@ UNDISTILLED = " undistilled"
 ASSISTANT = "assistant"
 """Name of the model between teacher and student."""
 
+FEW_SETS = 3
+"""Sets of a task up to which each stands in the main table too."""
+
+FEW_LABELS = 10
+"""Labels up to which a confusion matrix is shown as text."""
+
+PIPELINES = {
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForQuestionAnswering": "question-answering",
+}
+"""What the hub calls the task of a class."""
+
 
 def overview(report: Report) -> tuple[list[str], list[list[str]]]:
     """The main table: one row a model, teacher first, then what the undistilled student achieves."""
     batches = sorted({(r.batch_size, r.seq_len) for r in report.latency})
-    columns = [(task, metric) for task, of in report.quality.items() for metric in _metrics(of)]
+    columns = [(task, metric) for task, of in _quality_shown(report).items() for metric in names_of(of.values())]
     header = ["model", "shape", "parameters", "(embedding)", "(transformer)", "size", "multiply-adds"]
     header += [f"ms {b}x{length}" for b, length in batches]
     header += [f"speed-up {b}x{length}" for b, length in batches]
-    header += [task if metric in ("accuracy", "loss") else f"{task} {metric}" for task, metric in columns]
+    header += [_quality_name(report, *column) for column in columns]
     rows = []
     for name, card in report.models.items():
         row = [
@@ -52,13 +74,22 @@ def overview(report: Report) -> tuple[list[str], list[list[str]]]:
 
 
 def title(report: Report) -> str:
-    """From which model to which shapes: `bert-base-uncased → 12x384 (assistant) → 6x384`."""
+    """What the report is of: `bert-base-uncased → 12x384 (assistant) → 6x384`, or `bert-base-uncased on sst2`."""
+    if TEACHER not in report.models:
+        models = [short(_origin(report)) if name == FINETUNED else name for name in report.models]
+        return " on ".join(filter(None, [", ".join(models), ", ".join(_tasks(report))]))
     (_, teacher), *others = report.models.items()
     shapes = {name: f"{card.layers}x{card.hidden}" for name, card in others}
     steps = [short(teacher.id)]
     if len(shapes) > 1 and ASSISTANT in shapes:
         steps.append(f"{shapes.pop(ASSISTANT)} (assistant)")
-    return " → ".join([*steps, ", ".join(shapes.values())])
+    return " → ".join(filter(None, [*steps, ", ".join(shapes.values())]))
+
+
+def _tasks(report: Report) -> list[str]:
+    """Names of the tasks that were judged; before any was, that of the recipe."""
+    asked = report.recipe.get("task")
+    return list(tasks(report)) or ([short(str(asked))] if asked else [])
 
 
 def short(model: str) -> str:
@@ -68,59 +99,36 @@ def short(model: str) -> str:
 
 
 def terminal(report: Report) -> Iterable[Table | str]:
-    """The overview for a terminal, turned on its side: it has few models and many facts."""
+    """The report for a terminal: the overview, on its side for its few models and many facts; what was scored."""
     header, rows = overview(report)
-    table = Table(title=f"kdcli {report.command}: {escape(title(report))}", title_justify="left", header_style="bold")
-    table.add_column("")
+    main = Table(title=f"kdcli {report.command}: {escape(title(report))}", title_justify="left", header_style="bold")
+    main.add_column("")
     for row in rows:
-        table.add_column(escape(row[0]), justify="right", overflow="fold")
+        main.add_column(escape(row[0]), justify="right", overflow="fold")
     for i, fact in enumerate(header[1:], 1):
-        table.add_row(escape(fact), *(escape(row[i]) for row in rows))
-    yield table
+        main.add_row(escape(fact), *(escape(row[i]) for row in rows))
+    yield main
+    listings = scores(report)
+    if len(report.evaluations) == 1 and (shown := matrix(report.evaluations[0])) and len(shown.labels) <= FEW_LABELS:
+        listings.append(confusion_listing(shown))
+    if (compared := comparisons(report)) is not None:
+        listings.append(compared)
+    if report.selection is not None:
+        listings.append(setting_table(report.selection))
+    for listing in listings:
+        yield _rich(listing)
+        if listing.note:
+            yield escape(listing.note)
     yield from map(escape, report.notes)
 
 
-def markdown(report: Report) -> str:
-    """report.md."""
-    header, rows = overview(report)
-    lines = [
-        f"# {_plain(title(report))}",
-        "",
-        f"kdcli {report.command}, {report.created}.",
-        "",
-        *_table(header, rows),
-        "",
-    ]
-    if report.training:
-        t = report.training
-        lines += [
-            "## Training",
-            "",
-            f"{t.steps:,} steps, {t.tokens:,} tokens in {duration(t.seconds)} ({t.tokens_per_second:,.0f} tokens/s), "
-            f"peak memory {megabytes(t.peak_memory_bytes)}; loss {number(t.loss_first)} → {number(t.loss_last)}."
-            + (f" Resumed after step {t.resumed_from_step}." if t.resumed_from_step else ""),
-            "",
-        ]
-    held = [p for p in report.curve if p.held_out]
-    if held:
-        names = list(held[0].held_out or {})
-        shown = held if len(held) <= 12 else held[:: max(1, len(held) // 10)] + held[-1:]
-        lines += ["## Held-out loss", ""]
-        lines += _table(
-            ["step", *names], [[str(p.step), *(number((p.held_out or {})[n]) for n in names)] for p in shown]
-        )
-        lines.append("")
-    if report.published:
-        lines += ["## Published", ""]
-        for row in report.published:
-            values = ", ".join(f"{k} {v:g}" for k, v in row.values.items())
-            lines.append(_plain(f"* {row.row}: {values} ({row.source})"))
-        lines.append("")
-    if report.notes:
-        lines += ["## Notes", "", *(f"* {_plain(note)}" for note in report.notes), ""]
-    facts = [f"{k} {v}" for k, v in report.versions.items()]
-    lines += [_plain(f"Measured on {report.environment.get('cpu')}; {', '.join(facts)}."), ""]
-    return "\n".join(lines)
+def _rich(listing: Listing) -> Table:
+    turned = Table(title=escape(listing.title), title_justify="left", header_style="bold")
+    for i, name in enumerate(listing.header):
+        turned.add_column(escape(name), justify="right" if i else "left", overflow="fold")
+    for i, row in enumerate(listing.rows):
+        turned.add_row(*map(escape, row), style="bold" if i == listing.marked else None)
+    return turned
 
 
 def latency_csv(report: Report) -> str:
@@ -134,42 +142,42 @@ def latency_csv(report: Report) -> str:
     return text.getvalue()
 
 
-def model_card(report: Report, name: str) -> str:
-    """README.md of a model directory: what it is, from what, how, results, how to repeat it."""
-    card, teacher = report.models[name], next(iter(report.models.values()))
-    front = {"library_name": "transformers", "tags": ["kdcli", report.command, card.model_type]}
-    if _on_hub(teacher.id):
-        front["base_model"] = teacher.id
-    header, rows = overview(report)
-    method, source = report.recipe.get("method"), (report.recipe.get("data") or {}).get("source")
-    how = f"distilled from {short(teacher.id)} ({teacher.layers}x{teacher.hidden})"
-    how += f" with {method}" if method else ""
-    how += f" on {short(source)}" if source else ""
-    if report.training:
-        t = report.training
-        how += f": {t.steps:,} steps, {t.tokens:,} tokens, {duration(t.seconds)}"
+def model_card(report: Report, name: str, auto_class: str = "AutoModel") -> str:
+    """README.md of a model directory: what it is, from what, how, results, how to repeat it.
+
+    Args:
+        name: of the model in `report.models`.
+        auto_class: the class of transformers that loads it with its head, `AutoModel` when it has none.
+    """
+    card, origin, has_head = report.models[name], _origin(report), auto_class != "AutoModel"
+    front: dict[str, object] = {"library_name": "transformers", "tags": ["kdcli", report.command, card.model_type]}
+    if auto_class in PIPELINES:
+        front["pipeline_tag"] = PIPELINES[auto_class]
+    if _on_hub(origin):
+        front["base_model"] = origin
+    what = title(report) if has_head else f"{card.layers}x{card.hidden} {card.model_type}"
     return "\n".join(
         [
             "---",
             yaml.safe_dump(front, sort_keys=False).strip(),
             "---",
-            _plain(f"# {card.layers}x{card.hidden} {card.model_type}, made by kdcli {report.command}"),
+            plain(f"# {what}, made by kdcli {report.command}"),
             "",
             f"{count(card.params_total)} parameters ({count(card.params_embedding)} of them embeddings),",
-            f"{_plain(how)}.",
+            f"{plain(_how_made(report))}.",
             "",
             "```python",
-            "from transformers import AutoModel, AutoTokenizer",
+            f"from transformers import {auto_class}, AutoTokenizer",
             "",
-            'model = AutoModel.from_pretrained("path/to/this/directory")',
+            f'model = {auto_class}.from_pretrained("path/to/this/directory")',
             'tokenizer = AutoTokenizer.from_pretrained("path/to/this/directory")',
             "```",
             "",
-            "It has no task head: fine-tune it as you would its teacher, whose licence and limits it inherits.",
+            *_head(report, name, origin, has_head),
             "",
             "## Results",
             "",
-            *_table(header, rows),
+            *_results(report, name, has_head),
             "",
             "## Repeat it",
             "",
@@ -182,6 +190,51 @@ def model_card(report: Report, name: str) -> str:
     )
 
 
+def _origin(report: Report) -> str:
+    """What the models of a report were made from: the teacher, or the recipe's model."""
+    if TEACHER in report.models:
+        return report.models[TEACHER].id
+    return str(report.recipe.get("model") or next(iter(report.models.values())).id)
+
+
+def _how_made(report: Report) -> str:
+    if TEACHER in report.models:
+        teacher = report.models[TEACHER]
+        method, source = report.recipe.get("method"), (report.recipe.get("data") or {}).get("source")
+        how = f"distilled from {short(teacher.id)} ({teacher.layers}x{teacher.hidden})"
+        how += f" with {method}" if method else ""
+        how += f" on {short(source)}" if source else ""
+    else:
+        how = f"fine-tuned from {short(_origin(report))}"
+        how += f" on {', '.join(_tasks(report))}" if _tasks(report) else ""
+    if report.training:
+        t = report.training
+        how += f": {t.steps:,} steps, {t.tokens:,} tokens, {duration(t.seconds)}"
+    return how
+
+
+def _head(report: Report, name: str, origin: str, has_head: bool) -> list[str]:
+    """What the model predicts, or that it predicts nothing yet."""
+    if not has_head:
+        return ["It has no task head: fine-tune it as you would its teacher, whose licence and limits it inherits."]
+    labels = next((e.confusion.labels for e in report.evaluations if e.model == name and e.confusion), [])
+    more = f" and {len(labels) - MOST_LABELS} more" if len(labels) > MOST_LABELS else ""
+    said = [plain(f"Labels: {', '.join(labels[:MOST_LABELS])}{more}."), ""] if labels else []
+    return [*said, plain(f"It inherits licence and limits of {short(origin)}.")]
+
+
+def _results(report: Report, name: str, has_head: bool) -> list[str]:
+    """The scores of a model with a head, else the main table; and how it was chosen."""
+    lines: list[str] = []
+    for listing in scores(report, name) if has_head else []:
+        lines += [f"{plain(listing.title)}:", "", *table(listing.header, listing.rows), ""]
+    if not lines:
+        lines = [*table(*overview(report)), ""]
+    if report.selection is not None:
+        lines += [plain(setting_table(report.selection).note), ""]
+    return lines[:-1]
+
+
 def duration(seconds: float) -> str:
     """Seconds as a person says them."""
     if seconds < 120:
@@ -189,17 +242,8 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def number(value: float | None) -> str:
-    """A loss or metric with four significant digits."""
-    return "" if value is None else f"{value:.4g}"
-
-
 def _on_hub(model: str) -> bool:
     return bool(re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", model)) and model != "demo" and not Path(model).exists()
-
-
-def _metrics(of_task: dict[str, dict[str, float]]) -> list[str]:
-    return list(dict.fromkeys(metric for of_model in of_task.values() for metric in of_model))
 
 
 def _latency(report: Report, name: str, cell: tuple[int, int]) -> str:
@@ -214,6 +258,19 @@ def _speedup(report: Report, name: str, cell: tuple[int, int]) -> str:
         if key.split("@")[0].startswith(f"{name}_vs_") and (s.batch_size, s.seq_len) == cell:
             return f"{s.median:.2f}x ({s.low:.2f}–{s.high:.2f})"
     return ""
+
+
+def _quality_shown(report: Report) -> dict[str, dict[str, dict[str, float]]]:
+    """Quality but that of the sets of a task with many, which have a table of their own."""
+    many = [found for found in tasks(report).values() if len({e.set for e in found}) > FEW_SETS]
+    left = {set_name(e.task, e.set) for found in many for e in found}
+    return {task: of for task, of in report.quality.items() if task not in left}
+
+
+def _quality_name(report: Report, task: str, metric: str) -> str:
+    """The task alone where it is clear what is meant, so that columns stay short."""
+    alone = metric == "accuracy" and len(names_of(report.quality[task].values())) == 1
+    return task if alone or metric == "loss" else f"{task} {metric}"
 
 
 def _quality(report: Report, name: str, task: str, metric: str) -> str:
@@ -232,13 +289,3 @@ def count(value: int) -> str:
 def megabytes(value: int) -> str:
     """A number of bytes."""
     return f"{value / 10**6:,.1f} MB" if value < 10**9 else f"{value / 10**9:,.2f} GB"
-
-
-def _table(header: list[str], rows: list[list[str]]) -> list[str]:
-    line, *lines = ["| " + " | ".join(map(_plain, row)) + " |" for row in (header, *rows)]
-    return [line, "|" + "---|" * len(header), *lines]
-
-
-def _plain(text: str) -> str:
-    """Text from outside that stays text in Markdown, and in one cell of a table."""
-    return " ".join(text.split()).replace("<", "&lt;").replace("|", "\\|")

@@ -14,9 +14,10 @@ from rich.console import Console
 
 from kdcli.errors import MachineError
 from kdcli.report.build import html, write_report
+from kdcli.report.markdown import markdown
 from kdcli.report.pictures import pictures
 from kdcli.report.schema import Report
-from kdcli.report.views import latency_csv, markdown, model_card, overview, short, terminal, title
+from kdcli.report.views import latency_csv, model_card, overview, short, terminal, title
 
 LOADS = {"src", "srcset", "href", "xlink:href", "data", "action", "formaction", "poster", "background"}
 

@@ -1,0 +1,93 @@
+"""report.md: the report as a document that needs no browser."""
+
+from __future__ import annotations
+
+from kdcli.report.evaluations import comparisons, confusion_listing, headline, matrix, per_class, scores, worst
+from kdcli.report.schema import Evaluation, Report
+from kdcli.report.selection import run_table, setting_table
+from kdcli.report.text import Listing, names_of, number, plain, table
+from kdcli.report.views import FEW_LABELS, duration, megabytes, overview, title
+
+FEW_MISTAKES = 5
+"""Mistakes of each evaluation that are shown; the others are in report.html."""
+
+
+def markdown(report: Report) -> str:
+    """report.md."""
+    header, rows = overview(report)
+    lines = [
+        f"# {plain(title(report))}",
+        "",
+        f"kdcli {report.command}, {report.created}.",
+        "",
+        *table(header, rows),
+        "",
+    ]
+    for listing in scores(report):
+        lines += _section(listing)
+    if (compared := comparisons(report)) is not None:
+        lines += _section(compared)
+    if report.selection is not None:
+        lines += _section(setting_table(report.selection)) + _section(run_table(report.selection), "###")
+    lines += _training(report)
+    lines += _curve("Held-out loss", [(p.step, p.held_out) for p in report.curve if p.held_out])
+    lines += _curve("While training", [(p.step, p.metrics) for p in report.curve if p.metrics])
+    for evaluation in report.evaluations:
+        lines += _details(evaluation)
+    if report.published:
+        lines += ["## Published", ""]
+        for row in report.published:
+            values = ", ".join(f"{k} {v:g}" for k, v in row.values.items())
+            lines.append(f"* {plain(f'{row.row}: {values} ({row.source})')}")
+        lines.append("")
+    if report.notes:
+        lines += ["## Notes", "", *(f"* {plain(note)}" for note in report.notes), ""]
+    facts = [f"{k} {v}" for k, v in report.versions.items()]
+    lines += [plain(f"Measured on {report.environment.get('cpu')}; {', '.join(facts)}."), ""]
+    return "\n".join(lines)
+
+
+def _section(listing: Listing, level: str = "##") -> list[str]:
+    note = [plain(listing.note), ""] if listing.note else []
+    return [f"{level} {plain(listing.title)}", "", *table(listing.header, listing.rows), "", *note]
+
+
+def _training(report: Report) -> list[str]:
+    if report.training is None:
+        return []
+    t = report.training
+    return [
+        "## Training",
+        "",
+        f"{t.steps:,} steps, {t.tokens:,} tokens in {duration(t.seconds)} ({t.tokens_per_second:,.0f} tokens/s), "
+        f"peak memory {megabytes(t.peak_memory_bytes)}; loss {number(t.loss_first)} → {number(t.loss_last)}."
+        + (f" Resumed after step {t.resumed_from_step}." if t.resumed_from_step else ""),
+        "",
+    ]
+
+
+def _curve(heading: str, points: list[tuple[int, dict[str, float] | None]]) -> list[str]:
+    """About ten of the points, the last one always."""
+    if not points:
+        return []
+    names = names_of(values for _, values in points if values)
+    shown = points if len(points) <= 12 else [*points[: -1 : max(1, len(points) // 10)], points[-1]]
+    rows = [[str(step), *(number((values or {}).get(name)) for name in names)] for step, values in shown]
+    return _section(Listing(heading, ["step", *names], rows))
+
+
+def _details(evaluation: Evaluation) -> list[str]:
+    """Confusions, classes and the worst mistakes of one model on one set."""
+    found: list[str] = []
+    shown, classes = matrix(evaluation), per_class(evaluation)
+    if shown is not None and len(shown.labels) <= FEW_LABELS:
+        found += _section(confusion_listing(shown), "###")
+    if classes is not None and len(classes.rows) <= FEW_LABELS:
+        found += _section(classes, "###")
+    if mistakes := worst(evaluation)[:FEW_MISTAKES]:
+        found += ["### Worst examples", ""]
+        for m in mistakes:
+            texts = "; ".join(f"“{text}”" for text in m.texts)
+            found.append(f"* {plain(f'{m.label}, predicted {m.predicted} (badness {m.badness}, {m.id}): {texts}')}")
+        found.append("")
+    return [f"## {plain(f'{evaluation.model} on {headline(evaluation)}')}", "", *found] if found else []
