@@ -1,0 +1,227 @@
+"""Windows hold every token and know their characters; answers come back from them exactly, whatever the tokenizer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from questions import CONTEXTS, KINDS, SPECIAL, asking, mixed, one_hot, random_logits, row, tokenizer_of, windows_of
+from tokenizers import processors
+from transformers import CanineTokenizer, PreTrainedTokenizerFast
+
+from kdcli.data.spans import check_answers, decode, misplaced, windows
+from kdcli.errors import UsageError
+from kdcli.types import Example
+
+
+def answered(examples, kind, **settings):
+    found = windows_of(examples, kind, **settings)
+    return [d.text for d in decode(found, one_hot(found), examples, max_answer_tokens=60)]
+
+
+PLACES = {
+    "begin": ("Wien is where the cat ran", "Wien"),
+    "end": ("the cat ran in Zürich", "Zürich"),
+    "all": ("a cat", "a cat"),
+    "before a stop": ("the cat sat in Wien.", "Wien"),
+    "within brackets": ("the (naïve) cat", "naïve"),
+    "several words": ("the cat sat on the mat in 1872", "sat on the mat"),
+    "after much space": ("the cat   \n\t sat", "sat"),
+    "combining marks": ("the cafe\u0301 in Zu\u0308rich ran", "cafe\u0301 in Zu\u0308rich"),
+    "a mark at the end of all": ("the cat in a cafe\u0301", "cafe\u0301"),
+    "emoji": ("the 👩‍🚀 ran on 🌍 the mat", "👩‍🚀 ran on 🌍"),
+    "emoji of two code points": ("the cat ❤\ufe0f the mat", "❤\ufe0f"),
+    "no spaces": ("the cat ran in 東京 and sat", "東京"),
+    "vowel signs": ("the cat नमस्ते sat", "नमस्ते"),
+    "ligature": ("the \ufb01sh ran", "\ufb01sh"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", PLACES)
+def test_an_answer_comes_back_exactly(kind, place):
+    context, answer = PLACES[place]
+    assert answered([asking(context, answer)], kind) == [answer]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_a_text_that_repeats_the_right_one_is_labelled(kind):
+    context = "the cat ran on the cat and the cat sat"
+    for start in (4, 19, 31):
+        found = windows_of([asking(context, ("cat", start))], kind)
+        first, last = found.rows.labels[0]
+        assert row(found, 0)[first] in (start - 1, start)
+        assert row(found, 0, "char_end_T")[last] == start + 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_white_space_around_a_gold_answer_drags_no_neighbour_in(kind):
+    assert answered([asking("the cat sat on mats", (" sat ", 7))], kind) == ["sat"]
+
+
+def test_an_answer_within_a_word_is_covered():
+    found = windows_of([asking("in 1872 rivers ran", ("87", 4))], "bytes")
+    first, last = found.rows.labels[0]
+    assert row(found, 0)[first] <= 4
+    assert row(found, 0, "char_end_T")[last] >= 6
+
+
+@settings(max_examples=60)
+@given(CONTEXTS, st.data(), st.sampled_from(KINDS), st.sampled_from([" ", "  ", "\n"]))
+def test_any_words_come_back_exactly(words, data, kind, space):
+    begin = data.draw(st.integers(0, len(words) - 1))
+    end = data.draw(st.integers(begin + 1, min(begin + 3, len(words))))
+    answer = space.join(words[begin:end])
+    context = space.join(words)
+    start = len(space.join([*words[:begin], ""]))
+    example = asking(context, (answer, start))
+    assert misplaced(example) is None
+    assert answered([example], kind) == [answer]
+    found = windows_of([example], kind)
+    for i, (first, last) in enumerate(found.rows.labels):
+        if first != found.cls[i]:
+            shown = context[row(found, i)[first] : row(found, i, "char_end_T")[last]]
+            # Marks that the tokenizer dropped at the end come back in `decode`.
+            assert answer.startswith(shown.strip()) or answer in shown
+
+
+@settings(max_examples=40)
+@given(CONTEXTS, st.sampled_from(KINDS), st.integers(20, 60), st.data())
+def test_windows_hold_every_token_of_the_context_and_overlap_by_the_stride(words, kind, max_length, data):
+    stride = data.draw(st.integers(0, max_length - max_length // 2 - 5))
+    context = " ".join(words)
+    found = windows_of([asking(context)], kind, max_length=max_length, stride=stride)
+    whole = tokenizer_of(kind)(context, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    assert found.rows.lengths.max() <= max_length
+    ids, chars = [], []
+    for i in range(len(found)):
+        begin = row(found, i)
+        of_context = [at for at, value in enumerate(begin) if value >= 0]
+        shared = stride if i else 0
+        assert ids[len(ids) - shared :] == [row(found, i, "ids")[at] for at in of_context[:shared]]
+        ids += [row(found, i, "ids")[at] for at in of_context[shared:]]
+        chars += [(begin[at], row(found, i, "char_end_T")[at]) for at in of_context[shared:]]
+    assert ids == whole["input_ids"]
+    assert chars == [tuple(pair) for pair in whole["offset_mapping"]]
+
+
+LONG = " ".join(f"cat ran {i}" for i in range(60))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_across_a_border_only_windows_that_hold_the_whole_answer_are_labelled(kind):
+    examples = [asking(LONG, f"ran {i} cat") for i in range(59)]
+    found = windows_of(examples, kind, max_length=60, stride=20)
+    assert len(found) > 2 * len(examples)
+    assert found.rows.truncated == len(examples)
+    assert answered(examples, kind, max_length=60, stride=20) == [e.label[0].text for e in examples]
+    parts = 0
+    for i, (first, last) in enumerate(found.rows.labels):
+        answer = examples[found.rows.example[i]].label[0]
+        span = range(answer.start, answer.start + len(answer.text))
+        held = [c for b, e in zip(row(found, i), row(found, i, "char_end_T"), strict=True) for c in range(b, e)]
+        visible = [c for c in span if c in held or LONG[c] == " "]
+        assert (first != found.cls[i]) == (len(visible) == len(span))
+        assert (first == found.cls[i]) == (last == found.cls[i])
+        parts += 0 < len(set(span) & set(held)) < len(answer.text) - 2
+    assert parts, "no border cuts an answer"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_classification_question_context(kind):
+    tokenizer = tokenizer_of(kind)
+    found = windows_of([asking("the cat ran", "cat", question="  \n who ran")], kind)
+    assert row(found, 0, "ids") == tokenizer("who ran", "the cat ran")["input_ids"]
+    assert (
+        found.rows.types_T.tolist() == tokenizer("who ran", "the cat ran", return_token_type_ids=True)["token_type_ids"]
+    )
+    assert found.cls.tolist() == [0]
+    assert windows_of([asking("the cat ran", "cat")], kind, token_types=False).rows.types_T is None
+
+
+def test_the_classification_token_is_found_where_it_stands():
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer_of("word pieces").backend_tokenizer, **SPECIAL)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        pair="$A:0 [SEP]:0 $B:1 [SEP]:1 [CLS]:1",
+        single="$A [SEP] [CLS]",
+        special_tokens=[(n, tokenizer.convert_tokens_to_ids(n)) for n in ("[CLS]", "[SEP]")],
+    )
+    examples = [asking("the [CLS] cat ran", question="[CLS] who")]
+    found = windows(examples, tokenizer, max_length=60, stride=10, token_types=True)
+    assert found.cls.tolist() == [found.rows.lengths[0] - 1]
+    assert found.rows.labels.tolist() == [[found.cls[0]] * 2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("question", ["who ran " * 50, "🌍👩‍🚀" * 60, "q" * 300])
+def test_a_question_that_is_too_long_is_cut(kind, question):
+    examples = [asking(LONG, "ran 7 cat", question=question), asking(LONG, "ran 7 cat")]
+    found = windows_of(examples, kind, max_length=60, stride=20)
+    cut = row(found, 0, "ids")[: row(found, 0).index(next(v for v in row(found, 0) if v >= 0))]
+    specials = 2 if kind == "word pieces" else 3
+    assert 1 <= len(cut) - specials <= 30
+    assert cut[1:-specials] == tokenizer_of(kind)(question)["input_ids"][1 : len(cut) - specials]
+    texts = [d.text for d in decode(found, one_hot(found), examples)]
+    assert texts == ["ran 7 cat"] * 2
+
+
+@pytest.mark.parametrize(
+    ("max_length", "stride", "hint"), [(40, 20, "0 to 16"), (6, 0, "nothing is left"), (60, -1, "0 to")]
+)
+def test_a_stride_that_leaves_no_room_is_refused(max_length, stride, hint):
+    with pytest.raises(UsageError, match=hint):
+        windows_of([asking(LONG)], max_length=max_length, stride=stride)
+
+
+def test_the_largest_stride_works():
+    found = windows_of([asking(LONG, "ran 7 cat", question="who ran " * 50)], max_length=40, stride=16)
+    assert found.rows.lengths.max() == 40
+
+
+def test_a_tokenizer_without_offsets_is_refused():
+    with pytest.raises(UsageError, match="CanineTokenizer"):
+        windows([asking(LONG)], CanineTokenizer(), max_length=60, stride=20, token_types=True)
+
+
+MISPLACED = [
+    (("cat", 5), "f.jsonl:q: answer 'cat' is not at character 5 of its context"),
+    (("dog", 4), "f.jsonl:q: answer 'dog' is not at character 4 of its context"),
+    (("cat", -7), "f.jsonl:q: answer 'cat' is not at character -7 of its context"),
+    (("cat", 400), "f.jsonl:q: answer 'cat' is not at character 400 of its context"),
+    ((" ", 3), "f.jsonl:q: an answer is empty; leave out the answers where there is none"),
+]
+
+
+@pytest.mark.parametrize(("answer", "line"), MISPLACED)
+def test_answers_that_are_not_in_their_place_are_listed(answer, line):
+    fine, wrong = asking("the cat ran", "cat", name="p"), asking("the cat ran", answer)
+    unlabelled = Example("f.jsonl:9", "9", fine.texts, None)
+    assert check_answers([fine, wrong, asking("the cat"), unlabelled]) == [line]
+    found = windows_of([fine, wrong])
+    assert found.misplaced == [line]
+    assert found.rows.labels[1].tolist() == [0, 0]
+    assert found.rows.labels[0, 0] > 0
+
+
+def test_each_gold_answer_is_checked():
+    assert check_answers([asking("the cat ran", "cat", ("ran", 7))]) == [
+        "f.jsonl:q: answer 'ran' is not at character 7 of its context"
+    ]
+
+
+def test_withheld_labels_and_no_examples():
+    held = Example("f.jsonl:1", "1", ("who", "the cat"), None)
+    found = windows_of([asking("the cat", "cat"), held])
+    assert found.rows.labels is None
+    assert found.rows.example.tolist() == [0, 1]
+    assert len(decode(found, random_logits(found), [held, held])) == 2
+    assert len(windows_of([])) == 0
+
+
+def test_batches_carry_the_labels():
+    examples = mixed(4)
+    found = windows_of(examples, max_length=50, stride=16).by_length()
+    batch = found.rows.batch(np.array([0, len(found) - 1]))
+    assert batch["labels"].tolist() == found.rows.labels[[0, -1]].tolist()
+    assert batch["input_ids"].shape == batch["token_type_ids"].shape == (2, found.rows.lengths[-1])
