@@ -1,0 +1,438 @@
+"""A user's own rows: what task they are taken for, and what is said about rows that are none."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from kdcli.data.files import open_source
+from kdcli.data.own import HEAD, own_task
+from kdcli.data.own_labels import MANY_ROWS, MOST_CLASSES, number_of
+from kdcli.errors import UsageError
+from kdcli.types import Task
+
+
+def found(rows, log=None, **columns) -> Task:
+    """The task of rows that stand in `train.jsonl`, a line each."""
+    return own_task(
+        ((f"train.jsonl:{n}", row) for n, row in enumerate(rows, 1)), columns, ([] if log is None else log).append
+    )
+
+
+def table(columns, *values):
+    return [dict(zip(columns.split(), v, strict=True)) for v in values]
+
+
+def labelled(*labels, **more):
+    return [{"text": f"some words {n}", "label": label, **more} for n, label in enumerate(labels)]
+
+
+def tagged(*labels):
+    return [{"tokens": ["w"] * len(tags), "ner_tags": tags} for tags in labels]
+
+
+def answered(*answers):
+    return [{"id": "a", "question": "who ?", "context": "w1 w2", "answers": a} for a in answers]
+
+
+ONE = {"text": ["w1"], "answer_start": [0]}
+NONE = {"text": [], "answer_start": []}
+CLASS, CLASS2 = ("accuracy", "macro_f1"), ("accuracy", "f1", "matthews")
+SCORE, MULTI = ("pearson", "spearman", "mse"), ("micro_f1", "macro_f1", "exact")
+TOKENS = ("f1", "precision", "recall", "accuracy")
+
+FLAT = {
+    "sst2": (
+        table("idx sentence label", (0, "hide secretions", 0), (1, "a gem", 1), (2, "so so", 0)),
+        ("class", ("sentence",), "label", ("0", "1"), CLASS2),
+    ),
+    "imdb": (
+        table("review sentiment", ("a gem", "positive"), ("drab", "negative")),
+        ("class", ("review",), "sentiment", ("negative", "positive"), CLASS2),
+    ),
+    "mnli": (
+        table("premise hypothesis label idx", ("a", "b", 2, 0), ("c", "d", 0, 1), ("e", "f", 1, 2)),
+        ("class", ("premise", "hypothesis"), "label", ("0", "1", "2"), CLASS),
+    ),
+    "sick": (
+        table("pair_ID sentence_A sentence_B relatedness_score", ("1", "a", "b", 4.5), ("2", "c", "d", 3.0)),
+        ("score", ("sentence_A", "sentence_B"), "relatedness_score", (), SCORE),
+    ),
+    "boolq": (
+        table("question passage answer", ("is it", "it is", True), ("is it", "it was", False)),
+        ("class", ("question", "passage"), "answer", ("False", "True"), CLASS2),
+    ),
+    "whole and broken numbers": (
+        table("Text Score", ("a", 1), ("b", 2.5), ("c", 2)),
+        ("score", ("Text",), "Score", (), SCORE),
+    ),
+    "negative numbers": (
+        table("tweet label", ("a", 10), ("b", -1), ("c", 9)),
+        ("class", ("tweet",), "label", ("-1", "9", "10"), CLASS),
+    ),
+    "a frame of pandas": (
+        [{"": 0, "comment": "a", "stars": 5}, {"": 1, "comment": "b", "stars": 1}, {"": 2, "comment": "c", "stars": 3}],
+        ("class", ("comment",), "stars", ("1", "3", "5"), CLASS),
+    ),
+    "the only column of strings": (
+        table("uid wording toxic", ("u1", "some words", 1), ("u2", "other words", 0)),
+        ("class", ("wording",), "toxic", ("0", "1"), CLASS2),
+    ),
+    "the only column left": (
+        table("text verdict", ("a", "guilty"), ("b", "innocent")),
+        ("class", ("text",), "verdict", ("guilty", "innocent"), CLASS2),
+    ),
+    "a text before a title": (
+        table("title text label", ("A", "a", "x"), ("B", "b", "y")),
+        ("class", ("text",), "label", ("x", "y"), CLASS2),
+    ),
+    "whole numbers with a point": (
+        table("text label", ("a", 1.0), ("b", 0.0)),
+        ("class", ("text",), "label", ("0.0", "1.0"), CLASS2),
+    ),
+    "nan is a language": (
+        table("text label", ("a", "nan"), ("b", "deu")),
+        ("class", ("text",), "label", ("deu", "nan"), CLASS2),
+    ),
+}
+NESTED = {
+    "go-emotions": (
+        table("text labels id", ("a", [2, 27], "e1"), ("b", [], "e2"), ("c", [10], "e3")),
+        ("multi", ("text",), "labels", ("2", "10", "27"), MULTI),
+    ),
+    "topics": (
+        table("document category", ("a", ["b", "a"]), ("b", ["a"])),
+        ("multi", ("document",), "category", ("a", "b"), MULTI),
+    ),
+    "conll": (
+        [{"id": "0", "tokens": ["EU", "x"], "pos_tags": [1, 2], "chunk_tags": [3, 4], "ner_tags": [3, 0]}],
+        ("tokens", ("tokens",), "ner_tags", ("0", "3"), TOKENS),
+    ),
+    "names of tags": (
+        table("words labels", (["Ann", "ran"], ["I-PER", "O"]), (["in", "Bonn"], ["O", "B-LOC"])),
+        ("tokens", ("words",), "labels", ("O", "B-LOC", "I-PER"), TOKENS),
+    ),
+    "the only other list": (
+        [{"tokens": ["a", "b"], "boundaries": ["s", "m"], "text": "a b"}],
+        ("tokens", ("tokens",), "boundaries", ("m", "s"), TOKENS),
+    ),
+    "squad": (answered(ONE, ONE), ("span", ("question", "context"), "answers", (), ("exact", "f1"))),
+    "squad 2": (
+        answered(ONE, NONE),
+        (
+            *("span", ("question", "context"), "answers", ()),
+            ("f1", "exact", "best_f1", "best_f1_threshold", "best_exact", "best_exact_threshold"),
+        ),
+    ),
+}
+
+
+def parts(task):
+    return task.kind, task.texts, task.label, task.labels, task.metrics
+
+
+def in_csv(rows):
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+@pytest.mark.parametrize(("rows", "expected"), FLAT.values(), ids=FLAT)
+def test_rows_and_the_task_they_hold(rows, expected, suffix, tmp_path):
+    text = in_csv(rows) if suffix == "csv" else "\n".join(map(json.dumps, rows))
+    (tmp_path / f"train.{suffix}").write_text(text, "utf-8")
+    ((_, read),) = open_source(str(tmp_path)).tables("train")
+    assert parts(own_task(read, {}, print)) == expected
+
+
+@pytest.mark.parametrize(("rows", "expected"), NESTED.values(), ids=NESTED)
+def test_rows_of_lists_and_the_task_they_hold(rows, expected):
+    task = found(rows)
+    assert parts(task) == expected
+    assert task.impossible == ("best_f1" in task.metrics)
+
+
+def test_numbers_of_a_csv_are_ordered_as_those_of_json():
+    assert found(labelled("10", "9", "1")).labels == found(labelled(10, 9, 1)).labels == ("1", "9", "10")
+    assert found(labelled("10", "9", "x")).labels == ("10", "9", "x")
+
+
+def test_one_sentence_says_what_was_decided():
+    log = []
+    found(labelled("a", "b", "a", when="1999"), log)
+    assert log == ["task own: 3 examples of kind class, text → label, 2 classes (a, b); not read: when"]
+    found(table("premise hypothesis score", ("a", "b", 0.5), ("c", "d", 1)), log)
+    assert log[1:] == ["task own: 2 examples of kind score, premise and hypothesis → score"]
+    found(labelled(*range(11)), log)
+    assert log[2:] == ["task own: 11 examples of kind class, text → label, 11 classes"]
+    found(answered(ONE, NONE, NONE), log)
+    assert log[3].endswith("question and context → answers, 2 without an answer; not read: id")
+
+
+def test_the_task_bears_the_name_it_is_given():
+    assert own_task([("a:1", labelled(0)[0]), ("a:2", labelled(1)[0])], {}, print, "mine").name == "mine"
+
+
+def test_rows_are_read_once_and_not_held():
+    read = []
+
+    def rows():
+        for n in range(5 * HEAD):
+            read.append(n)
+            yield f"a:{n}", {"text": "w", "label": n % 3 if n < 4 * HEAD else 7.5}
+
+    assert own_task(rows(), {}, print).kind == "score"
+    assert read == list(range(5 * HEAD))
+
+
+WIDE = table("a b c d", ("x1", "x2", 1, 0.5), ("y1", "y2", 2, 0.7), ("z1", "z2", 1, 0.7))
+BOTH = [{"text": "w v", "label": n, "tokens": ["w", "v"], "tags": ["X", "O"], "kinds": ["p", f"q{n}"]} for n in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "expected"),
+    [
+        (WIDE, {"text": "a", "label": "c"}, ("class", ("a",), "c", ("1", "2"))),
+        (WIDE, {"text": "b", "label": "d"}, ("score", ("b",), "d", ())),
+        (WIDE, {"text": ["b", "a"], "label": "c"}, ("class", ("b", "a"), "c", ("1", "2"))),
+        (WIDE, {"text": ["b"], "label": ["c"]}, ("class", ("b",), "c", ("1", "2"))),
+        (WIDE, {"text": "b", "pair": "a", "label": "c"}, ("class", ("b", "a"), "c", ("1", "2"))),
+        (WIDE, {"pair": "b", "label": "c"}, ("class", ("a", "b"), "c", ("1", "2"))),
+        (WIDE, {"text": "a", "label": "c", "kind": "score"}, ("score", ("a",), "c", ())),
+        (WIDE, {"text": "a", "label": "d", "kind": "class"}, ("class", ("a",), "d", ("0.5", "0.7"))),
+        (labelled("1", "2"), {"kind": "score"}, ("score", ("text",), "label", ())),
+        (labelled(1.0, 2), {"kind": "class"}, ("class", ("text",), "label", ("1.0", "2"))),
+        (labelled("a", "b", id="7"), {"text": "id"}, ("class", ("id",), "label", ("a", "b"))),
+        (BOTH, {"kind": "class"}, ("class", ("text",), "label", ("1", "2"))),
+        (BOTH, {"kind": "tokens"}, ("tokens", ("tokens",), "tags", ("O", "X"))),
+        (BOTH, {"text": "text"}, ("class", ("text",), "label", ("1", "2"))),
+        (BOTH, {"label": "label"}, ("class", ("text",), "label", ("1", "2"))),
+        (BOTH, {"words": "tokens"}, ("tokens", ("tokens",), "tags", ("O", "X"))),
+        (BOTH, {"label": "kinds"}, ("tokens", ("tokens",), "kinds", ("p", "q1", "q2"))),
+        (BOTH, {"label": "kinds", "kind": "multi"}, ("multi", ("text",), "kinds", ("p", "q1", "q2"))),
+        (
+            table("q c a", ("who ?", "w1", ONE), ("what ?", "w1", ONE)),
+            {"question": "q", "context": "c", "answers": "a"},
+            ("span", ("q", "c"), "a", ()),
+        ),
+        (
+            [{**row, "label": n} for n, row in enumerate(answered(ONE, ONE))],
+            {"label": "label", "text": "question"},
+            ("class", ("question",), "label", ("0", "1")),
+        ),
+    ],
+)
+def test_what_the_user_says_goes(rows, columns, expected):
+    assert parts(found(rows, **columns))[:4] == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "said", "hint"),
+    [
+        (WIDE, {}, "train.jsonl:1: which column holds the text? there are a, b, c, d", "data.columns.text=NAME"),
+        (WIDE, {"text": "a"}, "train.jsonl:1: which column holds the label? there are", "data.columns.label=NAME"),
+        (table("text", ("a",)), {}, "which column holds the label? there are text", "data.columns.label=NAME"),
+        (table("id label", ("a", 1)), {}, "which column holds the text? there are id, label", "columns.text=NAME"),
+        (table("comment body label", ("a", "b", 1)), {}, "holds the text, comment or body?", "columns.text=NAME"),
+        (table("text intent rating", ("a", "b", 1)), {}, "holds the label, intent or rating?", "columns.label=NAME"),
+        (table("Label label text", (1, 2, "b")), {}, "holds the label, Label or label?", "columns.label=NAME"),
+        (BOTH, {}, "is it tags of tokens (kind tokens), or label of the text?", "kind=class|multi|score|tokens|span"),
+        (labelled(0, 1), {"kind": "tokens"}, "which column holds the words?", "data.columns.words=NAME"),
+        (labelled(0, 1), {"kind": "span"}, "which column holds the question?", "data.columns.question=NAME"),
+        (table("tokens a b", (["w"], [1], [2])), {"kind": "tokens"}, "holds the label?", "data.columns.label=NAME"),
+        (WIDE, {"txt": "a"}, "unknown role 'data.columns.txt'; did you mean 'text'?", "known: text, pair, label"),
+        (WIDE, {"kind": "clas"}, "unknown kind 'data.columns.kind=clas'; did you mean 'class'?", "class, multi"),
+        (WIDE, {"kind": ""}, "unknown kind 'data.columns.kind='", "class, multi, score, tokens, span"),
+        (labelled(0, 1), {"text": "txt"}, "train.jsonl:1: no column 'txt'; did you mean 'text'?", "are text, label"),
+        (WIDE, {"text": ["a", "b", "c"]}, "data.columns.text takes one column, got ['a', 'b', 'c']", "text and pair"),
+        (WIDE, {"text": ["a", "b"], "pair": "c"}, "data.columns.text takes one column", "text and pair"),
+        (WIDE, {"label": ["a", "b"]}, "data.columns.label takes one column", ""),
+        (WIDE, {"text": []}, "data.columns.text takes one column, got []", ""),
+        (WIDE, {"text": "a", "label": "a"}, "data.columns gives column 'a' two roles", ""),
+        (WIDE, {"text": "a", "words": "b"}, "gives text, words, which no kind reads together", "tokens reads words, l"),
+        (WIDE, {"text": "a", "kind": "span"}, "which kind span does not all read", "span reads question, context"),
+    ],
+)
+def test_what_is_unclear_is_asked_for(rows, columns, said, hint):
+    with pytest.raises(UsageError) as error:
+        found(rows, **columns)
+    assert said in error.value.message
+    assert hint in (error.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "said"),
+    [
+        ([], {}, "the training data holds no examples"),
+        (labelled(0, "a"), {}, "train.jsonl:2: the label 'label' is a string, 'a', but a number at train.jsonl:1"),
+        (labelled("a", 1), {}, "train.jsonl:2: the label 'label' is a number, 1, but a string at train.jsonl:1"),
+        (labelled(0, True), {}, "train.jsonl:2: the label 'label' is a boolean, True, but a number"),
+        (labelled("a", ["a"]), {}, "train.jsonl:2: the label 'label' is a list, ['a'], but a string"),
+        (labelled({"a": 1}), {}, "train.jsonl:1: the label 'label' is an object, {'a': 1}; kind class, multi or score"),
+        (labelled(b"a"), {}, "train.jsonl:1: the label 'label' is a bytes"),
+        (labelled(0, None), {}, "train.jsonl:2: the label 'label' is missing"),
+        (labelled("a", " "), {}, "train.jsonl:2: the label 'label' is missing"),
+        (labelled(["a"], [None]), {}, "train.jsonl:2: the label 'label' is missing"),
+        (labelled(0.5, float("nan")), {}, "train.jsonl:2: the label in 'label' is not a finite number"),
+        (labelled(0.5, 1.5, float("-inf")), {}, "train.jsonl:3: the label in 'label' is not a finite number"),
+        (labelled(1, 10**400), {}, "train.jsonl:2: the label in 'label' is not a finite number"),
+        (labelled("0.5", "1.5", "NaN"), {}, "train.jsonl:3: the label in 'label' is not a finite number"),
+        (labelled("1", "1e999"), {"kind": "class"}, "train.jsonl:2: the label in 'label' is not a finite number"),
+        ([*labelled(0, 1), {"text": "a"}], {}, "train.jsonl:3: column 'label' is not there; there are text"),
+        ([*labelled(0, 1), {"label": 1}], {}, "train.jsonl:3: column 'text' is not there; there are label"),
+        (labelled("x", "x"), {}, "train.jsonl:1: from here on every example has the label x in 'label': nothing to le"),
+        (labelled("1", "1.0"), {}, "every example has the label 1, 1.0 in 'label': nothing to learn"),
+        (labelled(2, 2), {"kind": "score"}, "every example has the label 2 in 'label': nothing to learn"),
+        (labelled(["a", "b"], ["b", "a"]), {}, "every example has the label a, b in 'label': nothing to learn"),
+        (labelled([], []), {}, "every example has the label [] in 'label': nothing to learn"),
+        (tagged(["O", "O"], ["O"]), {}, "train.jsonl:1: from here on every word has the label O"),
+        (labelled("pos", "neg", "pos "), {}, "train.jsonl:3: the label 'pos ' in 'label' is spelled 'pos' at train"),
+        (labelled("1", "2", "01"), {}, "train.jsonl:3: the label '01' in 'label' is spelled '1' at train.jsonl:1"),
+        (labelled("a", "\ud800"), {}, "train.jsonl:2: half a surrogate pair in the label 'label': '\\ud800'"),
+        (labelled("a", "b"), {"kind": "score"}, "train.jsonl:1: the score 'label' is no number: 'a'"),
+        (labelled(True, False), {"kind": "score"}, "train.jsonl:1: the score 'label' is no number: True"),
+        (
+            labelled(["a"]),
+            {"kind": "class"},
+            "train.jsonl:1: the label 'label' is a list, ['a']; kind class takes a st",
+        ),
+        (labelled("a;b"), {"kind": "multi"}, "train.jsonl:1: the label 'label' is a string, 'a;b'; kind multi takes a"),
+        (labelled([1], ["a"]), {}, "train.jsonl:2: an element of 'label' is a string, 'a', but a number"),
+        (labelled([0.0, 1.0]), {}, "train.jsonl:1: an element of 'label' is a number with a point, 0.0"),
+        (labelled([True]), {}, "train.jsonl:1: an element of 'label' is a boolean, True"),
+        (labelled([0, 1, 0]), {}, "train.jsonl:1: 'label' holds a class twice: [0, 1, 0]"),
+        (table("text label", ("a", 0), (7, 1)), {}, "train.jsonl:2: column 'text' holds a number, not a text"),
+        (table("text label", (7, 0), (8, 1)), {}, "train.jsonl:1: column 'text' holds a number, not a text"),
+        (table("text label", ("a", 0), (None, 1)), {}, "train.jsonl:2: column 'text' holds null, not a text"),
+        (table("tokens tags", (["a"], ["O"]), ([], [])), {}, "train.jsonl:2: column 'tokens' holds no words"),
+        (table("tokens tags", (["a"], ["O"]), ("b", ["O"])), {}, "train.jsonl:2: column 'tokens' must be a list of wo"),
+        (table("tokens tags", (["a", 1], ["O", "X"])), {}, "train.jsonl:1: column 'tokens' must be a list of words"),
+        (table("tokens tags", (["a", "b"], ["O"])), {}, "train.jsonl:1: 2 words but 1 labels in 'tags'"),
+        (
+            table("tokens tags", (["a"], ["O"]), (["a"], "O")),
+            {},
+            "train.jsonl:2: the label 'tags' is a string, 'O'; kin",
+        ),
+        (answered(NONE, NONE), {}, "train.jsonl:1: from here on no example has an answer in 'answers'"),
+        (answered(ONE, "w1"), {}, "train.jsonl:2: 'answers' holds 'w1'"),
+        (answered(ONE, {"text": ["w1"]}), {}, "train.jsonl:2: 'answers' holds {'text'"),
+        (answered(ONE, {"text": ["w1"], "answer_start": []}), {}, "train.jsonl:2: 'answers' holds {"),
+        (answered(ONE, {"text": ["w1"], "answer_start": [0.5]}), {}, "train.jsonl:2: 'answers' holds {"),
+        (answered(ONE, {"text": [""], "answer_start": [0]}), {}, "train.jsonl:2: 'answers' holds {"),
+        ([{**answered(ONE)[0], "context": None}], {}, "train.jsonl:1: column 'context' holds null, not a text"),
+    ],
+)
+def test_rows_that_are_no_task_are_named(rows, columns, said):
+    with pytest.raises(UsageError) as error:
+        found(rows, **columns)
+    assert said in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("labels", "columns", "said", "hints"),
+    [
+        ([f"n{n}" for n in range(9999)], {}, f"more than {MOST_CLASSES} different labels in {MOST_CLASSES + 2} ", ""),
+        (range(9999), {}, f"more than {MOST_CLASSES} different labels in 9999 examples", "kind=score"),
+        (range(9999), {"kind": "class"}, f"more than {MOST_CLASSES} different", "kind=score"),
+        ([[n] for n in range(9999)], {}, f"more than {MOST_CLASSES} different", "columns.label=NAME"),
+        ([f"n{n}" for n in range(MANY_ROWS)], {}, f"{MANY_ROWS} different labels in {MANY_ROWS} exam", "kind=class"),
+        (range(MANY_ROWS), {}, f"{MANY_ROWS} different labels in {MANY_ROWS} exam", "kind=score"),
+    ],
+)
+def test_too_many_labels_are_no_classes(labels, columns, said, hints):
+    with pytest.raises(UsageError) as error:
+        found(labelled(*labels), **columns)
+    assert "too many for classes" in error.value.message
+    assert said in error.value.message
+    assert "data.columns.label=NAME" in error.value.hint
+    assert hints in error.value.hint
+
+
+def test_as_many_labels_as_there_may_be():
+    names = [f"n{n}" for n in range(MOST_CLASSES)]
+    assert len(found(labelled(*names, *names)).labels) == MOST_CLASSES
+    few, half = names[: MANY_ROWS - 1], names[: MANY_ROWS // 2]
+    assert len(found(labelled(*few)).labels) == MANY_ROWS - 1
+    assert len(found(labelled(*half, *half)).labels) == MANY_ROWS // 2
+    assert len(found(labelled(*names[:MANY_ROWS]), kind="class").labels) == MANY_ROWS
+
+
+def test_scores_may_all_differ():
+    assert found(labelled(*(n / 7 for n in range(3 * MOST_CLASSES)))).kind == "score"
+    # Whole numbers up to the last row, which says that they are none of classes.
+    assert found(labelled(*range(3 * MOST_CLASSES), 0.5)).kind == "score"
+    assert found(labelled(*map(str, range(3 * MOST_CLASSES)), "0.5")).kind == "score"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *(
+            ("1", 1),
+            ("-1", -1),
+            ("+07", 7),
+            (" 3 ", 3),
+            ("1.", 1.0),
+            (".5", 0.5),
+            ("1e3", 1000.0),
+            ("inf", float("inf")),
+        ),
+        *(
+            ("", None),
+            (".", None),
+            ("1,5", None),
+            ("1_0", None),
+            ("0x1", None),
+            ("e3", None),
+            ("٣", None),
+            ("1 2", None),
+        ),
+        ("9" * 5000, None),
+    ],
+)
+def test_what_spells_a_number(text, number):
+    assert number_of(text) == number
+    assert type(number_of(text)) is type(number)
+
+
+WORDS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=6).filter(lambda s: s.strip())
+SETS = st.one_of(
+    st.lists(WORDS, min_size=2, max_size=20, unique_by=lambda s: s.strip()),
+    st.lists(st.integers(-(2**70), 2**70), min_size=2, max_size=20, unique=True),
+    st.just([True, False]),
+    st.lists(st.integers(-50, 50).map(float).filter(lambda x: str(x) != "-0.0"), min_size=2, max_size=20, unique=True),
+)
+
+
+@given(SETS, st.randoms())
+def test_labels_of_classes_round_trip(labels, rng):
+    numbers = [number_of(v) for v in labels if isinstance(v, str)]
+    assume(not numbers or None in numbers)
+    shuffled = rng.sample(labels * 2, 2 * len(labels))
+    task = found(labelled(*shuffled))
+    assert task.kind == "class"
+    assert sorted(task.labels.index(str(v)) for v in labels) == list(range(len(labels)))
+    assert task.labels == found(labelled(*sorted(labels))).labels == tuple(map(str, sorted(labels)))
+
+
+@given(st.lists(st.lists(WORDS, max_size=5, unique_by=lambda s: s.strip()), min_size=2, max_size=8))
+def test_labels_of_lists_round_trip(rows):
+    names = {name for row in rows for name in row}
+    assume(len({n.strip() for n in names}) == len(names) >= 2)
+    assume(any(number_of(n) is None for n in names))
+    assume(len({frozenset(row) for row in rows}) > 1)
+    task = found(labelled(*rows))
+    assert task.kind == "multi"
+    assert {task.labels[task.labels.index(n)] for n in names} == set(task.labels) == names
+    tags = found(tagged(*[row for row in rows if row], ["O", "O"]))
+    assert tags.kind == "tokens"
+    assert tags.labels[0] == "O"
+    assert set(tags.labels) == names | {"O"}
