@@ -1,0 +1,125 @@
+"""Metrics of classes against formulas written out, and against scikit-learn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import sklearn.metrics
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kdcli.metrics import metric_for, scorer
+from kdcli.metrics.classification import confusion, per_class
+from kdcli.types import Task
+
+NAMES = ("accuracy", "f1", "macro_f1", "matthews")
+
+
+def task_of(classes: int) -> Task:
+    return Task("t", "class", ("text",), NAMES, labels=tuple(f"c{i}" for i in range(classes)))
+
+
+def f1_of(predicted, true, label):
+    found = np.sum((predicted == label) & (true == label), dtype=np.float64)
+    there = np.sum(predicted == label) + np.sum(true == label)
+    return 2 * found / there if there else 0.0
+
+
+def matthews_of(predicted, true, classes):
+    """The correlation of the indicator matrices of truth and prediction, over their centred entries."""
+    x, y = (np.eye(classes, dtype=np.float64)[v] for v in (predicted, true))
+    x, y = x - x.mean(axis=0), y - y.mean(axis=0)
+    norm = np.sqrt((x * x).sum() * (y * y).sum())
+    return (x * y).sum() / norm if norm > 1e-12 else 0.0
+
+
+def expected(predicted, true, classes):
+    predicted, true = np.asarray(predicted), np.asarray(true)
+    macro = np.mean([f1_of(predicted, true, c) for c in range(classes) if c in predicted or c in true])
+    return {
+        "accuracy": np.mean(predicted == true),
+        "f1": f1_of(predicted, true, 1) if classes == 2 else macro,
+        "macro_f1": macro,
+        "matthews": matthews_of(predicted, true, classes),
+    }
+
+
+@st.composite
+def judged(draw, smallest=1):
+    classes = draw(st.integers(2, 5))
+    pairs = st.tuples(st.integers(0, classes - 1), st.integers(0, classes - 1))
+    predicted, true = zip(*draw(st.lists(pairs, min_size=smallest, max_size=30)), strict=True)
+    return classes, list(predicted), list(true)
+
+
+@given(judged())
+def test_metrics_are_the_formulas(case):
+    classes, predicted, true = case
+    found = metric_for(task_of(classes)).compute(predictions=predicted, references=true)
+    assert list(found) == list(NAMES)
+    assert all(type(value) is float for value in found.values())
+    assert found == pytest.approx(expected(predicted, true, classes), abs=1e-12)
+
+
+@given(judged())
+def test_metrics_stay_in_bounds_and_do_not_depend_on_the_order(case):
+    classes, predicted, true = case
+    score = scorer(task_of(classes), predicted, true)
+    found = score(np.arange(len(true)))
+    assert all(0 <= found[name] <= 1 for name in NAMES[:3])
+    assert -1 - 1e-12 <= found["matthews"] <= 1 + 1e-12
+    assert score(np.arange(len(true))[::-1]) == found
+
+
+@pytest.mark.filterwarnings("ignore:A single label was found", "ignore:The number of unique classes")
+@given(judged(smallest=2))
+def test_metrics_are_those_of_scikit_learn(case):
+    classes, predicted, true = case
+    found = scorer(task_of(classes), predicted, true)(np.arange(len(true)))
+    averaged = {"labels": [1]} if classes == 2 else {}
+    theirs = {
+        "accuracy": sklearn.metrics.accuracy_score(true, predicted),
+        "f1": sklearn.metrics.f1_score(true, predicted, average="macro", zero_division=0, **averaged),
+        "macro_f1": sklearn.metrics.f1_score(true, predicted, average="macro", zero_division=0),
+        "matthews": sklearn.metrics.matthews_corrcoef(true, predicted),
+    }
+    assert found == pytest.approx(theirs, abs=1e-12)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 30])
+def test_perfect_predictions_give_one(classes):
+    true = list(range(classes)) * 2
+    found = metric_for(task_of(classes)).compute(predictions=true, references=true)
+    assert found == pytest.approx(dict.fromkeys(NAMES, 1.0))
+
+
+def test_a_class_predicted_throughout():
+    # Of 4 examples 3 are of class 1: precision 3/4, recall 1, F1 6/7; class 0 is never found.
+    found = metric_for(task_of(2)).compute(predictions=[1, 1, 1, 1], references=[1, 0, 1, 1])
+    assert found == pytest.approx({"accuracy": 0.75, "f1": 6 / 7, "macro_f1": 3 / 7, "matthews": 0.0})
+
+
+def test_f1_of_two_classes_is_that_of_class_one():
+    found = metric_for(task_of(2)).compute(predictions=[0, 0, 0, 1], references=[0, 0, 1, 0])
+    assert found["f1"] == 0.0
+    assert found["macro_f1"] == pytest.approx((4 / 6) / 2)
+
+
+def test_counts_are_by_truth_then_prediction():
+    counts = confusion([0, 1, 1, 2], [0, 0, 1, 1], 4)
+    assert counts.tolist() == [[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
+
+
+def test_scores_of_each_class():
+    found = per_class([0, 1, 1, 2], [0, 0, 1, 1], 4)
+    assert found == [(1.0, 0.5, pytest.approx(2 / 3), 2), (0.5, 0.5, 0.5, 2), (0.0, 0.0, 0.0, 0), (0.0, 0.0, 0.0, 0)]
+    assert [type(value) for value in found[0]] == [float, float, float, int]
+
+
+@pytest.mark.parametrize("wrong", [-1, 3])
+@pytest.mark.parametrize("judge", [lambda p, r: scorer(task_of(3), p, r), lambda p, r: confusion(p, r, 3)])
+def test_a_number_that_is_no_class_is_refused(judge, wrong):
+    with pytest.raises(ValueError, match="allowed are 0 … 2"):
+        judge([0, wrong], [0, 1])
+    with pytest.raises(ValueError, match="allowed are 0 … 2"):
+        judge([0, 1], [0, wrong])
