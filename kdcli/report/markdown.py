@@ -9,7 +9,10 @@ from kdcli.report.text import Listing, names_of, number, plain, table
 from kdcli.report.views import FEW_LABELS, duration, megabytes, overview, title
 
 FEW_MISTAKES = 5
-"""Mistakes of each evaluation that are shown; the others are in report.html."""
+"""Mistakes of each evaluation that are shown."""
+
+FEW_EVALUATIONS = 6
+"""Evaluations up to which each is shown in detail."""
 
 
 def markdown(report: Report) -> str:
@@ -32,8 +35,11 @@ def markdown(report: Report) -> str:
     lines += _training(report)
     lines += _curve("Held-out loss", [(p.step, p.held_out) for p in report.curve if p.held_out])
     lines += _curve("While training", [(p.step, p.metrics) for p in report.curve if p.metrics])
-    for evaluation in report.evaluations:
-        lines += _details(evaluation)
+    if len(report.evaluations) <= FEW_EVALUATIONS:
+        for evaluation in report.evaluations:
+            lines += _details(evaluation)
+    else:
+        lines += ["Confusion matrices, scores by class and the worst examples stand in report.html.", ""]
     if report.published:
         lines += ["## Published", ""]
         for row in report.published:
@@ -88,6 +94,8 @@ def _details(evaluation: Evaluation) -> list[str]:
         found += ["### Worst examples", ""]
         for m in mistakes:
             texts = "; ".join(f"“{text}”" for text in m.texts)
-            found.append(f"* {plain(f'{m.label}, predicted {m.predicted} (badness {m.badness}, {m.id}): {texts}')}")
+            found.append(
+                f"* {plain(f'{m.label}, predicted {m.predicted} (badness {m.badness}, example {m.id}): {texts}')}"
+            )
         found.append("")
     return [f"## {plain(f'{evaluation.model} on {headline(evaluation)}')}", "", *found] if found else []

@@ -170,7 +170,11 @@ def _logarithmic(axes: Any, values: list[float]) -> None:
 def _size_latency(report: Report) -> Picture | None:
     """Weights on disk against latency of the first cell, a point a model; None without latency of two."""
     first = report.latency[0] if report.latency else None
-    cell = [r for r in report.latency if first and (r.batch_size, r.seq_len) == (first.batch_size, first.seq_len)]
+    cell = [
+        row
+        for row in report.latency
+        if first and row.model in report.models and (row.batch_size, row.seq_len) == (first.batch_size, first.seq_len)
+    ]
     if first is None or len(cell) < 2:
         return None
     sizes = {row.model: report.models[row.model].bytes / 1e6 for row in cell}

@@ -35,6 +35,9 @@ FEW_SETS = 3
 FEW_LABELS = 10
 """Labels up to which a confusion matrix is shown as text."""
 
+LONG = 14
+"""Characters of a heading up to which a column of numbers is not folded on a terminal."""
+
 PIPELINES = {
     "AutoModelForSequenceClassification": "text-classification",
     "AutoModelForTokenClassification": "token-classification",
@@ -101,7 +104,9 @@ def short(model: str) -> str:
 def terminal(report: Report) -> Iterable[Table | str]:
     """The report for a terminal: the overview, on its side for its few models and many facts; what was scored."""
     header, rows = overview(report)
-    main = Table(title=f"kdcli {report.command}: {escape(title(report))}", title_justify="left", header_style="bold")
+    # A title of the table itself would be folded to the table's width.
+    yield f"[bold]kdcli {escape(report.command)}: {escape(title(report))}[/bold]"
+    main = Table(header_style="bold")
     main.add_column("")
     for row in rows:
         main.add_column(escape(row[0]), justify="right", overflow="fold")
@@ -116,6 +121,7 @@ def terminal(report: Report) -> Iterable[Table | str]:
     if report.selection is not None:
         listings.append(setting_table(report.selection))
     for listing in listings:
+        yield f"[bold]{escape(listing.title)}[/bold]"
         yield _rich(listing)
         if listing.note:
             yield escape(listing.note)
@@ -123,12 +129,14 @@ def terminal(report: Report) -> Iterable[Table | str]:
 
 
 def _rich(listing: Listing) -> Table:
-    turned = Table(title=escape(listing.title), title_justify="left", header_style="bold")
-    for i, name in enumerate(listing.header):
-        turned.add_column(escape(name), justify="right" if i else "left", overflow="fold")
+    made = Table(header_style="bold")
+    for i, column in enumerate(zip(listing.header, *listing.rows, strict=True)):
+        # Where it is too narrow, names fold and numbers do not.
+        whole = len(column[0]) <= LONG and all(cell[:1] in "+-0123456789" for cell in column[1:])
+        made.add_column(escape(column[0]), justify="right" if i else "left", overflow="fold", no_wrap=whole)
     for i, row in enumerate(listing.rows):
-        turned.add_row(*map(escape, row), style="bold" if i == listing.marked else None)
-    return turned
+        made.add_row(*map(escape, row), style="bold" if i == listing.marked else None)
+    return made
 
 
 def latency_csv(report: Report) -> str:

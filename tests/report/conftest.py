@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from reports import hostile_report, plain_report, report_values
+from reports import (
+    evaluate_values,
+    evaluation,
+    finetune_values,
+    hostile_report,
+    many_labels,
+    plain_report,
+    report_values,
+    selection_values,
+)
 
 from kdcli.report.schema import Report
 
@@ -21,3 +30,34 @@ def report() -> Report:
 @pytest.fixture
 def hostile() -> Report:
     return hostile_report()
+
+
+@pytest.fixture
+def finetuned() -> Report:
+    """One task of one set, no grid."""
+    return Report.model_validate(finetune_values())
+
+
+@pytest.fixture
+def grid() -> Report:
+    """The same, chosen of several runs."""
+    return Report.model_validate(finetune_values() | {"selection": selection_values()})
+
+
+@pytest.fixture
+def labels() -> Report:
+    """A task of more classes than a matrix shows."""
+    found = [evaluation("finetuned", "banking77", **many_labels(77))]
+    return Report.model_validate(finetune_values() | {"evaluations": found})
+
+
+@pytest.fixture
+def compared() -> Report:
+    """Two models on a task of one set."""
+    return Report.model_validate(evaluate_values())
+
+
+@pytest.fixture
+def languages() -> Report:
+    """Two models on a task of five sets."""
+    return Report.model_validate(evaluate_values(("ar", "de", "en", "sw", "zh"), "xnli"))

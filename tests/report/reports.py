@@ -123,9 +123,148 @@ def hostile_report() -> Report:
     values["latency"] = [latency_row("teacher", 1, 60.0), latency_row(HOSTILE, 1, 6.0)]
     values["speedup"] = {}
     values["quality"] = {HOSTILE: {"teacher": {"accuracy": 0.9}, HOSTILE: {HOSTILE: 0.8}}}
-    values["curve"] = [{"step": i, "loss": 1.0 / (i + 1), "held_out": {HOSTILE: 0.5}} for i in range(3)]
+    values["curve"] = [
+        {"step": i, "loss": 1.0 / (i + 1), "held_out": {HOSTILE: 0.5}, "metrics": {HOSTILE: 0.5}} for i in range(3)
+    ]
     values["recipe"] = {"method": HOSTILE, "data": {"source": HOSTILE}}
     values["environment"] = {"cpu": HOSTILE}
     values["notes"] = [HOSTILE]
     values["published"] = [{"row": HOSTILE, "source": HOSTILE, "values": {HOSTILE: 1.0}}]
+    values["evaluations"] = [hostile_evaluation("teacher", ""), hostile_evaluation(HOSTILE, HOSTILE)]
+    interval = {"metric": HOSTILE, "difference": 0.1, "low": 0.05, "high": 0.2}
+    values["comparisons"] = [
+        {"model": HOSTILE, "baseline": HOSTILE, "task": HOSTILE, "set": HOSTILE, **interval},
+    ]
+    run = {"settings": {HOSTILE: 0.1}, "seed": 0, "metrics": {HOSTILE: 0.5}}
+    other = {"settings": {HOSTILE: 0.2}, "seed": 0, "metrics": {HOSTILE: 0.6}}
+    chosen = {"metric": HOSTILE, "on": HOSTILE, "settings": {HOSTILE: 0.2}, "seed": 0}
+    values["selection"] = chosen | {"runs": [run, other]}
     return Report.model_validate(values)
+
+
+def hostile_evaluation(model: str, part: str) -> dict[str, object]:
+    score = {"precision": 0.5, "recall": 0.5, "f1": 0.5, "support": 1}
+    mistake = {"id": HOSTILE, "texts": [HOSTILE], "label": HOSTILE, "predicted": HOSTILE, "badness": 1.0}
+    return {
+        "model": model,
+        "task": HOSTILE,
+        "set": part,
+        "split": HOSTILE,
+        "n": 1,
+        "metrics": {HOSTILE: 0.5},
+        "confusion": {"labels": [HOSTILE, "other"], "counts": [[0, 1], [0, 0]]},
+        "per_class": {HOSTILE: score},
+        "worst": [mistake],
+    }
+
+
+def evaluation(model: str, task: str = "sst2", part: str = "", **changes: object) -> dict[str, object]:
+    """872 examples of two classes, 800 of them right."""
+    values = {
+        "model": model,
+        "task": task,
+        "set": part,
+        "split": "validation",
+        "n": 872,
+        "metrics": {"accuracy": 800 / 872},
+        "confusion": {"labels": ["negative", "positive"], "counts": [[388, 40], [32, 412]]},
+        "per_class": {
+            "negative": {"precision": 0.92381, "recall": 0.906542, "f1": 0.915094, "support": 428},
+            "positive": {"precision": 0.911504, "recall": 0.927928, "f1": 0.919643, "support": 444},
+        },
+        "worst": [
+            {
+                "id": str(i),
+                "texts": ["a thoroughly strange and " + "very " * 100 + "long film", "second text"],
+                "label": "positive",
+                "predicted": "negative",
+                "badness": 7.5 - i,
+            }
+            for i in range(8)
+        ],
+    }
+    return values | changes
+
+
+def many_labels(number: int) -> dict[str, object]:
+    """A confusion matrix in which label i is taken i times for the next one, and the scores of its classes."""
+    labels = [f"card_payment_reason_{i:03d}" for i in range(number)]
+    counts = [[0] * number for _ in labels]
+    for i in range(number):
+        counts[i][i] = 50
+        counts[i][(i + 1) % number] += i
+    score = {"precision": 0.5, "recall": 0.5, "f1": 0.5, "support": 50}
+    return {"confusion": {"labels": labels, "counts": counts}, "per_class": dict.fromkeys(labels, score)}
+
+
+def run_row(seed: int, accuracy: float, **settings: float | int | str) -> dict[str, object]:
+    return {"settings": settings, "seed": seed, "metrics": {"accuracy": accuracy, "f1": accuracy - 0.1}}
+
+
+def selection_values() -> dict[str, object]:
+    """Three learning rates with two seeds each, and one tried with a single seed."""
+    found = {1e-5: (0.90, 0.91), 3e-5: (0.92, 0.94), 1e-4: (0.89, 0.93), 3e-4: (0.5,)}
+    return {
+        "metric": "accuracy",
+        "on": "validation",
+        "settings": {"lr": 3e-5},
+        "seed": 1,
+        "runs": [run_row(seed, value, lr=lr) for lr, of in found.items() for seed, value in enumerate(of)],
+    }
+
+
+def finetune_values() -> dict[str, object]:
+    """A report of `finetune` on a task of one set, without a grid."""
+    return report_values() | {
+        "command": "finetune",
+        "recipe": {"model": "sentence-transformers/all-MiniLM-L6-v2", "task": "sst2"},
+        "models": {"finetuned": card(id="out/model", layers=6, hidden=384, bytes=90_900_000)},
+        "curve": [
+            {
+                "step": step,
+                "loss": 0.7 / (1 + step / 50) if step else None,
+                "held_out": {"loss": 0.6 / (1 + step / 100)} if step % 100 == 0 else None,
+                "metrics": {"accuracy": 0.5 + step / 500, "f1": 0.4 + step / 500} if step % 100 == 0 else None,
+            }
+            for step in range(0, 201, 10)
+        ],
+        "quality": {"sst2": {"finetuned": {"accuracy": 800 / 872}}},
+        "latency": [latency_row("finetuned", 1, 10.0)],
+        "speedup": {},
+        "published": [],
+        "evaluations": [evaluation("finetuned")],
+    }
+
+
+def evaluate_values(parts: tuple[str, ...] = ("",), task: str = "sst2") -> dict[str, object]:
+    """A report of `evaluate` on two models, nothing measured but scores."""
+    models = {"bert-base-uncased": 0.93, "all-MiniLM-L6-v2": 0.91}
+    evaluations = [
+        evaluation(name, task, part, metrics={"accuracy": value - i / 100, "f1": value - i / 50})
+        for name, value in models.items()
+        for i, part in enumerate(parts)
+    ]
+    first, second = models
+    quality: dict[str, dict[str, object]] = {}
+    for e in evaluations:
+        quality.setdefault(f"{task} {e['set']}".strip(), {})[str(e["model"])] = e["metrics"]
+    interval = {"accuracy": (-0.02, -0.0312, -0.0088), "f1": (-0.02, -0.0412, 0.0012)}
+    return report_values() | {
+        "command": "evaluate",
+        "recipe": {"models": [f"google-bert/{first}", f"sentence-transformers/{second}"], "task": task},
+        "models": {first: card(), second: card(layers=6, hidden=384, bytes=90_900_000)},
+        "training": None,
+        "curve": [],
+        "quality": quality,
+        "latency": [],
+        "speedup": {},
+        "published": [],
+        "notes": [],
+        "evaluations": evaluations,
+        "comparisons": [
+            {"model": second, "baseline": first, "task": task, "set": part, "metric": metric}
+            | dict(zip(("difference", "low", "high"), values, strict=True))
+            for part in parts
+            for metric, values in interval.items()
+        ],
+    }
