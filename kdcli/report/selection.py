@@ -7,6 +7,9 @@ import numpy as np
 from kdcli.report.schema import RunRow, Selection
 from kdcli.report.text import Listing, names_of, number
 
+FEW_METRICS = 6
+"""Columns of metrics up to which those of each set are shown."""
+
 Settings = dict[str, float | int | str]
 
 
@@ -30,7 +33,7 @@ def spread(values: list[float]) -> tuple[float, float | None]:
 def setting_table(selection: Selection) -> Listing:
     """A row a setting: mean ± sample standard deviation over its seeds of every metric."""
     groups = by_setting(selection)
-    keys, metrics = _keys(selection), names_of(run.metrics for run in selection.runs)
+    keys, metrics = _keys(selection), _metrics(selection)
     rows = []
     for values, runs in groups:
         seeds = ", ".join(str(run.seed) for run in runs)
@@ -46,23 +49,34 @@ def setting_table(selection: Selection) -> Listing:
 
 def _how_chosen(selection: Selection, groups: list[tuple[Settings, list[RunRow]]]) -> str:
     seeds = any(len(runs) > 1 for _, runs in groups)
-    of = f"{len(selection.runs)} runs"
+    by = f"{selection.metric} ({selection.on}"
     if len(groups) == 1:
-        how = f"Of {of}, seed {selection.seed} was chosen by {selection.metric} on {selection.on}"
+        how = f"Of {len(selection.runs)} runs, seed {selection.seed} was chosen by {by})"
     elif seeds:
         how = (
-            f"Of {len(groups)} settings, one was chosen by the mean of {selection.metric} on {selection.on} over its "
-            f"seeds; of its runs the best one, with seed {selection.seed}, is the model reported here"
+            f"Of {len(groups)} settings, one was chosen by {by}; mean over its seeds); of its runs the best one, with "
+            f"seed {selection.seed}, is the model reported here"
         )
     else:
-        how = f"Of {of}, one was chosen by {selection.metric} on {selection.on}"
+        how = f"Of {len(groups)} runs, one was chosen by {by})"
     spreads = " ± is the sample standard deviation over seeds." if seeds else ""
-    return f"{how}. The scores of that model on that set are therefore a little optimistic.{spreads}"
+    left_out = " The sets one by one: report.json." if _metrics(selection) != _all_metrics(selection) else ""
+    return f"{how}. The scores by which it was chosen are therefore a little optimistic.{spreads}{left_out}"
+
+
+def _all_metrics(selection: Selection) -> list[str]:
+    return names_of(run.metrics for run in selection.runs)
+
+
+def _metrics(selection: Selection) -> list[str]:
+    """All metrics while they fit; else those over all sets, without `SET/METRIC`."""
+    names = _all_metrics(selection)
+    return names if len(names) <= FEW_METRICS else [name for name in names if "/" not in name]
 
 
 def run_table(selection: Selection) -> Listing:
     """A row for every single run."""
-    keys, metrics = _keys(selection), names_of(run.metrics for run in selection.runs)
+    keys, metrics = _keys(selection), _metrics(selection)
     rows = [
         [*_values(run.settings, keys), str(run.seed), *(number(run.metrics.get(m)) for m in metrics)]
         for run in selection.runs

@@ -225,9 +225,10 @@ def _head(report: Report, name: str, origin: str, has_head: bool) -> list[str]:
     """What the model predicts, or that it predicts nothing yet."""
     if not has_head:
         return ["It has no task head: fine-tune it as you would its teacher, whose licence and limits it inherits."]
-    labels = next((e.confusion.labels for e in report.evaluations if e.model == name and e.confusion), [])
+    found = [e.confusion.labels if e.confusion else list(e.per_class) for e in report.evaluations if e.model == name]
+    labels = next(filter(None, found), [])
     more = f" and {len(labels) - MOST_LABELS} more" if len(labels) > MOST_LABELS else ""
-    said = [plain(f"Labels: {', '.join(labels[:MOST_LABELS])}{more}."), ""] if labels else []
+    said = [plain(f"Classes: {', '.join(labels[:MOST_LABELS])}{more}."), ""] if labels else []
     return [*said, plain(f"It inherits licence and limits of {short(origin)}.")]
 
 

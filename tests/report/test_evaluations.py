@@ -157,7 +157,7 @@ def test_selection_by_setting(grid):
     assert listing.rows[1] == ["3e-05", "0, 1", "0.93 ± 0.014", "0.83 ± 0.014", "chosen"]
     assert listing.rows[3] == ["0.0003", "0", "0.5", "0.4", ""], "no deviation of a single seed"
     assert listing.marked == 1
-    assert "chosen by the mean of accuracy on validation" in listing.note
+    assert "one was chosen by accuracy (validation; mean over its seeds)" in listing.note
     every = run_table(grid.selection)
     assert [row[0] for row in every.rows].count("3e-05") == 2
     assert every.marked == 3
@@ -174,7 +174,16 @@ def test_selection_by_seed_alone():
     )
     listing = setting_table(selection)
     assert listing.rows == [["as in the recipe", "0, 1", "0.85 ± 0.071", "0.75 ± 0.071", "chosen"]]
-    assert listing.note.startswith("Of 2 runs, seed 1 was chosen by accuracy on validation.")
+    assert listing.note.startswith("Of 2 runs, seed 1 was chosen by accuracy (validation).")
+
+
+def test_selection_over_many_sets_keeps_to_their_means():
+    of_sets = {f"{name}/accuracy": 0.5 for name in ("ar", "de", "en", "sw", "zh", "fr")}
+    runs = [run_row(seed, 0.8) | {"metrics": {"accuracy": 0.5 + seed / 10} | of_sets} for seed in (0, 1)]
+    values = selection_values() | {"on": "the mean over all sets", "settings": {}, "seed": 1, "runs": runs}
+    listing = setting_table(Selection.model_validate(values))
+    assert listing.header == ["settings", "seeds", "accuracy", ""]
+    assert "The sets one by one: report.json." in listing.note
 
 
 def test_pictures_of_training_and_of_a_grid(finetuned, grid, compared):
@@ -261,7 +270,7 @@ def test_a_regression_has_neither_classes_nor_confusions():
     assert per_class(report.evaluations[0]) is None
     assert "0.88 pearson on stsb" in words(report)
     assert "Confusion" not in words(report)
-    assert "Labels" not in model_card(report, "finetuned", "AutoModelForSequenceClassification")
+    assert "Classes" not in model_card(report, "finetuned", "AutoModelForSequenceClassification")
 
 
 def test_distillation_with_scores(values):
@@ -301,7 +310,7 @@ def test_card_of_a_finetuned_model(grid, auto_class, pipeline):
         f"from transformers import {auto_class}, AutoTokenizer",
         f"model = {auto_class}.from_pretrained",
         f"fine-tuned from {MODEL} on sst2: 200 steps",
-        "Labels: negative, positive.",
+        "Classes: negative, positive.",
         "| finetuned | 0.9174 | 872 | validation |",
         "a little optimistic",
         "kdcli finetune --recipe",
