@@ -33,7 +33,7 @@ KINDS = ["word pieces", "bytes", "sentence pieces"]
 
 @functools.cache
 def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
-    """Small, trained here; bytes and sentence pieces keep the space before a word in its token."""
+    """Small, made here; bytes and sentence pieces keep the space before a word in its token."""
     asked = {"special_tokens": list(SPECIAL.values()), "show_progress": False}
     if kind == "word pieces":
         tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -45,13 +45,14 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        tokenizer.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, **asked))
+        tokenizer.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, **asked))
     else:
-        tokenizer = Tokenizer(models.Unigram())
+        words, letters = sorted({"▁" + w for w in TEXT[0].split()}), sorted(set(TEXT[0].replace(" ", "▁")))
+        scores = [*((n, 0.0) for n in SPECIAL.values()), *((w, -5.0) for w in words), *((x, -9.0) for x in letters)]
+        tokenizer = Tokenizer(models.Unigram(scores, unk_id=1))
         white = normalizers.Replace(Regex(r"\s+"), " ")
         tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), white])
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-        tokenizer.train_from_iterator(TEXT, trainers.UnigramTrainer(vocab_size=120, unk_token="[UNK]", **asked))
     ids = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
     between = "[SEP]:0" if kind == "word pieces" else "[SEP]:0 [SEP]:0"
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -60,6 +60,12 @@ def test_white_space_around_a_gold_answer_drags_no_neighbour_in(kind):
     assert answered([asking("the cat sat on mats", (" sat ", 7))], kind) == ["sat"]
 
 
+def test_white_space_of_its_own_token_is_no_part_of_an_answer():
+    found = windows_of([asking("the cat  sat on mats", ("  sat ", 7))], "bytes")
+    first, last = found.rows.labels[0]
+    assert (row(found, 0)[first], row(found, 0, "char_end_T")[last]) == (8, 12)
+
+
 def test_an_answer_within_a_word_is_covered():
     found = windows_of([asking("in 1872 rivers ran", ("87", 4))], "bytes")
     first, last = found.rows.labels[0]
@@ -133,10 +139,11 @@ def test_rows_are_classification_question_context(kind):
     tokenizer = tokenizer_of(kind)
     found = windows_of([asking("the cat ran", "cat", question="  \n who ran")], kind)
     assert row(found, 0, "ids") == tokenizer("who ran", "the cat ran")["input_ids"]
-    assert (
-        found.rows.types_T.tolist() == tokenizer("who ran", "the cat ran", return_token_type_ids=True)["token_type_ids"]
-    )
+    types = tokenizer("who ran", "the cat ran", return_token_type_ids=True)["token_type_ids"]
+    assert found.rows.types_T.tolist() == types
+    assert set(types) == {0, 1}
     assert found.cls.tolist() == [0]
+    assert found.rows.truncated == 0
     assert windows_of([asking("the cat ran", "cat")], kind, token_types=False).rows.types_T is None
 
 
@@ -148,9 +155,12 @@ def test_the_classification_token_is_found_where_it_stands():
         special_tokens=[(n, tokenizer.convert_tokens_to_ids(n)) for n in ("[CLS]", "[SEP]")],
     )
     examples = [asking("the [CLS] cat ran", question="[CLS] who")]
+    examples.append(asking("the cat"))
     found = windows(examples, tokenizer, max_length=60, stride=10, token_types=True)
-    assert found.cls.tolist() == [found.rows.lengths[0] - 1]
-    assert found.rows.labels.tolist() == [[found.cls[0]] * 2]
+    assert found.cls.tolist() == (found.rows.lengths - 1).tolist()
+    assert found.rows.labels.tolist() == [[place, place] for place in found.cls]
+    assert found.by_length().cls.tolist() == sorted(found.cls)
+    assert sorted(found.cls) != found.cls.tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -217,6 +227,18 @@ def test_withheld_labels_and_no_examples():
     assert found.rows.example.tolist() == [0, 1]
     assert len(decode(found, random_logits(found), [held, held])) == 2
     assert len(windows_of([])) == 0
+
+
+def test_portions_make_no_difference(monkeypatch):
+    examples = mixed()
+    whole = windows_of(examples, max_length=50, stride=16)
+    monkeypatch.setattr("kdcli.data.spans.AT_ONCE", 5)
+    parts = windows_of(examples, max_length=50, stride=16)
+    assert parts.rows.example.tolist() == whole.rows.example.tolist()
+    assert parts.rows.example[-1] == len(examples) - 1
+    assert parts.rows.labels.tolist() == whole.rows.labels.tolist()
+    assert parts.rows.ids_T.tolist() == whole.rows.ids_T.tolist()
+    assert parts.char_end_T.tolist() == whole.char_end_T.tolist()
 
 
 def test_batches_carry_the_labels():
