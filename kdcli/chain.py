@@ -14,6 +14,7 @@ from pathlib import Path
 from kdcli.errors import UsageError
 from kdcli.models.shape import parse_shape
 from kdcli.recipe import DistillRecipe, Resolved
+from kdcli.run_dir import numbered
 from kdcli.types import ModelShape
 
 
@@ -99,14 +100,6 @@ def _folder_name(shape: str) -> str:
 
 
 def default_output_dir(source: str, teacher: ModelShape, shapes: Mapping[str, ModelShape], *, taken: bool) -> Path:
-    """Where a run without `-o` goes: runs/distill-TEACHER-SHAPE, with a number behind it when that is taken.
-
-    With `taken` the last one that exists, to resume or overwrite it.
-    """
+    """Where a run without `-o` goes: runs/distill-TEACHER-SHAPE; see `kdcli.run_dir.numbered`."""
     names = "+".join(_folder_name(_short(s, teacher)) for s in shapes.values())
-    base = Path("runs") / f"distill-{Path(source).name}-{names}"
-    number, path = 1, base
-    while path.exists():
-        number += 1
-        last, path = path, base.with_name(f"{base.name}-{number}")
-    return last if taken and number > 1 else path
+    return numbered(f"distill-{Path(source).name}-{names}", taken=taken)

@@ -156,6 +156,77 @@ def distill(
     _print(command.run(resolved, invocation), as_json=json)
 
 
+Task = Annotated[
+    str | None,
+    typer.Option(help="sst2, mnli, squad …; 'own' for your own files.", metavar="TASK", rich_help_panel=TRAIN),
+]
+
+
+@app.command()
+def finetune(
+    model: Annotated[str | None, typer.Argument(help="Hub id, directory, or 'demo'.")] = None,
+    task: Task = None,
+    seeds: Annotated[int | None, typer.Option(help="Runs of every setting, each with a seed of its own.")] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V1,V2…", help="Try every value, e.g. lr=2e-5,3e-5; may be repeated."),
+    ] = None,
+    output_dir: OutputDir = None,
+    recipe: Recipe = None,
+    sets: Sets = None,
+    data: Data = None,
+    max_steps: MaxSteps = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: Lr = None,
+    seed: Seed = None,
+    dtype: Dtype = None,
+    device: Device = "auto",
+    processes: Processes = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    report_to: ReportTo = "none",
+    trust_remote_code: RemoteCode = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Fine-tune an encoder on a labelled task and report what it scores."""
+    _prepare_libraries(quiet, verbose)
+    from kdcli.recipe import FinetuneRecipe, Invocation, grid_options, resolve, shipped
+
+    options = {
+        "model": model,
+        "task": task,
+        "seeds": seeds,
+        "data.source": data,
+        "train.max_steps": max_steps,
+        "train.epochs": epochs,
+        "train.batch_size": batch_size,
+        "train.lr": lr,
+        "train.seed": seed,
+        "train.dtype": dtype,
+        **grid_options(FinetuneRecipe, grid or ()),
+    }
+    own = task if task in shipped("finetune") else None
+    resolved = resolve(FinetuneRecipe, recipe=recipe or own, sets=sets or (), options=options)
+    invocation = Invocation(
+        arguments=tuple(sys.argv[1:]),
+        output_dir=output_dir,
+        device=device,
+        processes=processes,
+        resume=resume,
+        overwrite=overwrite,
+        dry_run=dry_run,
+        report_to=report_to,
+        trust_remote_code=trust_remote_code,
+    )
+    from kdcli.commands import finetune as command
+
+    _print(command.run(resolved, invocation), as_json=json)
+
+
 @recipes.command("ls")
 def recipes_ls() -> None:
     """List the shipped recipes."""
@@ -166,13 +237,13 @@ def recipes_ls() -> None:
 
 
 @recipes.command("show")
-def recipes_show(name: Annotated[str, typer.Argument(help="Name or file.")], verb: str = "distill") -> None:
+def recipes_show(name: Annotated[str, typer.Argument(help="Name or file.")], verb: str | None = None) -> None:
     """Print a recipe with every value resolved and its origin."""
     typer.echo(_resolved(name, verb).to_yaml(), nl=False)
 
 
 @recipes.command("validate")
-def recipes_validate(files: Annotated[list[Path], typer.Argument(help="YAML files.")], verb: str = "distill") -> None:
+def recipes_validate(files: Annotated[list[Path], typer.Argument(help="YAML files.")], verb: str | None = None) -> None:
     """Check recipe files; exit 2 with one line for each thing that is wrong."""
     for file in files:
         _resolved(str(file), verb)
@@ -187,9 +258,10 @@ def doctor(json: Json = False) -> None:
     _print(examine(), as_json=json)
 
 
-def _resolved(name: str, verb: str) -> Any:
-    from kdcli.recipe import VERBS, resolve
+def _resolved(name: str, verb: str | None) -> Any:
+    from kdcli.recipe import VERBS, resolve, verb_of
 
+    verb = verb or verb_of(name)
     if verb not in VERBS:
         raise UsageError(f"no recipes for verb '{verb}'; known: {', '.join(VERBS)}")
     return resolve(VERBS[verb], recipe=name)

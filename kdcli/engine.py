@@ -22,20 +22,18 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast, gather_object
+from accelerate.utils import broadcast
 from torch import Tensor, nn
 
 from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
+from kdcli.held_out import CPU_MICRO_BATCH, any_rank, is_out_of_memory, pass_over, sum_over_ranks, to_device
 from kdcli.processes import stop_requests
 from kdcli.progress import Progress
 from kdcli.run_dir import RunDir
-from kdcli.types import Batch, Examples, Job, Outcome, Plan, real_tokens
+from kdcli.types import Batch, Job, Outcome, Plan, real_tokens
 
 SKIPS_ALLOWED = 50
 """Steps in a row that the fp16 loss scaler may skip before the run counts as diverged; it halves the scale at each."""
-
-CPU_MICRO_BATCH = 32
-"""Sequences at once on a CPU: more does not run faster, only in more memory."""
 
 
 def start(device: torch.device, dtype: torch.dtype, report_to: str = "none") -> Accelerator:
@@ -109,6 +107,7 @@ class _Run:
         local = math.ceil(plan.batch_size / accelerator.num_processes)
         self.micro = min(local, plan.micro_batch_size or (CPU_MICRO_BATCH if device.type == "cpu" else local))
         self.skipped = 0
+        self.best: tuple[float, int] | None = None
 
     def go(self) -> Outcome:
         plan, done = self.plan, self._restore()
@@ -143,6 +142,9 @@ class _Run:
 
     def _finish(self, last: int) -> Outcome:
         outcome = self.outcome
+        if self.best is not None and self.run is not None:
+            outcome.best_step = self.best[1]
+            self._load_modules(self.run.load_best(outcome.best_step))
         outcome.steps = last
         outcome.tokens_per_second = outcome.tokens / outcome.seconds if outcome.seconds else 0.0
         peak = (
@@ -195,13 +197,13 @@ class _Run:
                 torch.manual_seed(_mix(self.plan.seed, step, self.accelerator.process_index, number))
                 share = self.job.weigh(micro) / weight
                 with self.accelerator.autocast():
-                    loss = self.job.step(self._to_device(micro))
+                    loss = self.job.step(to_device(self.device, micro))
                 self.accelerator.backward(loss.total * share)
                 for name, value in ({"loss": loss.total} | dict(loss.terms)).items():
                     part = value.detach().float() * share
                     sums[name] = sums[name] + part if name in sums else part
         except RuntimeError as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             out_of_memory = True
         return None if self._any_rank(out_of_memory) else sums
@@ -251,39 +253,39 @@ class _Run:
         return norms
 
     def _evaluation(self, step: int) -> dict[str, Any]:
-        """The held-out loss and its terms, a mean over everything held out; empty when there is nothing."""
+        """The held-out loss, its terms and the metrics, over everything held out; empty when there is nothing."""
         examples = self.job.held_out
         if examples is None or len(examples) == 0:
             return {}
         began = time.perf_counter()
         self._set_mode(training=False)
-        while (found := self._held_out(examples)) is None:
+        while (found := pass_over(self.accelerator, self.device, self.job, examples, self.micro)) is None:
             self._halve(step)
-        parts = gather_object([found])
-        total = sum(weight for _, weight in parts)
-        names = next(of_one for of_one, _ in parts if of_one)
+        record: dict[str, Any] = {"held_out": found.losses}
+        if self.job.judge is not None:
+            record["metrics"] = dict(self.job.judge(found.outputs))
+            self._keep_best(step, record["metrics"])
         self.outcome.evaluation_seconds = time.perf_counter() - began
-        return {"held_out": {name: sum(sums.get(name, 0.0) for sums, _ in parts) / total for name in names}}
+        return record
 
-    def _held_out(self, examples: Examples) -> tuple[dict[str, float], float] | None:
-        """This rank's weighted sums and their weight; None when some rank ran out of memory."""
-        mine = np.arange(len(examples))[self.accelerator.process_index :: self.accelerator.num_processes]
-        sums: dict[str, float] = {}
-        weight, out_of_memory = 0.0, False
-        try:
-            for begin in range(0, len(mine), self.micro):
-                batch = examples.batch(mine[begin : begin + self.micro])
-                with torch.no_grad(), self.accelerator.autocast():
-                    loss = self.job.step(self._to_device(batch))
-                share = self.job.weigh(batch)
-                weight += share
-                for name, value in ({"loss": loss.total} | dict(loss.terms)).items():
-                    sums[name] = sums.get(name, 0.0) + float(value) * share
-        except RuntimeError as error:
-            if not _is_out_of_memory(error):
-                raise
-            out_of_memory = True
-        return None if self._any_rank(out_of_memory) else (sums, weight)
+    def _keep_best(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the weights aside when they are the best so far; a resumed run does so again at the same steps."""
+        if self.job.best is None or self.run is None or step == 0:
+            return
+        value = metrics[self.job.best]
+        if self.best is None or value > self.best[0]:
+            self.best = (value, step)
+            if self.accelerator.is_main_process:
+                self.run.save_best(step, self._module_tensors())
+            self.accelerator.wait_for_everyone()
+
+    def _module_tensors(self) -> dict[str, Tensor]:
+        return {f"module/{n}/{k}": v for n, m in self.job.modules.items() for k, v in m.state_dict().items()}
+
+    def _load_modules(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, module in self.job.modules.items():
+            prefix = f"module/{name}/"
+            module.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
 
     def _restore(self) -> int:
         """Load the newest whole checkpoint if the directory has one; return the step it was taken after."""
@@ -292,11 +294,7 @@ class _Run:
             if self.run and self.accelerator.is_main_process:
                 self.run.cut_log(-1)
             return 0
-        for name, module in self.job.modules.items():
-            prefix = f"module/{name}/"
-            module.load_state_dict(
-                {k.removeprefix(prefix): v for k, v in checkpoint.tensors.items() if k.startswith(prefix)}
-            )
+        self._load_modules(checkpoint.tensors)
         state = self.optimizer.state_dict()
         state["state"] = {}
         for key, tensor in checkpoint.tensors.items():
@@ -310,6 +308,7 @@ class _Run:
         self.micro = min(self.micro, saved["micro_batch_size"])
         self.outcome.tokens, self.outcome.seconds = saved["tokens"], saved["seconds"]
         self.outcome.loss_first, self.outcome.loss_last = saved["loss_first"], saved["loss_last"]
+        self.best = tuple(saved["best"]) if saved["best"] else None
         self.outcome.resumed_from_step = checkpoint.step
         if self.run and self.accelerator.is_main_process:
             self.run.cut_log(checkpoint.step)
@@ -323,7 +322,7 @@ class _Run:
         self.accelerator.wait_for_everyone()
 
     def _write_checkpoint(self, run: RunDir, step: int) -> None:
-        tensors = {f"module/{n}/{k}": v for n, m in self.job.modules.items() for k, v in m.state_dict().items()}
+        tensors = self._module_tensors()
         for index, values in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer/{index}/{name}": value for name, value in values.items()}
         scaler = self.accelerator.scaler
@@ -334,6 +333,7 @@ class _Run:
             "loss_last": self.outcome.loss_last,
             "micro_batch_size": self.micro,
             "scaler": scaler.state_dict() if scaler is not None else None,
+            "best": self.best,
         }
         run.save_checkpoint(step, tensors, state)
 
@@ -341,7 +341,7 @@ class _Run:
         if self.run and self.accelerator.is_main_process:
             self.run.log(record)
         scalars = {k: v for k, v in record.items() if isinstance(v, float)}
-        for group in ("terms", "held_out"):
+        for group in ("terms", "held_out", "metrics"):
             scalars |= {f"{group}/{k}": v for k, v in record.get(group, {}).items()}
         self.accelerator.log(scalars, step=record["step"])
 
@@ -349,16 +349,11 @@ class _Run:
         for module in self.job.modules.values():
             module.train(training)
 
-    def _to_device(self, batch: Batch) -> Batch:
-        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
-
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
-        return values if self.accelerator.num_processes == 1 else self.accelerator.reduce(values.to(self.device), "sum")
+        return sum_over_ranks(self.accelerator, self.device, values)
 
     def _any_rank(self, flag: bool) -> bool:
-        if self.accelerator.num_processes == 1:
-            return flag
-        return bool(self._sum_over_ranks(torch.tensor([float(flag)])).item())
+        return any_rank(self.accelerator, self.device, flag)
 
 
 def _slices(batch: Batch, size: int) -> Iterator[Batch]:
@@ -370,8 +365,3 @@ def _slices(batch: Batch, size: int) -> Iterator[Batch]:
 def _mix(*numbers: int) -> int:
     """One seed from several numbers, without the collisions a sum would have."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    text = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "not enough memory" in text

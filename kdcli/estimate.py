@@ -13,6 +13,9 @@ from rich.table import Table
 from kdcli.report.views import count, duration, megabytes
 from kdcli.types import Outcome, Plan
 
+PROBE_STEPS = 4
+"""Steps of a dry run: one to warm up, three to time."""
+
 
 @dataclass(frozen=True)
 class LegEstimate:

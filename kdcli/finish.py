@@ -23,7 +23,10 @@ from kdcli.report.views import model_card, terminal
 from kdcli.run_dir import REPORT, RunDir
 from kdcli.types import Outcome
 
-TRAINING = ("steps", "tokens", "seconds", "tokens_per_second", "loss_first", "loss_last", "peak_memory_bytes")
+TRAINING = (
+    *("steps", "tokens", "seconds", "tokens_per_second", "loss_first", "loss_last", "peak_memory_bytes"),
+    "resumed_from_step",
+)
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,13 @@ def finish(
     measure: MeasureSettings,
     device: torch.device,
     trust_remote_code: bool,
-    outcome: Outcome,
+    outcome: Outcome | None,
     quality: Mapping[str, Mapping[str, Mapping[str, float]]],
     notes: Iterable[str],
+    auto_class: str = "AutoModel",
+    evaluations: Iterable[Mapping[str, Any]] = (),
+    comparisons: Iterable[Mapping[str, Any]] = (),
+    selection: Mapping[str, Any] | None = None,
 ) -> Finished:
     """Measure latency, write the report and the model cards, drop the checkpoints.
 
@@ -73,6 +80,9 @@ def finish(
         measure: the recipe's `measure:` section; latency is taken in float32.
         quality: task → model → metric → value.
         notes: sentences a reader should know.
+        outcome: of the training; None where nothing was trained.
+        auto_class: with which a reader loads the models made by this run.
+        evaluations, comparisons, selection: as in `kdcli.report.schema`.
     """
     latency = Latency([], {})
     if measure.latency:
@@ -96,20 +106,20 @@ def finish(
             "environment": environment(),
             "recipe": dict(recipe),
             "models": {name: dict(card) for name, card in cards.items()},
-            "training": {k: v for k, v in dataclasses.asdict(outcome).items() if k in TRAINING}
-            | {"resumed_from_step": outcome.resumed_from_step},
-            "curve": [
-                {"step": r["step"], "loss": r.get("loss"), "held_out": r.get("held_out")} for r in run.read_log()
-            ],
+            "training": outcome and {k: v for k, v in dataclasses.asdict(outcome).items() if k in TRAINING},
+            "curve": [{k: r.get(k) for k in ("step", "loss", "held_out", "metrics")} for r in run.read_log()],
             "quality": {task: {m: dict(v) for m, v in of.items()} for task, of in quality.items()},
             "latency": latency.rows,
             "speedup": latency.speedups,
             "published": published_for(shapes),
             "notes": list(notes),
+            "evaluations": list(evaluations),
+            "comparisons": list(comparisons),
+            "selection": selection,
         }
     )
     for name, folder in folders.items():
-        write_atomic(folder / "README.md", model_card(report, name))
+        write_atomic(folder / "README.md", model_card(report, name, auto_class))
     write_report(run.path, report)
     run.drop_checkpoints()
     return Finished(report, run.path)

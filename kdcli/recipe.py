@@ -6,7 +6,9 @@ share is `TrainSettings` and `DataSettings`. This file imports neither torch nor
 
 from __future__ import annotations
 
+import copy
 import importlib.resources
+import itertools
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,6 +108,74 @@ class DistillRecipe(Section):
     measure: MeasureSettings = MeasureSettings()
 
 
+class LabelledSettings(Section):
+    """`data:` of the verbs that work on a labelled task.
+
+    `source` null is where the task's row says; `train` names another place for the training split (cross-lingual
+    tasks); `columns` says what the columns of an own task are; `max_length` null is the task's own; `stride` is the
+    overlap of the windows of a long context; `train_rows` and `judged_rows` cut the data to a fixed random choice.
+    """
+
+    source: str | None = None
+    train: str | None = None
+    columns: dict[str, str | list[str]] = Field(default_factory=dict)
+    max_length: int | None = Field(None, ge=8)
+    stride: int = Field(128, ge=0)
+    split: Literal["validation", "test"] = "validation"
+    train_rows: int | None = Field(None, gt=0)
+    judged_rows: int | None = Field(None, gt=0)
+
+
+class HeadSettings(Section):
+    """`head:`; `label_map` is the data's number of each label of a checkpoint whose labels are in another order."""
+
+    label_map: list[int] | None = None
+
+
+class FinetuneTrainSettings(TrainSettings):
+    """`train:` of `finetune`: the middle of what the papers try on GLUE."""
+
+    lr: float = Field(3e-5, gt=0)
+    batch_size: int = Field(32, gt=0)
+    warmup_fraction: float = Field(0.1, ge=0, lt=1)
+    eval_every: int = Field(500, gt=0)
+
+
+class FinetuneRecipe(Section):
+    """What `kdcli finetune` needs to know.
+
+    `grid` holds recipe keys with a list of values each; every combination is run with `seeds` seeds from `train.seed`
+    on. `keep` says which weights of a run are the result: the last ones, or those of the best evaluation. `choose_on`
+    names the set whose metric chooses among evaluations and runs; null is the mean over all sets.
+    """
+
+    verb: Literal["finetune"] = "finetune"
+    model: str | None = None
+    task: str | None = None
+    seeds: int = Field(1, gt=0)
+    grid: dict[str, Any] = Field(default_factory=dict)
+    keep: Literal["last", "best"] = "last"
+    choose_on: str | None = None
+    head: HeadSettings = HeadSettings()
+    data: LabelledSettings = LabelledSettings()
+    train: FinetuneTrainSettings = FinetuneTrainSettings()
+    measure: MeasureSettings = MeasureSettings()
+
+
+class EvaluateRecipe(Section):
+    """What `kdcli evaluate` needs to know; the first of `models` is the one the others are compared with."""
+
+    verb: Literal["evaluate"] = "evaluate"
+    models: list[str] = Field(default_factory=list)
+    task: str | None = None
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
+    resamples: int = Field(1000, ge=100)
+    worst: int = Field(20, ge=0)
+    head: HeadSettings = HeadSettings()
+    data: LabelledSettings = LabelledSettings()
+    measure: MeasureSettings = MeasureSettings()
+
+
 RecipeT = TypeVar("RecipeT", bound=Section)
 
 
@@ -167,6 +237,57 @@ def resolve(
         raise UsageError("\n".join(_explain(e, origins) for e in error.errors())) from None
 
 
+def grid_options(model: type[Section], pairs: Sequence[str]) -> dict[str, list[Any]]:
+    """`--grid KEY=V1,V2` → options: the dotted key below `grid` → its values. `lr` is short for `train.lr`.
+
+    Raises:
+        UsageError: not of that form, or an unknown key.
+    """
+    found: dict[str, list[Any]] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not text:
+            raise UsageError(f"--grid takes KEY=VALUE,VALUE…, got '{pair}'", "for example --grid lr=2e-5,3e-5,5e-5")
+        key = key.strip().replace("-", "_")
+        if f"train.{key}" in leaf_keys(model):
+            key = f"train.{key}"
+        _check_key(model, key, "--grid")
+        found[f"grid.{key}"] = [_parse_value(value) for value in text.split(",")]
+    return found
+
+
+def combinations(resolved: Resolved[RecipeT]) -> list[tuple[dict[str, Any], Resolved[RecipeT]]]:
+    """Every combination of the values of `grid`: what it sets, and the recipe with it set and without grid and seeds.
+
+    Raises:
+        UsageError: a key that is none of the recipe's, something else than a list, or a value of the wrong type.
+    """
+    values = resolved.recipe.model_dump()
+    lists = _flatten(values.pop("grid"))
+    for key, choices in lists:
+        _check_key(type(resolved.recipe), key, "grid")
+        if not isinstance(choices, list) or not choices:
+            raise UsageError(f"grid.{key} must hold a list of values, got {choices!r}")
+    found = []
+    for chosen in itertools.product(*(choices for _, choices in lists)):
+        settings = dict(zip((key for key, _ in lists), chosen, strict=True))
+        changed = copy.deepcopy(values) | {"grid": {}, "seeds": 1}
+        for key, value in settings.items():
+            *parents, last = key.split(".")
+            target = changed
+            for parent in parents:
+                target = target[parent]
+            target[last] = value
+        origins = {k: o for k, o in resolved.origins.items() if not k.startswith(("grid", "seeds"))}
+        origins |= dict.fromkeys(settings, "grid")
+        try:
+            recipe = type(resolved.recipe).model_validate(changed)
+        except ValidationError as error:
+            raise UsageError("\n".join(_explain(e, origins) for e in error.errors())) from None
+        found.append((settings, Resolved(recipe, origins)))
+    return found
+
+
 def shipped(verb: str) -> dict[str, Path]:
     """Name → file of the recipes of a verb that come with the package."""
     folder = _recipes_folder() / verb
@@ -177,8 +298,8 @@ def _recipes_folder() -> Path:
     return Path(str(importlib.resources.files("kdcli"))) / "recipes"
 
 
-def _read(recipe: str, verb: str) -> dict[str, Any]:
-    names = shipped(verb)
+def _read(recipe: str, verb: str | None) -> dict[str, Any]:
+    names = shipped(verb) if verb else {}
     path = names.get(recipe, Path(recipe))
     if not path.is_file():
         raise UsageError(
@@ -191,7 +312,7 @@ def _read(recipe: str, verb: str) -> dict[str, Any]:
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(loaded, dict):
         raise UsageError(f"{path} must hold a mapping of recipe keys, got {type(loaded).__name__}")
-    if loaded.get("verb", verb) != verb:
+    if verb and loaded.get("verb", verb) != verb:
         raise UsageError(f"{path} is a recipe of '{loaded['verb']}', not of '{verb}'")
     return loaded
 
@@ -229,6 +350,18 @@ def leaf_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     return keys
 
 
+def _open_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """The keys that hold a mapping, whose own keys are checked by whoever reads it."""
+    keys: list[str] = []
+    for name, info in model.model_fields.items():
+        inner = _section(info.annotation)
+        if inner:
+            keys += _open_keys(inner, f"{prefix}{name}.")
+        elif typing.get_origin(info.annotation) is dict:
+            keys.append(f"{prefix}{name}")
+    return keys
+
+
 ELSEWHERE = {
     "learning_rate": "train.lr",
     "steps": "train.max_steps",
@@ -244,7 +377,7 @@ ELSEWHERE = {
 
 def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
     allowed = leaf_keys(model)
-    if key in allowed or any(key.startswith(f"{a}.") and a == "loss" for a in allowed):
+    if key in allowed or any(key.startswith(f"{a}.") for a in _open_keys(model)):
         return
     inside = [a for a in allowed if a.startswith(f"{key}.")]
     if inside:
@@ -279,8 +412,19 @@ def _lines(tree: Mapping[str, Any], origins: Mapping[str, str], prefix: str, dep
     return lines
 
 
-VERBS: dict[str, type[Section]] = {"distill": DistillRecipe}
+VERBS: dict[str, type[Section]] = {"distill": DistillRecipe, "finetune": FinetuneRecipe, "evaluate": EvaluateRecipe}
 """Settings model of each verb that takes recipes."""
+
+
+def verb_of(recipe: str) -> str:
+    """The verb whose recipe this is: that of the shipped recipe of this name, or the one a file says; else distill."""
+    for verb in VERBS:
+        if recipe in shipped(verb):
+            return verb
+    said = _read(recipe, None).get("verb", "distill") if Path(recipe).is_file() else "distill"
+    if said not in VERBS:
+        raise UsageError(f"{recipe} is a recipe of '{said}'{did_you_mean(str(said), VERBS)}; known: {', '.join(VERBS)}")
+    return str(said)
 
 
 def summary() -> list[str]:

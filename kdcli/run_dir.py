@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kdcli.disk import disk_errors, write_atomic
-from kdcli.errors import UsageError
+from kdcli.errors import MachineError, UsageError
 from kdcli.yaml_text import read_yaml
 
 RECIPE, LOG, CHECKPOINTS, REPORT = "recipe.yaml", "log.jsonl", "checkpoints", "report.json"
+BEST = "best.safetensors"
 ABSENT = "not set"
 KEEP = 2
 """Checkpoints kept: the last, and the one before in case the last turns out damaged."""
@@ -160,12 +161,51 @@ class RunDir:
                 warn(f"checkpoint {folder} is damaged ({error}); {older}")
         return None
 
+    def save_best(self, step: int, tensors: Mapping[str, Tensor]) -> None:
+        """Write the best weights so far in one file, aside and renamed; the step stands in its metadata."""
+        path = self.path / CHECKPOINTS / BEST
+        aside = path.with_name(f".{BEST}.part")
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            whole = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
+            save_file(whole, aside, metadata={"step": str(step)})
+            _fsync(aside)
+            aside.rename(path)
+
+    def load_best(self, step: int) -> dict[str, Tensor]:
+        """The weights that `save_best` wrote after `step`.
+
+        Raises:
+            MachineError: they are damaged or of another step: the run has to be done again.
+        """
+        path = self.path / CHECKPOINTS / BEST
+        try:
+            with safe_open(path, framework="pt") as file:
+                if file.metadata().get("step") == str(step):
+                    return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise MachineError(f"{path} cannot be read: {error}", "start anew with --overwrite") from None
+        raise MachineError(f"{path} is not of step {step}", "start anew with --overwrite")
+
     def drop_checkpoints(self) -> None:
         """Remove the checkpoints of a run that is done."""
         shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
 
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / CHECKPOINTS).glob("step-*"))
+
+
+def numbered(name: str, *, taken: bool) -> Path:
+    """A directory under `runs/` for a run without `-o`, with a number behind its name when that is taken.
+
+    With `taken` the last one that exists, to resume or overwrite it.
+    """
+    base = Path("runs") / name
+    number, path = 1, base
+    while path.exists():
+        number += 1
+        last, path = path, base.with_name(f"{base.name}-{number}")
+    return last if taken and number > 1 else path
 
 
 def _leaves(recipe_yaml: str) -> dict[str, str]:

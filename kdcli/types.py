@@ -9,7 +9,7 @@ Layers are numbered as in TinyBERT: 0 is the embedding output, 1 … N are the e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -50,6 +50,7 @@ class Task:
         hub_train: where the training split is, if not in `hub`.
         impossible: of `span`: a context need not hold an answer (SQuAD 2.0).
         glue: name of the file that the GLUE server takes; of MNLI, with `{set}`.
+        max_length: tokens of a row that the benchmark's protocol reads.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Task:
     hub_train: tuple[str, str | None] | None = None
     impossible: bool = False
     glue: str | None = None
+    max_length: int = 128
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class Signals:
         mask: the batch's attention mask, [B, L] or [B, 1, L, L]; None when every token of every row is real.
         q, k, v: layer → [B, A, L, K], after any rotary embedding; grouped key/value heads are repeated to A.
         hidden: layer → [B, L, D]; 0 is the embedding output.
-        logits: the model's logits, when asked for.
+        logits: the model's logits, when asked for; of a question answering head [B, L, 2], start and end.
     """
 
     mask: Tensor | None = None
@@ -163,10 +165,14 @@ class Objective:
 
 @dataclass(frozen=True)
 class StepLoss:
-    """What a command's step hands the engine: a scalar to descend and the named parts it is made of."""
+    """What a command's step hands the engine: a scalar to descend and the named parts it is made of.
+
+    `outputs` [B, …] are what a task is judged by; they are kept where the job has a `judge`.
+    """
 
     total: Tensor
     terms: Mapping[str, Tensor]
+    outputs: Tensor | None = None
 
 
 class Examples(Protocol):
@@ -228,6 +234,9 @@ class Job:
         step: batch on the device → loss, a mean over whatever `weigh` counts. Also called for the held-out loss, with
             the modules in eval mode and without gradients.
         weigh: how much a batch counts in the mean over the global batch: its real tokens, its rows …
+        judge: the `outputs` of everything held out, float32, in its order → metrics; also those of padding, which
+            differs from batch to batch.
+        best: the metric by which the best weights of all evaluations are kept; None keeps the last weights.
     """
 
     modules: Mapping[str, nn.Module]
@@ -236,11 +245,14 @@ class Job:
     order: Order
     held_out: Examples | None
     weigh: Callable[[Batch], float]
+    judge: Callable[[Sequence[np.ndarray[Any, Any]]], Mapping[str, float]] | None = None
+    best: str | None = None
 
 
 @dataclass
 class Outcome:
-    """What became of a run; `held_out` is the last evaluation, `seconds` counts earlier legs of a resumed run too."""
+    """What became of a run; `seconds` counts earlier legs of a resumed run too, `best_step` is the one whose weights
+    were kept where the best were asked for."""
 
     steps: int = 0
     tokens: int = 0
@@ -250,5 +262,6 @@ class Outcome:
     loss_last: float | None = None
     peak_memory_bytes: int = 0
     resumed_from_step: int | None = None
+    best_step: int | None = None
     step_seconds: list[float] = field(default_factory=list)
     evaluation_seconds: float = 0.0

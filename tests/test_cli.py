@@ -29,12 +29,14 @@ def command(*path):
 
 
 def test_the_verbs_and_their_options_are_frozen():
-    assert set(command().commands) == {"distill", "recipes", "doctor"}
+    assert set(command().commands) == {"distill", "finetune", "recipes", "doctor"}
     assert set(command("recipes").commands) == {"ls", "show", "validate"}
-    options = {
-        o for p in command("distill").params if p.param_type_name == "option" for o in (*p.opts, *p.secondary_opts)
-    }
-    assert options == DISTILL
+    assert options_of("distill") == DISTILL
+    assert options_of("finetune") == DISTILL - {"--to", "--method", "--assistant"} | {"--task", "--seeds", "--grid"}
+
+
+def options_of(verb):
+    return {o for p in command(verb).params if p.param_type_name == "option" for o in (*p.opts, *p.secondary_opts)}
 
 
 def run(*arguments):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from kdcli.data.tasks import tasks
 from kdcli.losses import check_settings
 from kdcli.models.shape import parse_shape
-from kdcli.recipe import VERBS, DistillRecipe, resolve, shipped, summary
+from kdcli.recipe import VERBS, DistillRecipe, FinetuneRecipe, combinations, resolve, shipped, summary
 from kdcli.types import ModelShape
 
 BASE, DEMO = ModelShape(12, 768, 3072, 12), ModelShape(4, 128, 512, 4)
@@ -29,12 +30,25 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize(("verb", "name"), EVERY)
-def test_recipe_resolves_and_its_loss_section_is_known(verb, name):
-    recipe = resolve(VERBS[verb], recipe=name).recipe
+@pytest.mark.parametrize("name", shipped("distill"))
+def test_recipe_resolves_and_its_loss_section_is_known(name):
+    recipe = resolve(DistillRecipe, recipe=name).recipe
     check_settings(recipe.method, recipe.loss)
     for shape in recipe.student.to:
         parse_shape(shape, DEMO if recipe.teacher == "demo" else BASE)
+
+
+@pytest.mark.parametrize("task", tasks().values(), ids=tasks())
+def test_every_task_has_a_recipe_of_its_name(task):
+    recipe = resolve(FinetuneRecipe, recipe=task.name).recipe
+    assert recipe.task == task.name
+    assert recipe.data.max_length in (None, 64, task.max_length)
+    assert recipe.choose_on in (None, *task.sets)
+    assert combinations(resolve(FinetuneRecipe, recipe=task.name))[0][0] == {}
+
+
+def test_no_recipe_of_finetune_lacks_a_task():
+    assert set(shipped("finetune")) == set(tasks())
 
 
 @pytest.mark.parametrize(("verb", "name"), EVERY)

@@ -6,7 +6,6 @@ Data flow of a leg: teacher's signals, once for each batch → the loss of every
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,22 +17,21 @@ from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kdcli.bench.device import choose_device, choose_dtype
 from kdcli.chain import Leg, chain, default_output_dir, shapes_of
 from kdcli.data.batches import BatchPlan
 from kdcli.data.corpus import Corpus, open_corpus
-from kdcli.engine import start, track, train
-from kdcli.errors import ChildFailed, UsageError
-from kdcli.estimate import Estimate, LegEstimate, estimate_leg
+from kdcli.engine import track, train
+from kdcli.errors import UsageError
+from kdcli.estimate import PROBE_STEPS, Estimate, LegEstimate, estimate_leg
 from kdcli.finish import Finished, finish
+from kdcli.launch import launch, plan_of
 from kdcli.losses import bind, check_settings
 from kdcli.metrics.probe import probe_demo
 from kdcli.models.capture import capture, prepare_teacher, unreached
 from kdcli.models.card import describe
 from kdcli.models.layout import layout_for
-from kdcli.models.load import Loaded, load_encoder, location, save_encoder
+from kdcli.models.load import Loaded, load_encoder, location, save_model
 from kdcli.models.shape import Built, build_student
-from kdcli.processes import fan_out, joined
 from kdcli.progress import Progress
 from kdcli.recipe import DistillRecipe, Invocation, Resolved
 from kdcli.report.views import UNDISTILLED
@@ -42,9 +40,6 @@ from kdcli.types import Batch, Job, ModelShape, Needs, Objective, Outcome, Plan,
 
 HELD_OUT = "held-out relations"
 """Name of the quality row that holds the distillation loss on text never trained on."""
-
-PROBE_STEPS = 4
-"""Steps of a dry run: one to warm up, three to time."""
 
 
 class Student(nn.Module):
@@ -94,16 +89,10 @@ def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished |
     if not recipe.student.to:
         raise UsageError("no student shape given", "add --to LxH, for example --to 6x384")
     check_settings(recipe.method, recipe.loss)
-    device = choose_device(invocation.device)
-    dtype = choose_dtype(recipe.train.dtype, device)
-    count = invocation.processes or (torch.cuda.device_count() if invocation.device in ("auto", "cuda") else 1)
-    if count > 1 and not joined() and not invocation.dry_run:
-        code = fan_out(invocation.arguments, count, on_cpu=device.type == "cpu")
-        if code:
-            raise ChildFailed(code)
+    launched = launch(recipe.train.dtype, invocation)
+    if launched is None:
         return None
-    accelerator = start(device, dtype, invocation.report_to)
-    device = accelerator.device if accelerator.num_processes > 1 else device
+    accelerator, device = launched
     teacher = load_encoder(recipe.teacher, trust_remote_code=invocation.trust_remote_code)
     legs = _legs(resolved, invocation, teacher)
     if not invocation.dry_run and accelerator.is_main_process:
@@ -118,7 +107,8 @@ def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished |
             held_out_blocks=recipe.data.held_out_blocks,
             log=Progress.say,
         )
-    context = _Context(accelerator, device, invocation, teacher, corpus, _plan(recipe, corpus))
+    plan = plan_of(recipe.train, len(corpus.train) / recipe.train.batch_size)
+    context = _Context(accelerator, device, invocation, teacher, corpus, plan)
     return _dry_run(context, legs) if invocation.dry_run else _run_legs(context, legs)
 
 
@@ -167,36 +157,11 @@ def _run_legs(context: _Context, legs: list[Leg]) -> Finished | None:
         outcome = train(accelerator, context.device, _job(context, students, of_leg), context.plan, run_dir)
         if accelerator.is_main_process:
             for name, student in students.items():
-                save_encoder(student.encoder, of_leg.tokenizer, leg.model_folder(name))
+                save_model(student.encoder, of_leg.tokenizer, leg.model_folder(name))
             result = _report(context, leg, leg is last, result, of_leg, students, outcome)
         accelerator.wait_for_everyone()
     accelerator.end_training()
     return result if accelerator.is_main_process else None
-
-
-def _plan(recipe: DistillRecipe, corpus: Corpus) -> Plan:
-    settings = recipe.train
-    steps = settings.max_steps or math.ceil(settings.epochs * len(corpus.train) / settings.batch_size)
-    warmup = settings.warmup_steps if settings.warmup_steps is not None else int(settings.warmup_fraction * steps)
-    if warmup >= steps:
-        raise UsageError(
-            f"train.warmup_steps {warmup} leaves nothing of {steps} steps",
-            "lower it with --set train.warmup_steps=…, or train longer",
-        )
-    return Plan(
-        steps=steps,
-        batch_size=settings.batch_size,
-        lr=settings.lr,
-        warmup_steps=warmup,
-        weight_decay=settings.weight_decay,
-        beta2=settings.beta2,
-        clip=settings.clip,
-        seed=settings.seed,
-        micro_batch_size=settings.micro_batch_size,
-        log_every=settings.log_every,
-        eval_every=settings.eval_every,
-        checkpoint_every=settings.checkpoint_every,
-    )
 
 
 def _students(leg: Leg, teacher: Loaded, corpus: Corpus) -> dict[str, Student]:

@@ -43,7 +43,7 @@ class BucketPlan:
     """Shuffled passes in which the examples of a batch are of similar length, so that little of it is padding.
 
     Every example comes exactly once in a pass: pools of `POOL` batches are drawn, each is sorted by length and cut into
-    batches, and the batches of the pass are shuffled. The last batch of a pass's last pool may be smaller.
+    batches, and the batches of the pass are shuffled. They differ in size by one example at most.
     """
 
     lengths: Indices
@@ -78,10 +78,12 @@ class BucketPlan:
 
     def _drawn(self, number: int) -> list[Indices]:
         rng = np.random.Generator(np.random.PCG64([self.seed, number]))
-        order = rng.permutation(len(self.lengths))
-        pool, batches = POOL * self.batch_size, []
-        for begin in range(0, len(order), pool):
-            near = order[begin : begin + pool]
+        # Of nearly equal sizes: a remainder of one or two examples would make a step of noise.
+        batches = np.array_split(rng.permutation(len(self.lengths)), self.steps_of_pass)
+        found: list[Indices] = []
+        for begin in range(0, len(batches), POOL):
+            pool = batches[begin : begin + POOL]
+            near = np.concatenate(pool)
             near = near[np.argsort(self.lengths[near], kind="stable")]
-            batches += [near[i : i + self.batch_size] for i in range(0, len(near), self.batch_size)]
-        return [batches[i] for i in rng.permutation(len(batches))]
+            found += np.split(near, np.cumsum([len(b) for b in pool])[:-1])
+        return [found[i] for i in rng.permutation(len(found))]

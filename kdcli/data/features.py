@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +32,7 @@ class Encoded:
         truncated: examples of which something was cut off.
         pad_id: what a batch is filled up with.
         kind: of the task.
+        words_T: of `tokens`: for each of `ids_T` the number of the word of which it is the first piece, else -1, int32.
     """
 
     ids_T: Array
@@ -42,6 +43,7 @@ class Encoded:
     truncated: int
     pad_id: int
     kind: Kind
+    words_T: Array | None = None
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -88,6 +90,7 @@ class Encoded:
             ends=np.cumsum(lengths),
             labels=labels,
             example=self.example[rows],
+            words_T=None if self.words_T is None else self.words_T[at],
         )
 
 
@@ -105,17 +108,15 @@ def encode(
     """
     ids: list[Array] = []
     types: list[Array] = []
-    labels: list[Array] = []
+    words: list[Array] = []
     truncated = 0
+    of_words = task.kind == "tokens"
     for begin in range(0, len(examples), AT_ONCE):
         portion = examples[begin : begin + AT_ONCE]
-        words = task.kind == "tokens"
-        columns = (
-            [[e.texts for e in portion]] if words else [list(c) for c in zip(*(e.texts for e in portion), strict=True)]
-        )
+        columns = [[e.texts for e in portion]] if of_words else zip(*(e.texts for e in portion), strict=True)
         found = tokenizer(
-            *columns,
-            is_split_into_words=words,
+            *map(list, columns),
+            is_split_into_words=of_words,
             truncation=True,
             max_length=max_length,
             return_token_type_ids=token_types,
@@ -126,17 +127,19 @@ def encode(
         if token_types:
             types += [np.asarray(row, dtype=np.int8) for row in found["token_type_ids"]]
         truncated += _truncated(found, max_length)
-        if words:
-            labels += _of_pieces(portion, [found.word_ids(i) for i in range(len(portion))])
+        if of_words:
+            words += [_first_pieces(found.word_ids(i)) for i in range(len(portion))]
+    words_T = np.concatenate(words) if words else None
     return Encoded(
         ids_T=np.concatenate(ids) if ids else np.empty(0, dtype=np.int32),
         types_T=np.concatenate(types) if types else None,
-        ends=np.cumsum([len(row) for row in ids]),
-        labels=np.concatenate(labels) if labels else _labels(task, examples),
+        ends=np.cumsum([len(row) for row in ids], dtype=np.int64),
+        labels=_labels(task, examples, words),
         example=np.arange(len(ids)),
         truncated=truncated,
         pad_id=pad_id(tokenizer),
         kind=task.kind,
+        words_T=words_T,
     )
 
 
@@ -158,29 +161,25 @@ def _truncated(found: Any, max_length: int) -> int:
     return sum(bool(encoding.overflowing) for encoding in found.encodings)
 
 
-def _labels(task: Task, examples: Sequence[Example]) -> Array | None:
-    """The labels of `class`, `multi` or `score` examples; None when they are withheld."""
-    if not examples or any(e.label is None for e in examples):
+def _first_pieces(words: Sequence[int | None]) -> Array:
+    """The number of each word at its first piece, -1 at the others and at special tokens."""
+    before = [None, *words[:-1]]
+    return np.array([-1 if w is None or w == b else w for w, b in zip(words, before, strict=True)], dtype=np.int32)
+
+
+def _labels(task: Task, examples: Sequence[Example], words: Sequence[Array]) -> Array | None:
+    """The labels as `Encoded` holds them; None when they are withheld."""
+    given: list[Any] = [e.label for e in examples]
+    if not given or None in given:
         return None
     if task.kind == "class":
-        return np.array([e.label for e in examples], dtype=np.int64)
+        return np.array(given, dtype=np.int64)
     if task.kind == "score":
-        return np.array([e.label for e in examples], dtype=np.float32)
-    chosen = np.zeros((len(examples), len(task.labels)), dtype=np.float32)
-    for row, example in zip(chosen, examples, strict=True):
-        row[np.array(example.label, dtype=np.int64)] = 1.0
+        return np.array(given, dtype=np.float32)
+    if task.kind == "tokens":
+        rows = [np.where(w >= 0, np.array(label)[w], IGNORED) for w, label in zip(words, given, strict=True)]
+        return np.concatenate(rows).astype(np.int64)
+    chosen = np.zeros((len(given), len(task.labels)), dtype=np.float32)
+    for row, label in zip(chosen, given, strict=True):
+        row[np.array(label, dtype=np.int64)] = 1.0
     return chosen
-
-
-def _of_pieces(examples: Sequence[Example], words: Sequence[Sequence[int | None]]) -> Iterator[Array]:
-    """The label of each word at its first piece, `IGNORED` at the others and at special tokens."""
-    for example, of_row in zip(examples, words, strict=True):
-        before = [None, *of_row[:-1]]
-        label: Any = example.label
-        yield np.array(
-            [
-                IGNORED if label is None or w is None or w == b else label[w]
-                for w, b in zip(of_row, before, strict=True)
-            ],
-            dtype=np.int64,
-        )

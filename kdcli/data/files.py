@@ -13,6 +13,7 @@ import functools
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from kdcli.data.demo import demo_documents, demo_identity
 from kdcli.errors import UsageError
 
 FORMATS = ("txt", "jsonl", "csv", "parquet")
-SPLITS = ("train", "validation")
+SPLIT = re.compile(r"(train|validation|test)(_[a-z]+)?")
 ROWS_AT_ONCE = 128
 Row = tuple[str, Mapping[str, Any]]
 """Where a row stands (`file:line`), and its columns."""
@@ -103,17 +104,14 @@ def open_source(source: str) -> Source:
         return Source(source, {"train": (path,)})
     if path.is_dir():
         known = sorted(p for p in path.iterdir() if p.is_file() and _is_known(p) and not p.name.startswith("."))
-        named = {s: tuple(p for p in known if _is_of(s, p)) for s in SPLITS}
-        files = {s: f for s, f in named.items() if f}
-        if "train" not in files and known and not files:
-            files = {"train": tuple(known)}
-        if "train" not in files:
+        named = {s: tuple(p for p in known if _split(p) == s) for s in dict.fromkeys(map(_split, known)) if s}
+        if not known:
             raise UsageError(
-                f"{path} has no training text",
+                f"{path} has no file of a known format",
                 f"it should hold train.* and perhaps validation.* with one of {', '.join('.' + f for f in FORMATS)} "
                 "(or .gz of these)",
             )
-        return Source(source, files)
+        return Source(source, named or {"train": tuple(known)})
     if source.startswith((".", "/", "~")) or source.count("/") != 1:
         raise UsageError(
             f"no data at {source}", "give a file, a directory, a hub id like owner/name[:config], or 'demo'"
@@ -126,9 +124,10 @@ def _is_known(path: Path) -> bool:
     return path.name.removesuffix(".gz").rsplit(".", 1)[-1] in FORMATS
 
 
-def _is_of(split: str, path: Path) -> bool:
-    """`train.jsonl.gz`, and the shards of the hub: `train-00000-of-00002.parquet`."""
-    return path.name.split(".")[0].split("-")[0] == split
+def _split(path: Path) -> str | None:
+    """Which split a file is of: `train.jsonl.gz`, `train-00000-of-00002.parquet` of the hub, `test_matched.csv`."""
+    stem = path.name.split(".")[0].split("-")[0]
+    return stem if SPLIT.fullmatch(stem) else None
 
 
 def _format(path: Path) -> str:
@@ -151,12 +150,21 @@ def _texts(rows: Iterator[Row], column: str | None) -> Iterator[str]:
             raise UsageError(f"{where}: column '{chosen}' {found}", "set data.column to the column of the text")
         if not value or value.isspace():
             continue
-        try:
-            value.encode("utf-8")
-        except UnicodeEncodeError as error:
-            # JSON can spell half of a surrogate pair, which is no character and which no tokenizer takes.
-            raise UsageError(f"{where}: half a surrogate pair at character {error.start} of '{chosen}'") from None
-        yield value
+        yield whole_text(where, chosen, value)
+
+
+def whole_text(where: str, column: str, text: str) -> str:
+    """The text, if it is one: JSON can spell half of a surrogate pair, which is no character and which no tokenizer
+    takes.
+
+    Raises:
+        UsageError: it holds such a half.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{where}: half a surrogate pair at character {error.start} of '{column}'") from None
+    return text
 
 
 def _rows(path: Path) -> Iterator[Row]:

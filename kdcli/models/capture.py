@@ -127,7 +127,9 @@ class Capture(nn.Module):
                     hooks.enter_context(torch.autocast(batch["input_ids"].device.type, enabled=False))
                 output = self.model(**self._inputs(batch))
             if self.needs.logits:
-                signals.logits = output.logits
+                # A question answering head gives two vectors in place of one matrix.
+                spans = "start_logits" in output
+                signals.logits = torch.stack([output.start_logits, output.end_logits], -1) if spans else output.logits
         except _AllHeard:
             pass
         finally:

@@ -19,10 +19,10 @@ TOKENS = 128
 
 
 def describe(model: PreTrainedModel, name: str, folder: Path | None) -> dict[str, Any]:
-    """The CARD of a base encoder.
+    """The CARD of an encoder.
 
     Args:
-        model: its weights are counted, with the pooler if it has one.
+        model: its weights are counted, with the pooler and the head if it has them; multiply-adds without the head.
         name: hub id or directory it is known by.
         folder: where its model.safetensors lies; None when it was never saved, then `bytes` is of float32 weights and
             `sha256` is None.
@@ -33,9 +33,9 @@ def describe(model: PreTrainedModel, name: str, folder: Path | None) -> dict[str
     """
     layout = layout_for(model.config)
     shape = shape_of(model.config)
-    counts = {n: p.numel() for n, p in model.named_parameters()}
+    counts = {n: p.numel() for n, p in model.base_model.named_parameters()}
     embedding = sum(c for n, c in counts.items() if starts_with_any(n, layout.embeddings))
-    total = sum(counts.values())
+    total = sum(p.numel() for p in model.parameters())
     weights = sorted(folder.glob("*.safetensors")) if folder else []
     digest = hashlib.sha256()
     for file in weights:
@@ -53,7 +53,7 @@ def describe(model: PreTrainedModel, name: str, folder: Path | None) -> dict[str
         "params_embedding": embedding,
         "params_transformer": total - embedding,
         "params_nonzero": sum(int(p.count_nonzero()) for p in model.parameters() if not p.is_meta),
-        "multiply_adds": multiply_adds(model),
+        "multiply_adds": multiply_adds(model.base_model),
         "bytes": sum(f.stat().st_size for f in weights) if weights else 4 * total,
         "sha256": digest.hexdigest() if weights else None,
     }

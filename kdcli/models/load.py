@@ -66,6 +66,18 @@ def load_encoder(source: str, *, trust_remote_code: bool = False) -> Loaded:
         UsageError: nothing there, offline and not cached, not an encoder, no tokenizer, pickled weights only, damaged
             or incomplete weights, or code of its own without `trust_remote_code`.
     """
+    load_config(source, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code)
+    return Loaded(model.eval(), tokenizer, shape_of(model.config), source)
+
+
+def load_config(source: str, *, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """The configuration of a model that can be loaded: there, of a supported type, its weights in safetensors.
+
+    Raises:
+        UsageError: see `load_encoder`.
+    """
     where = location(source)
     folder = Path(where)
     if folder.is_dir():
@@ -73,15 +85,14 @@ def load_encoder(source: str, *, trust_remote_code: bool = False) -> Loaded:
     elif folder.exists() or where.startswith((".", "/", "~")) or where.count("/") > 1:
         raise UsageError(f"no model directory {source}", "give a hub id, a directory with config.json, or 'demo'")
     _check_type(source, where, trust_remote_code)
-    layout_for(_config(source, where, trust_remote_code))
+    config = _config(source, where, trust_remote_code)
+    layout_for(config)
     if not folder.is_dir():
         _check_repository(source)
-    tokenizer = _tokenizer(source, where, trust_remote_code)
-    model = _model(source, where, trust_remote_code)
-    return Loaded(model.eval(), tokenizer, shape_of(model.config), source)
+    return config
 
 
-def save_encoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Save a stock model directory: config.json, model.safetensors, the tokenizer's files.
 
     Raises:
@@ -184,7 +195,7 @@ def _own_code(source: str) -> UsageError:
     )
 
 
-def _config(source: str, where: str, trust_remote_code: bool) -> Any:
+def _config(source: str, where: str, trust_remote_code: bool) -> PreTrainedConfig:
     try:
         return AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
     except ValueError as error:
@@ -196,10 +207,15 @@ def _config(source: str, where: str, trust_remote_code: bool) -> Any:
         raise UsageError(f"the config.json of {source} cannot be used: {said}") from None
 
 
-def _tokenizer(source: str, where: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+def load_tokenizer(source: str, *, trust_remote_code: bool = False, **settings: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model; `settings` go to `from_pretrained`.
+
+    Raises:
+        UsageError: there is none, or it cannot be read.
+    """
     try:
         with _quietly():
-            tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code)
+            tokenizer = AutoTokenizer.from_pretrained(location(source), trust_remote_code=trust_remote_code, **settings)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         raise UsageError(
             f"the tokenizer of {source} cannot be loaded: {_first_line(error)}",
@@ -213,15 +229,25 @@ def _tokenizer(source: str, where: str, trust_remote_code: bool) -> PreTrainedTo
     return tokenizer
 
 
-def _model(source: str, where: str, trust_remote_code: bool) -> PreTrainedModel:
+def load_weights(source: str, auto_class: Any, *, trust_remote_code: bool = False, **settings: Any) -> PreTrainedModel:
+    """The model in float32, every tensor of its encoder read from safetensors.
+
+    Args:
+        auto_class: `AutoModel` or one with a head; what a head lacks is initialised at random.
+        settings: further arguments of `from_pretrained`.
+
+    Raises:
+        UsageError: unreadable, damaged or incomplete weights.
+    """
     try:
         with _quietly():
-            model, info = AutoModel.from_pretrained(
-                where,
+            model, info = auto_class.from_pretrained(
+                location(source),
                 trust_remote_code=trust_remote_code,
                 use_safetensors=True,
                 dtype=torch.float32,
                 output_loading_info=True,
+                **settings,
             )
     except SafetensorError as error:
         raise UsageError(f"the weights of {source} are damaged: {error}", "download or copy them again") from None
@@ -233,12 +259,16 @@ def _model(source: str, where: str, trust_remote_code: bool) -> PreTrainedModel:
         ) from None
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"the weights of {source} do not fit its config.json: {_misfit(error)}") from None
-    missing = sorted(k for k in info["missing_keys"] if not k.startswith(OPTIONAL))
+    # With a head on top, what belongs to the encoder has its prefix.
+    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
+    absent = [k.removeprefix(prefix) for k in info["missing_keys"] if k.startswith(prefix)]
+    missing = sorted(k for k in absent if not k.startswith(OPTIONAL))
     if missing:
         raise UsageError(
             f"the weights of {source} are incomplete: {len(missing)} tensors are missing, for example {missing[0]}"
         )
-    return model
+    loaded: PreTrainedModel = model
+    return loaded
 
 
 @contextmanager

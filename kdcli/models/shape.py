@@ -37,6 +37,14 @@ def shape_of(config: Any) -> ModelShape:
     return ModelShape(config.num_hidden_layers, config.hidden_size, ffn, config.num_attention_heads)
 
 
+def positions_of(config: Any) -> int | None:
+    """Tokens that a model's table of positions reaches over; None when it has none, or knows only distances."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is None or positions < 1 or layout_for(config).rotary:
+        return None
+    return int(positions) - (config.pad_token_id + 1 if layout_for(config).position_offset else 0)
+
+
 def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
     """Read `LxH[:FFN][@HEADS]`; FFN defaults to the teacher's ratio to its width (4 for BERT), heads to the teacher's.
 

@@ -138,11 +138,23 @@ def test_missing_data_says_what_is_allowed(source):
 
 def test_a_directory_without_training_text(tmp_path):
     (tmp_path / "notes.md").write_text("x", "utf-8")
-    with pytest.raises(UsageError, match="has no training text"):
+    with pytest.raises(UsageError, match="no file of a known format"):
         open_source(str(tmp_path))
     write(tmp_path / "validation.txt", ["w1"])
-    with pytest.raises(UsageError, match="has no training text"):
-        open_source(str(tmp_path))
+    with pytest.raises(UsageError, match="no train split; it has validation"):
+        list(open_source(str(tmp_path)).documents("train", None))
+
+
+def test_splits_are_found_by_the_names_of_files(tmp_path):
+    for name in ("train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "validation_matched.csv", "test.txt"):
+        write(tmp_path / name, ["w1"])
+    write(tmp_path / "train_of_others.txt", ["w1"])
+    found = {split: [f.name[:11] for f in files] for split, files in open_source(str(tmp_path)).files.items()}
+    assert found == {
+        "test": ["test.txt"],
+        "train": ["train-00000", "train-00001"],
+        "validation_matched": ["validation_"],
+    }
 
 
 def test_a_hub_id_offline_says_what_would_work():

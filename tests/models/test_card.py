@@ -10,7 +10,7 @@ from encoders import tiny_encoder, tiny_tokenizer
 
 from kdcli.models.card import describe, multiply_adds
 from kdcli.models.layout import LAYOUTS
-from kdcli.models.load import save_encoder
+from kdcli.models.load import save_model
 
 LENGTH, WIDTH, FFN, WORDS = 128, 32, 128, 64
 
@@ -60,7 +60,7 @@ def test_zeros_are_not_counted():
 
 def test_bytes_and_hash_are_those_of_the_file(tmp_path):
     model = tiny_encoder("bert")
-    save_encoder(model, tiny_tokenizer(), tmp_path)
+    save_model(model, tiny_tokenizer(), tmp_path)
     content = (tmp_path / "model.safetensors").read_bytes()
     card = describe(model, "tiny", tmp_path)
     assert (card["bytes"], card["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())

@@ -10,7 +10,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 from kdcli.losses import bind
 from kdcli.models.capture import capture, prepare_teacher, unreached
 from kdcli.models.layout import LAYOUTS, layout_for, linears
-from kdcli.models.load import load_encoder, save_encoder
+from kdcli.models.load import load_encoder, save_model
 from kdcli.models.shape import build_student, parse_shape, shape_of
 from kdcli.types import Needs
 
@@ -272,7 +272,7 @@ def test_one_step_lowers_the_loss_and_the_student_reloads(model, tmp_path):
         for parameter, gradient in zip(reached.values(), gradients, strict=True):
             parameter -= 0.05 * gradient / norm
     assert loss() < before
-    save_encoder(student, tiny_tokenizer(), tmp_path)
+    save_model(student, tiny_tokenizer(), tmp_path)
     again = AutoModel.from_pretrained(tmp_path).eval()
     assert shape_of(again.config) == shape
     own = student(**batch).last_hidden_state

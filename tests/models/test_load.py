@@ -17,7 +17,7 @@ from transformers import AutoModel, BertModel
 
 from kdcli.errors import MachineError, UsageError
 from kdcli.models import layout
-from kdcli.models.load import load_encoder, save_encoder
+from kdcli.models.load import load_encoder, save_model
 
 PROGRAM = """
 import sys
@@ -184,7 +184,7 @@ def test_code_beside_a_known_type_is_passed_over(model_dir, tmp_path):
 
 
 def test_weights_are_float32_and_eval_whatever_the_checkpoint_holds(tmp_path):
-    save_encoder(tiny_encoder("bert").to(torch.bfloat16), tiny_tokenizer(), tmp_path)
+    save_model(tiny_encoder("bert").to(torch.bfloat16), tiny_tokenizer(), tmp_path)
     model = load_encoder(str(tmp_path)).model
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert not model.training
@@ -192,7 +192,7 @@ def test_weights_are_float32_and_eval_whatever_the_checkpoint_holds(tmp_path):
 
 def test_what_is_saved_is_a_stock_directory(tmp_path):
     model = tiny_encoder("bert")
-    save_encoder(model, tiny_tokenizer(), tmp_path / "new" / "place")
+    save_model(model, tiny_tokenizer(), tmp_path / "new" / "place")
     files = {p.name for p in (tmp_path / "new" / "place").iterdir()}
     assert files == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     again = AutoModel.from_pretrained(tmp_path / "new" / "place").state_dict()
@@ -210,7 +210,7 @@ def test_a_full_disk_leaves_nothing_half_written(what, tmp_path, monkeypatch):
 
     monkeypatch.setattr(model if what == "model" else tokenizer, "save_pretrained", full)
     with pytest.raises(MachineError, match="the disk is full") as caught:
-        save_encoder(model, tokenizer, tmp_path)
+        save_model(model, tokenizer, tmp_path)
     assert caught.value.hint
     assert list(tmp_path.iterdir()) == []
 

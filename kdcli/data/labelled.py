@@ -1,0 +1,193 @@
+"""The examples of a labelled task: where they lie, which are trained on, which are judged and under what name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from kdcli.data import demo
+from kdcli.data.examples import example_of
+from kdcli.data.files import Source, open_source
+from kdcli.data.own import own_task
+from kdcli.data.tasks import OWN, task_of
+from kdcli.errors import UsageError
+from kdcli.types import Example, Task
+
+HELD_BACK = 0.1
+"""Share of the training examples that is judged where there is no validation split."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A task with its examples.
+
+    Attributes:
+        task: its row, with only those sets that are here.
+        train: to train on; empty when that was not asked for.
+        sets: what is judged, by name; "" where there is only one set.
+        split: what the judged examples are called.
+    """
+
+    task: Task
+    train: list[Example]
+    sets: dict[str, list[Example]]
+    split: str
+
+
+def open_labelled(
+    name: str,
+    *,
+    source: str | None,
+    train_source: str | None = None,
+    columns: Mapping[str, str | list[str]] | None = None,
+    split: str = "validation",
+    train_rows: int | None = None,
+    judged_rows: int | None = None,
+    training: bool = True,
+    withheld: bool = False,
+    log: Callable[[str], None],
+) -> Labelled:
+    """Read a task's examples.
+
+    Args:
+        name: of a task, or `own`.
+        source: what `--data` takes; None for where the task's row says.
+        train_source: where the training split is, if elsewhere (cross-lingual tasks).
+        columns: role → column, of an own task.
+        split: what is judged: `validation` or `test`.
+        train_rows, judged_rows: use only so many, drawn once and for all, so that runs compare.
+        training: whether the training split is wanted.
+        withheld: the judged split has no labels.
+        log: told what was decided.
+
+    Raises:
+        UsageError: unknown task, no such data, or rows that do not fit the task (file and row are named).
+    """
+    columns = columns or {}
+    if name == OWN:
+        if source is None:
+            raise UsageError("task 'own' needs --data", "give a file or a directory with train.* and validation.*")
+        rows = (row for _, table in open_source(source).tables("train") for row in table)
+        task = own_task(rows, columns, log)
+    else:
+        task = task_of(name)
+        if columns:
+            raise UsageError(f"data.columns is for --task own; task {name} reads {', '.join(task.texts)}, {task.label}")
+    train: list[Example] = []
+    if training:
+        train = _drawn(_read(task, *_training(task, source, train_source)), train_rows)
+    found = _judged(task, source, split, log)
+    if not found and training and split == "validation":
+        train, held = _hold_back(train)
+        log(f"there is no validation split: {len(held):,} of the training examples are held back to judge by")
+        return Labelled(_with_sets(task, [""]), train, {"": _drawn(held, judged_rows)}, "held back from train")
+    if not found:
+        raise UsageError(
+            f"task {task.name}: no {split} split in {source or task.hub}", f"it should hold {split}.* (see docs)"
+        )
+    sets = {s: _drawn(_read(task, o, p, withheld=withheld), judged_rows) for s, (o, p) in found.items()}
+    return Labelled(_with_sets(task, list(sets)), train, sets, split)
+
+
+def _with_sets(task: Task, names: list[str]) -> Task:
+    return replace(task, sets=tuple(n for n in names if n))
+
+
+def _training(task: Task, source: str | None, train_source: str | None) -> tuple[Source, str]:
+    if train_source is not None:
+        return open_source(train_source), "train"
+    if source is None:
+        where = task.hub_train or task.hub
+        return (open_source("demo"), "train") if where is None else (_hub(where, ""), "train")
+    opened = open_source(source)
+    languages = [s for s in task.sets if (Path(source) / s).is_dir()]
+    if not opened.has("train") and languages:
+        opened = open_source(str(Path(source) / languages[0]))
+    return opened, "train"
+
+
+def _judged(task: Task, source: str | None, split: str, log: Callable[[str], None]) -> dict[str, tuple[Source, str]]:
+    """Set → where it is; sets that are not there are left out and named."""
+    if source is None and task.hub is None:
+        return {"": (open_source("demo"), split)}
+    if source is None and task.hub is not None:
+        named = task.split if split == "validation" else task.split.replace("validation", split)
+        return {s: (_hub(task.hub, s), named.replace("{set}", s)) for s in task.sets or ("",)}
+    opened = open_source(str(source))
+    if not task.sets:
+        return {"": (opened, split)} if opened.has(split) else {}
+    found: dict[str, tuple[Source, str]] = {}
+    for name in task.sets:
+        inside = Path(str(source)) / name
+        if inside.is_dir() and open_source(str(inside)).has(split):
+            found[name] = open_source(str(inside)), split
+        elif opened.has(f"{split}_{name}"):
+            found[name] = opened, f"{split}_{name}"
+    if not found and opened.has(split):
+        # A plain split is the first set: matched, or English.
+        found[task.sets[0]] = opened, split
+    missing = [s for s in task.sets if s not in found]
+    if found and missing:
+        log(f"{task.name}: judged on {', '.join(found)}; not there: {', '.join(missing)}")
+    return found
+
+
+def _hub(where: tuple[str, str | None], name: str) -> Source:
+    repository, config = where
+    of_set = config.replace("{set}", name) if config else None
+    return Source(f"{repository}{':' + of_set if of_set else ''}", {}, (repository, of_set))
+
+
+def _read(task: Task, source: Source, split: str, *, withheld: bool = False) -> list[Example]:
+    if not source.files and not source.hub:
+        if task.name not in demo.TASKS:
+            raise UsageError(f"the demo has no task {task.name}", f"its tasks: {', '.join(demo.TASKS)}; or give --data")
+        rows = demo.demo_task(task.name, split)
+        return [Example(f"demo {split}", str(i), (e.text,), e.label) for i, e in enumerate(rows)]
+    found: list[Example] = []
+    for name, table in source.tables(split):
+        before = len(found)
+        found += (example_of(task, row, number, withheld=withheld) for number, row in enumerate(table))
+        if len(found) == before:
+            raise UsageError(f"{name} holds no rows")
+    return found
+
+
+def _drawn(examples: list[Example], rows: int | None) -> list[Example]:
+    """A fixed choice of `rows` examples, in their own order: files are often sorted, so the first ones are not fair."""
+    if rows is None or rows >= len(examples):
+        return examples
+    return [examples[i] for i in sorted(_chosen(len(examples), rows))]
+
+
+def _hold_back(examples: list[Example]) -> tuple[list[Example], list[Example]]:
+    held = _chosen(len(examples), int(HELD_BACK * len(examples)))
+    if not held:
+        raise UsageError(f"{len(examples)} examples are too few to hold some back", "give a validation split")
+    return [e for i, e in enumerate(examples) if i not in held], [examples[i] for i in sorted(held)]
+
+
+def _chosen(of: int, count: int) -> set[int]:
+    return {int(i) for i in np.random.Generator(np.random.PCG64(0)).permutation(of)[:count]}
+
+
+def check_training(labelled: Labelled) -> None:
+    """What must be right before a model is trained: examples there, every class among them.
+
+    Raises:
+        UsageError: no examples, or classes without any (named).
+    """
+    task = labelled.task
+    if not labelled.train:
+        raise UsageError(f"task {task.name} has no training examples")
+    if task.kind in ("class", "multi", "tokens"):
+        seen = {c for e in labelled.train for c in (e.label if isinstance(e.label, tuple) else (e.label,))}
+        missing = [name for number, name in enumerate(task.labels) if number not in seen]
+        if missing:
+            raise UsageError(
+                f"task {task.name}: no training example has the label {', '.join(missing)}",
+                "train on more rows, or leave the label out of the data",
+            )

@@ -1,0 +1,33 @@
+"""Named tasks: one file a benchmark family with one row a task; the row's name is the name that `--task` takes."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from kdcli.errors import UsageError, did_you_mean
+from kdcli.types import Task
+
+OWN = "own"
+"""The task of a user's own files: its row is found out from them, see `kdcli.data.own`."""
+
+
+def tasks() -> dict[str, Task]:
+    """Every named task."""
+    families = [importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)]
+    return {task.name: task for family in families for task in family.TASKS}
+
+
+def task_of(name: str) -> Task:
+    """The row of a named task.
+
+    Raises:
+        UsageError: no such task.
+    """
+    known = tasks()
+    if name not in known:
+        raise UsageError(
+            f"unknown task '{name}'{did_you_mean(name, [*known, OWN])}",
+            f"known: {', '.join(known)}; or '{OWN}' for your own files, given by --data",
+        )
+    return known[name]

@@ -1,0 +1,57 @@
+"""GLUE (Wang et al. 2018, https://arxiv.org/abs/1804.07461): columns, label numbers and metrics as in `nyu-mll/glue`,
+file names as its server takes them."""
+
+from __future__ import annotations
+
+from kdcli.types import Task
+
+_HUB = "nyu-mll/glue"
+_PAIR = ("sentence1", "sentence2")
+_ENTAILMENT = ("entailment", "not_entailment")
+_ACCURACY = ("accuracy",)
+
+TASKS = (
+    Task(
+        "cola",
+        "class",
+        ("sentence",),
+        ("matthews", "accuracy"),
+        ("unacceptable", "acceptable"),
+        hub=(_HUB, "cola"),
+        glue="CoLA",
+    ),
+    Task("sst2", "class", ("sentence",), _ACCURACY, ("negative", "positive"), hub=(_HUB, "sst2"), glue="SST-2"),
+    Task(
+        "mrpc",
+        "class",
+        _PAIR,
+        ("f1", "accuracy"),
+        ("not_equivalent", "equivalent"),
+        hub=(_HUB, "mrpc"),
+        glue="MRPC",
+    ),
+    Task("stsb", "score", _PAIR, ("pearson", "spearman"), hub=(_HUB, "stsb"), glue="STS-B"),
+    Task(
+        "qqp",
+        "class",
+        ("question1", "question2"),
+        ("accuracy", "f1"),
+        ("not_duplicate", "duplicate"),
+        hub=(_HUB, "qqp"),
+        glue="QQP",
+    ),
+    Task(
+        "mnli",
+        "class",
+        ("premise", "hypothesis"),
+        _ACCURACY,
+        ("entailment", "neutral", "contradiction"),
+        hub=(_HUB, "mnli"),
+        sets=("matched", "mismatched"),
+        split="validation_{set}",
+        glue="MNLI-{set}",
+    ),
+    Task("qnli", "class", ("question", "sentence"), _ACCURACY, _ENTAILMENT, hub=(_HUB, "qnli"), glue="QNLI"),
+    Task("rte", "class", _PAIR, _ACCURACY, _ENTAILMENT, hub=(_HUB, "rte"), glue="RTE"),
+    Task("wnli", "class", _PAIR, _ACCURACY, ("not_entailment", "entailment"), hub=(_HUB, "wnli"), glue="WNLI"),
+)

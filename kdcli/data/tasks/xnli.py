@@ -1,0 +1,20 @@
+"""XNLI (Conneau et al. 2018, https://arxiv.org/abs/1809.05053): trained on English, judged in fifteen languages."""
+
+from __future__ import annotations
+
+from kdcli.types import Task
+
+_HUB = "facebook/xnli"
+
+TASKS = (
+    Task(
+        "xnli",
+        "class",
+        ("premise", "hypothesis"),
+        ("accuracy",),
+        ("entailment", "neutral", "contradiction"),
+        hub=(_HUB, "{set}"),
+        sets=("en", "fr", "es", "de", "el", "bg", "ru", "tr", "ar", "vi", "th", "zh", "hi", "sw", "ur"),
+        hub_train=(_HUB, "en"),
+    ),
+)

@@ -1,0 +1,69 @@
+"""What every training verb does at its beginning: find the device, start the processes, turn settings into a plan."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from accelerate import Accelerator
+
+from kdcli.bench.device import choose_device, choose_dtype
+from kdcli.engine import start
+from kdcli.errors import ChildFailed, UsageError
+from kdcli.processes import fan_out, joined
+from kdcli.recipe import Invocation, TrainSettings
+from kdcli.types import Plan
+
+
+def launch(dtype: str, invocation: Invocation) -> tuple[Accelerator, torch.device] | None:
+    """The accelerator and device of this process; None when the work was done by processes started here.
+
+    Args:
+        dtype: as `train.dtype`.
+
+    Raises:
+        UsageError, MachineError: device or number format cannot be had.
+        ChildFailed: one of the processes failed and has said why.
+    """
+    device = choose_device(invocation.device)
+    chosen = choose_dtype(dtype, device)
+    count = invocation.processes or (torch.cuda.device_count() if invocation.device in ("auto", "cuda") else 1)
+    if count > 1 and not joined() and not invocation.dry_run:
+        code = fan_out(invocation.arguments, count, on_cpu=device.type == "cpu")
+        if code:
+            raise ChildFailed(code)
+        return None
+    accelerator = start(device, chosen, invocation.report_to)
+    return accelerator, accelerator.device if accelerator.num_processes > 1 else device
+
+
+def plan_of(settings: TrainSettings, steps_of_pass: float) -> Plan:
+    """The plan of a run.
+
+    Args:
+        steps_of_pass: optimiser steps of one pass over the data.
+
+    Raises:
+        UsageError: the warm-up leaves nothing of the run.
+    """
+    steps = settings.max_steps or max(1, math.ceil(settings.epochs * steps_of_pass))
+    warmup = settings.warmup_steps if settings.warmup_steps is not None else int(settings.warmup_fraction * steps)
+    if warmup >= steps:
+        raise UsageError(
+            f"train.warmup_steps {warmup} leaves nothing of {steps} steps",
+            "lower it with --set train.warmup_steps=…, or train longer",
+        )
+    return Plan(
+        steps=steps,
+        batch_size=settings.batch_size,
+        lr=settings.lr,
+        warmup_steps=warmup,
+        weight_decay=settings.weight_decay,
+        beta2=settings.beta2,
+        clip=settings.clip,
+        seed=settings.seed,
+        micro_batch_size=settings.micro_batch_size,
+        log_every=settings.log_every,
+        eval_every=settings.eval_every,
+        checkpoint_every=settings.checkpoint_every,
+    )

@@ -1,0 +1,206 @@
+"""An encoder with the head of a task on top: a stock class of transformers, its labels checked against the data's.
+
+The order of labels is the trap (an MNLI teacher of another order scores 7 % instead of 84 %): a checkpoint that was
+fine-tuned for the same labels in another order is refused with the mapping it would need, never used as it stands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoModel,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from kdcli.errors import UsageError
+from kdcli.models.load import load_config, load_tokenizer, load_weights
+from kdcli.types import Kind, Task
+
+AUTO_CLASS: dict[Kind, Any] = {
+    "class": AutoModelForSequenceClassification,
+    "multi": AutoModelForSequenceClassification,
+    "score": AutoModelForSequenceClassification,
+    "tokens": AutoModelForTokenClassification,
+    "span": AutoModelForQuestionAnswering,
+}
+PROBLEM: dict[Kind, str] = {
+    "class": "single_label_classification",
+    "multi": "multi_label_classification",
+    "score": "regression",
+}
+GENERIC = re.compile(r"LABEL_\d+")
+"""The name transformers gives a label that nobody named."""
+
+
+@dataclass(frozen=True)
+class Headed:
+    """A model for a task.
+
+    Attributes:
+        note: what was found out about its head, for the log.
+        token_types: whether it tells the texts of a pair apart by token types.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    source: str
+    note: str
+    token_types: bool
+
+
+def load_for_task(
+    source: str,
+    task: Task,
+    *,
+    label_map: Sequence[int] | None = None,
+    new_head: bool,
+    seed: int = 0,
+    trust_remote_code: bool = False,
+) -> Headed:
+    """Load a model with the head of a task.
+
+    Args:
+        source: hub id, directory or `demo`.
+        label_map: the data's number of each of the checkpoint's labels, where their orders differ.
+        new_head: a head may be started at random (to fine-tune); else the checkpoint must bring a fitting one.
+        seed: of that head.
+
+    Raises:
+        UsageError: see `kdcli.models.load`; the type has no such head; the checkpoint's head is of another kind or its
+            labels are others, or in another order, than the task's.
+    """
+    config = load_config(source, trust_remote_code=trust_remote_code)
+    auto = AUTO_CLASS[task.kind]
+    if type(config) not in auto._model_mapping:
+        raise UsageError(
+            f"{config.model_type} has no head for {_what(task.kind)} in transformers, as {task.name} needs"
+        )
+    misfit = _misfit(source, config, task, label_map)
+    if misfit is not None and not new_head:
+        raise UsageError(f"{source} cannot do task {task.name}: {misfit}", "fine-tune it first: kdcli finetune")
+    settings: dict[str, Any] = {}
+    if task.kind == "tokens" and _is_byte_level(source, trust_remote_code):
+        settings["add_prefix_space"] = True
+    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code, **settings)
+    if misfit is None:
+        model = load_weights(source, auto, trust_remote_code=trust_remote_code)
+        if label_map is not None:
+            _permute(model, list(label_map))
+        note = "its own head" + (", in the data's order of labels" if label_map is not None else "")
+        if task.labels and all(GENERIC.fullmatch(str(n)) for n in config.id2label.values()):
+            note += "; its labels have no names, so their order is taken to be the data's"
+        _describe(model.config, task)
+    else:
+        model = _with_new_head(source, config, task, seed, trust_remote_code)
+        note = f"a new head: {misfit}"
+    types = int(getattr(config, "type_vocab_size", 0) or 0) > 1
+    return Headed(model.eval(), tokenizer, source, note, types)
+
+
+def _what(kind: Kind) -> str:
+    return {"tokens": "token classification", "span": "question answering"}.get(kind, "sequence classification")
+
+
+def _misfit(source: str, config: PreTrainedConfig, task: Task, label_map: Sequence[int] | None) -> str | None:
+    """Why the checkpoint's own head cannot serve the task; None when it can.
+
+    Raises:
+        UsageError: it could, were its labels in the data's order.
+    """
+    named = (config.architectures or ["none"])[0]
+    if named != AUTO_CLASS[task.kind]._model_mapping[type(config)].__name__:
+        return f"{named} has no head for {_what(task.kind)}"
+    if task.kind == "span":
+        return None
+    own = [str(config.id2label[i]) for i in range(config.num_labels)]
+    if config.problem_type not in (None, PROBLEM.get(task.kind)):
+        return f"its head is for {config.problem_type}, not {PROBLEM.get(task.kind, _what(task.kind))}"
+    count = len(task.labels) or 1
+    if len(own) != count:
+        return f"its head has {len(own)} outputs, {task.name} needs {count}"
+    if task.kind == "score":
+        return None
+    if label_map is not None:
+        if sorted(label_map) != list(range(count)):
+            raise UsageError(f"head.label_map must hold each of 0 … {count - 1} once, got {list(label_map)}")
+        return None
+    if all(GENERIC.fullmatch(name) for name in own) or [_plain(n) for n in own] == [_plain(n) for n in task.labels]:
+        return None
+    theirs = [_plain(name) for name in task.labels]
+    if sorted(map(_plain, own)) == sorted(theirs):
+        needed = [theirs.index(_plain(name)) for name in own]
+        raise UsageError(
+            f"{source} has the labels of {task.name} in another order: {_numbered(own)}; the data: "
+            f"{_numbered(task.labels)}",
+            f"add --set head.label_map='{needed}' to put them in the data's order",
+        )
+    return f"its labels are {_numbered(own)}, those of {task.name} {_numbered(task.labels)}"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]", "", str(name)).lower()
+
+
+def _numbered(names: Sequence[str]) -> str:
+    shown = ", ".join(f"{i} {name}" for i, name in enumerate(names[:10]))
+    return shown if len(names) <= 10 else f"{shown} … {len(names)} in all"
+
+
+def _describe(config: PreTrainedConfig, task: Task) -> None:
+    """Write labels and task into a configuration, so that `transformers.pipeline` says the right words."""
+    names = {"score": ("score",), "span": ("start", "end")}.get(task.kind, task.labels)
+    if task.kind != "span":
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: number for number, name in enumerate(names)}
+        config.problem_type = PROBLEM.get(task.kind)
+    else:
+        config.num_labels = len(names)
+    config.finetuning_task = task.name
+
+
+def _with_new_head(
+    source: str, config: PreTrainedConfig, task: Task, seed: int, trust_remote_code: bool
+) -> PreTrainedModel:
+    encoder = load_weights(source, AutoModel, trust_remote_code=trust_remote_code)
+    _describe(config, task)
+    torch.manual_seed(seed)
+    model: PreTrainedModel = AUTO_CLASS[task.kind].from_config(
+        config, dtype=torch.float32, trust_remote_code=trust_remote_code
+    )
+    # A pooler that the class with a head does without stays behind.
+    lost = model.base_model.load_state_dict(encoder.state_dict(), strict=False).missing_keys
+    assert not lost, f"{type(model).__name__} has encoder weights that AutoModel does not: {lost[:3]}"
+    return model
+
+
+def _permute(model: PreTrainedModel, label_map: list[int]) -> None:
+    """Reorder the outputs of the head: what came out at place i comes out at place `label_map[i]`."""
+    inside = {id(m) for m in model.base_model.modules()}
+    heads = [
+        m
+        for m in model.modules()
+        if isinstance(m, nn.Linear) and id(m) not in inside and m.out_features == len(label_map)
+    ]
+    if not heads:
+        raise UsageError(f"{type(model).__name__} has no linear head whose outputs could be reordered")
+    place = torch.tensor(label_map).argsort()
+    for parameter in (heads[-1].weight, heads[-1].bias):
+        if parameter is not None:
+            parameter.data = parameter.data[place]
+
+
+def _is_byte_level(source: str, trust_remote_code: bool) -> bool:
+    """Byte-level tokenizers take words one by one only with a space before each."""
+    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    return hasattr(tokenizer, "add_prefix_space") or "Ġ" in "".join(list(tokenizer.get_vocab())[:2000])
