@@ -55,7 +55,8 @@ class Progress:
         rate = record["tokens"] / record["seconds"] if record["seconds"] else 0.0
         facts = f"loss {record['loss']:.4f}  {rate:,.0f} tokens/s"
         if "held_out" in record:
-            self.say(f"step {step}: held-out loss {record['held_out']['loss']:.4f}")
+            metrics = "".join(f", {name} {value:.4f}" for name, value in list(record.get("metrics", {}).items())[:2])
+            self.say(f"step {step}: held-out loss {record['held_out']['loss']:.4f}{metrics}")
         if self.live:
             self.bar.update(self.task, completed=step, facts=facts)
             return

@@ -49,7 +49,8 @@ class Task:
         split: what the hub calls the validation split; `{set}` as in `hub`.
         hub_train: where the training split is, if not in `hub`.
         impossible: of `span`: a context need not hold an answer (SQuAD 2.0).
-        glue: name of the file that the GLUE server takes; of MNLI, with `{set}`.
+        glue: set → name of the file that the GLUE server takes; empty for other tasks.
+        glue_words: the server wants the names of the labels, not their numbers.
         max_length: tokens of a row that the benchmark's protocol reads.
     """
 
@@ -64,7 +65,8 @@ class Task:
     split: str = "validation"
     hub_train: tuple[str, str | None] | None = None
     impossible: bool = False
-    glue: str | None = None
+    glue: Mapping[str, str] = field(default_factory=dict)
+    glue_words: bool = False
     max_length: int = 128
 
 

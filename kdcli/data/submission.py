@@ -1,0 +1,55 @@
+"""The files that the GLUE server takes: one a task (two for MNLI), tab-separated, a header and a row an example."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kdcli.disk import disk_errors, write_atomic
+from kdcli.errors import UsageError
+from kdcli.types import Task
+
+LOWEST, HIGHEST = 0.0, 5.0
+"""Scores of STS-B; the server refuses others."""
+
+
+def check_submission(task: Task) -> None:
+    """Whether the server has this task.
+
+    Raises:
+        UsageError: it has not.
+    """
+    if not task.glue:
+        raise UsageError(
+            f"task {task.name} is not one of GLUE's, so there is no file to submit",
+            "--submission is for cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli",
+        )
+
+
+def write_submission(folder: Path, task: Task, name: str, values: Sequence[Any]) -> Path:
+    """Write the file of one set of a task.
+
+    Args:
+        name: of the set, "" where there is one.
+        values: of each test example, in the order of the test file: the number of the class, or the score.
+
+    Raises:
+        MachineError: the disk is full or not writable.
+    """
+    file = f"{task.glue[name] if name else next(iter(task.glue.values()))}.tsv"
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter="\t", lineterminator="\n")
+    writer.writerow(["index", "prediction"])
+    for index, value in enumerate(values):
+        if task.kind == "score":
+            said = f"{min(max(float(value), LOWEST), HIGHEST):.3f}"
+        else:
+            said = task.labels[value] if task.glue_words else str(value)
+        writer.writerow([index, said])
+    with disk_errors(folder / file):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / file, text.getvalue())
+    return folder / file
