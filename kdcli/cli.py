@@ -227,6 +227,54 @@ def finetune(
     _print(command.run(resolved, invocation), as_json=json)
 
 
+@app.command()
+def evaluate(
+    models: Annotated[list[str] | None, typer.Argument(help="Fine-tuned models; the first is the baseline.")] = None,
+    task: Task = None,
+    data: Data = None,
+    predictions: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every prediction as jsonl.")] = None,
+    submission: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the GLUE server's file for the test split.")
+    ] = None,
+    min_metric: Annotated[
+        list[str] | None, typer.Option(metavar="METRIC=VALUE", help="Exit 5 below this; may be repeated.")
+    ] = None,
+    output_dir: OutputDir = None,
+    recipe: Recipe = None,
+    sets: Sets = None,
+    dtype: Dtype = None,
+    device: Device = "auto",
+    processes: Processes = None,
+    overwrite: Overwrite = False,
+    trust_remote_code: RemoteCode = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Judge fine-tuned models on a labelled task and compare them."""
+    _prepare_libraries(quiet, verbose)
+    from kdcli.recipe import EvaluateRecipe, Invocation, gates, resolve
+
+    options = {"models": models, "task": task, "data.source": data, "dtype": dtype}
+    resolved = resolve(EvaluateRecipe, recipe=recipe, sets=sets or (), options=options)
+    least = gates(min_metric or ())
+    invocation = Invocation(
+        arguments=tuple(sys.argv[1:]),
+        output_dir=output_dir,
+        device=device,
+        processes=processes,
+        overwrite=overwrite,
+        trust_remote_code=trust_remote_code,
+    )
+    from kdcli.commands import evaluate as command
+
+    extras = command.Extras(predictions=predictions, submission=submission, gates=least)
+    result = command.run(resolved, invocation, extras)
+    _print(result, as_json=json)
+    if result is not None:
+        command.hold_gates(result, extras)
+
+
 @recipes.command("ls")
 def recipes_ls() -> None:
     """List the shipped recipes."""

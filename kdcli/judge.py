@@ -179,7 +179,7 @@ class Judge:
 
     def metrics(self, outputs: Sequence[Array]) -> dict[str, float]:
         """The metrics while training, see `summed_up`."""
-        return summed_up(self.task, self.by_set(self.features.predictions(outputs)), self.choose_on)
+        return summed_up(self.by_set(self.features.predictions(outputs)), self.choose_on)
 
     def evaluations(
         self, model: str, split: str, predictions: Sequence[Prediction], worst: int
@@ -254,12 +254,13 @@ class Judge:
         ]
 
 
-def summed_up(task: Task, by_set: Mapping[str, Mapping[str, float]], choose_on: str | None) -> dict[str, float]:
+def summed_up(by_set: Mapping[str, Mapping[str, float]], choose_on: str | None) -> dict[str, float]:
     """The metrics of one set (`choose_on`), else their means over sets; of several sets also each, as `SET/METRIC`."""
     if choose_on is not None:
         total = dict(by_set[choose_on])
     else:
-        total = {m: float(np.mean([of[m] for of in by_set.values()])) for m in task.metrics}
+        first = next(iter(by_set.values()))
+        total = {m: float(np.mean([of[m] for of in by_set.values()])) for m in first}
     if len(by_set) > 1:
         total |= {f"{name}/{m}": value for name, of in by_set.items() for m, value in of.items()}
     return total

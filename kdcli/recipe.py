@@ -173,7 +173,7 @@ class EvaluateRecipe(Section):
     worst: int = Field(20, ge=0)
     head: HeadSettings = HeadSettings()
     data: LabelledSettings = LabelledSettings()
-    measure: MeasureSettings = MeasureSettings()
+    measure: MeasureSettings = MeasureSettings(latency=False)
 
 
 RecipeT = TypeVar("RecipeT", bound=Section)
@@ -253,6 +253,22 @@ def grid_options(model: type[Section], pairs: Sequence[str]) -> dict[str, list[A
             key = f"train.{key}"
         _check_key(model, key, "--grid")
         found[f"grid.{key}"] = [_parse_value(value) for value in text.split(",")]
+    return found
+
+
+def gates(pairs: Sequence[str]) -> dict[str, float]:
+    """`--min-metric METRIC=VALUE` → metric → value.
+
+    Raises:
+        UsageError: not of that form.
+    """
+    found = {}
+    for pair in pairs:
+        metric, _, text = pair.partition("=")
+        value = _parse_value(text)
+        if not metric or isinstance(value, bool) or not isinstance(value, int | float):
+            raise UsageError(f"--min-metric takes METRIC=VALUE, got '{pair}'", "for example --min-metric accuracy=0.9")
+        found[metric.strip()] = float(value)
     return found
 
 

@@ -29,10 +29,13 @@ def command(*path):
 
 
 def test_the_verbs_and_their_options_are_frozen():
-    assert set(command().commands) == {"distill", "finetune", "recipes", "doctor"}
+    assert set(command().commands) == {"distill", "finetune", "evaluate", "recipes", "doctor"}
     assert set(command("recipes").commands) == {"ls", "show", "validate"}
     assert options_of("distill") == DISTILL
     assert options_of("finetune") == DISTILL - {"--to", "--method", "--assistant"} | {"--task", "--seeds", "--grid"}
+    training = {"--max-steps", "--epochs", "--batch-size", "--lr", "--seed", "--resume", "--dry-run", "--report-to"}
+    judging = {"--task", "--predictions", "--submission", "--min-metric"}
+    assert options_of("evaluate") == DISTILL - {"--to", "--method", "--assistant"} - training | judging
 
 
 def options_of(verb):

@@ -192,9 +192,7 @@ def _choose(
 ) -> Finished:
     """The setting with the best mean over its seeds, and its best run, whose model becomes that of the directory."""
     metric = task.data.task.metrics[0]
-    scores = [
-        summed_up(task.data.task, {e.set: e.metrics for e in f.report.evaluations}, recipe.choose_on) for f in found
-    ]
+    scores = [summed_up({e.set: e.metrics for e in f.report.evaluations}, recipe.choose_on) for f in found]
     by_setting: dict[str, list[int]] = {}
     for number, of in enumerate(runs):
         by_setting.setdefault(repr(of.settings), []).append(number)

@@ -48,6 +48,7 @@ def open_labelled(
     judged_rows: int | None = None,
     training: bool = True,
     withheld: bool = False,
+    labels: tuple[str, ...] | None = None,
     log: Callable[[str], None],
 ) -> Labelled:
     """Read a task's examples.
@@ -61,6 +62,7 @@ def open_labelled(
         train_rows, judged_rows: use only so many, drawn once and for all, so that runs compare.
         training: whether the training split is wanted.
         withheld: the judged split has no labels.
+        labels: the names of the classes of an own task, where they are known better than from its rows.
         log: told what was decided.
 
     Raises:
@@ -70,8 +72,11 @@ def open_labelled(
     if name == OWN:
         if source is None:
             raise UsageError("task 'own' needs --data", "give a file or a directory with train.* and validation.*")
-        rows = (row for _, table in open_source(source).tables("train") for row in table)
-        task = own_task(rows, columns, log)
+        opened = open_source(source)
+        shown = split if not training and opened.has(split) else "train"
+        task = own_task((row for _, table in opened.tables(shown) for row in table), columns, log)
+        if labels is not None and set(task.labels) <= set(labels):
+            task = replace(task, labels=labels)
     else:
         task = task_of(name)
         if columns:
@@ -79,7 +84,7 @@ def open_labelled(
     train: list[Example] = []
     if training:
         train = _drawn(_read(task, *_training(task, source, train_source)), train_rows)
-    found = _judged(task, source, split, log)
+    found = _judged(task, source, split, training, log)
     if not found and training and split == "validation":
         train, held = _hold_back(train)
         log(f"there is no validation split: {len(held):,} of the training examples are held back to judge by")
@@ -109,7 +114,9 @@ def _training(task: Task, source: str | None, train_source: str | None) -> tuple
     return opened, "train"
 
 
-def _judged(task: Task, source: str | None, split: str, log: Callable[[str], None]) -> dict[str, tuple[Source, str]]:
+def _judged(
+    task: Task, source: str | None, split: str, training: bool, log: Callable[[str], None]
+) -> dict[str, tuple[Source, str]]:
     """Set → where it is; sets that are not there are left out and named."""
     if source is None and task.hub is None:
         return {"": (open_source("demo"), split)}
@@ -117,6 +124,9 @@ def _judged(task: Task, source: str | None, split: str, log: Callable[[str], Non
         named = task.split if split == "validation" else task.split.replace("validation", split)
         return {s: (_hub(task.hub, s), named.replace("{set}", s)) for s in task.sets or ("",)}
     opened = open_source(str(source))
+    if not training and list(opened.files) == ["train"]:
+        # One file, or files without the name of a split: all there is to judge.
+        return {"": (opened, "train")}
     if not task.sets:
         return {"": (opened, split)} if opened.has(split) else {}
     found: dict[str, tuple[Source, str]] = {}

@@ -1,0 +1,278 @@
+"""`kdcli evaluate`: fine-tuned models on a labelled task: metrics, mistakes, differences, prediction files.
+
+Data flow: examples → rows of tokens → logits of each model → predictions → evaluations and paired differences → report.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+
+from kdcli.data.labelled import Labelled, open_labelled
+from kdcli.data.submission import check_submission, write_submission
+from kdcli.data.tasks import OWN
+from kdcli.disk import disk_errors, write_atomic
+from kdcli.downstream import features_of, judged, quality_of
+from kdcli.errors import GateError, UsageError, did_you_mean
+from kdcli.finish import Finished, finish
+from kdcli.judge import Judge, Prediction, shown_label, summed_up
+from kdcli.launch import launch
+from kdcli.metrics.bootstrap import Scorer, paired_bootstrap
+from kdcli.models.card import describe
+from kdcli.models.heads import GENERIC, Headed, load_for_task
+from kdcli.models.load import load_config, location
+from kdcli.progress import Progress
+from kdcli.recipe import EvaluateRecipe, Invocation, Resolved
+from kdcli.report.views import short
+from kdcli.run_dir import RunDir, numbered
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What `evaluate` may write or demand besides its report.
+
+    Attributes:
+        predictions: a jsonl file, one object a model and example.
+        submission: directory of files for the GLUE server, from the test split.
+        gates: metric → least value that every model must reach, see `hold_gates`.
+    """
+
+    predictions: Path | None = None
+    submission: Path | None = None
+    gates: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A model and what it said of all judged examples."""
+
+    headed: Headed
+    judge: Judge
+    predictions: list[Prediction]
+
+
+def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extras) -> Finished | None:
+    """Judge every model and compare the later ones with the first.
+
+    Returns:
+        The report; None in a process that has nothing to print.
+
+    Raises:
+        KdcliError: see `kdcli.errors`; nothing was written if recipe, models or data cannot be used.
+    """
+    recipe = resolved.recipe
+    if not recipe.models or recipe.task is None:
+        missing = "no model" if not recipe.models else "no task"
+        raise UsageError(f"{missing} given", "kdcli evaluate MODEL [MODEL…] --task TASK [--data SOURCE]")
+    launched = launch(recipe.dtype, invocation)
+    if launched is None:
+        return None
+    accelerator, device = launched
+    name = f"evaluate-{Path(recipe.models[0]).name}-{recipe.task}"
+    folder = invocation.output_dir or numbered(name, taken=invocation.overwrite)
+    run_dir = RunDir(Path(broadcast_object_list([folder])[0]))
+    if accelerator.is_main_process:
+        run_dir.check(resolved.to_yaml(), resume=False, overwrite=invocation.overwrite)
+    data = _data(recipe, invocation)
+    _check_gates(data, extras)
+    if extras.submission is not None:
+        check_submission(data.task)
+        if len(recipe.models) > 1:
+            raise UsageError(f"--submission is of one model, {len(recipe.models)} were given")
+    found = {}
+    for name, source in zip(_names(recipe.models), recipe.models, strict=True):
+        found[name] = _judged(recipe, invocation, data, source, accelerator, device)
+    if extras.submission is not None:
+        (only,) = found.values()
+        _submit(recipe, only.headed, extras.submission, accelerator, device)
+    if not accelerator.is_main_process:
+        return None
+    RunDir.claim(run_dir.path, resolved.to_yaml(), overwrite=invocation.overwrite)
+    if extras.predictions is not None:
+        _write_predictions(extras.predictions, data, found)
+    return _report(recipe, invocation, run_dir, device, data, found)
+
+
+def _data(recipe: EvaluateRecipe, invocation: Invocation) -> Labelled:
+    """The judged examples; the classes of an own task are those of the first model, where it has names for them."""
+
+    def read(labels: tuple[str, ...] | None) -> Labelled:
+        return open_labelled(
+            str(recipe.task),
+            source=recipe.data.source,
+            columns=recipe.data.columns,
+            split=recipe.data.split,
+            judged_rows=recipe.data.judged_rows,
+            training=False,
+            labels=labels,
+            log=Progress.say,
+        )
+
+    config = load_config(recipe.models[0], trust_remote_code=invocation.trust_remote_code)
+    named = tuple(str(config.id2label[i]) for i in range(config.num_labels))
+    own = recipe.task == OWN and not any(GENERIC.fullmatch(name) for name in named)
+    return read(named if own else None)
+
+
+def _names(models: list[str]) -> list[str]:
+    """Short names, numbered where two models share one."""
+    names: list[str] = []
+    for model in models:
+        name = short(model)
+        count = sum(n == name or n.startswith(f"{name} (") for n in names)
+        names.append(f"{name} ({count + 1})" if count else name)
+    return names
+
+
+def _judged(
+    recipe: EvaluateRecipe,
+    invocation: Invocation,
+    data: Labelled,
+    source: str,
+    accelerator: Accelerator,
+    device: torch.device,
+) -> _Judged:
+    headed = load_for_task(
+        source,
+        data.task,
+        label_map=recipe.head.label_map,
+        new_head=False,
+        trust_remote_code=invocation.trust_remote_code,
+    )
+    Progress.say(f"{source}: {headed.note}")
+    how = features_of(recipe.data, data.task, headed)
+    judge = Judge.of(data.task, data.sets, headed.tokenizer, **how)
+    return _Judged(headed, judge, judged(accelerator, device, judge, headed))
+
+
+def _report(
+    recipe: EvaluateRecipe,
+    invocation: Invocation,
+    run_dir: RunDir,
+    device: torch.device,
+    data: Labelled,
+    found: Mapping[str, _Judged],
+) -> Finished:
+    evaluations, cards, notes = [], {}, []
+    for name, of in found.items():
+        evaluations += of.judge.evaluations(name, data.split, of.predictions, recipe.worst)
+        where = Path(location(of.headed.source))
+        cards[name] = describe(of.headed.model, of.headed.source, where if where.is_dir() else None)
+        rows = of.judge.features.rows
+        cut = rows.truncated / max(1, sum(map(len, data.sets.values())))
+        said = "need more than one window" if data.task.kind == "span" else "were cut"
+        notes.append(f"{name}: {of.headed.note}; {cut:.1%} of the examples {said}")
+    return finish(
+        run_dir,
+        command="evaluate",
+        recipe=recipe.model_dump(),
+        cards=cards,
+        folders={},
+        measured=[(name, location(of.headed.source)) for name, of in found.items()],
+        measure=recipe.measure,
+        device=device,
+        trust_remote_code=invocation.trust_remote_code,
+        outcome=None,
+        quality=quality_of(evaluations),
+        notes=notes,
+        evaluations=evaluations,
+        comparisons=_comparisons(recipe, data, found),
+    )
+
+
+def _comparisons(recipe: EvaluateRecipe, data: Labelled, found: Mapping[str, _Judged]) -> list[dict[str, Any]]:
+    """Every later model beside the first, on every set; both were asked the same examples in the same order."""
+    scorers: dict[str, dict[str, Scorer]] = (
+        {name: of.judge.scorers(of.predictions) for name, of in found.items()} if len(found) > 1 else {}
+    )
+    baseline, *others = found
+    rows = []
+    for name in others:
+        for of_set, examples in data.sets.items():
+            Progress.say(f"{recipe.resamples:,} resamples: {name} beside {baseline} {of_set}".rstrip())
+            differences = paired_bootstrap(
+                scorers[name][of_set], scorers[baseline][of_set], len(examples), resamples=recipe.resamples
+            )
+            rows += [
+                {
+                    "model": name,
+                    "baseline": baseline,
+                    "task": data.task.name,
+                    "set": of_set,
+                    "metric": metric,
+                    "difference": difference,
+                    "low": low,
+                    "high": high,
+                }
+                for metric, (difference, low, high) in differences.items()
+            ]
+    return rows
+
+
+def _write_predictions(file: Path, data: Labelled, found: Mapping[str, _Judged]) -> None:
+    lines = []
+    for name, of in found.items():
+        examples = of.judge.features.examples
+        for of_set, (begin, end) in of.judge.bounds.items():
+            for example, said in zip(examples[begin:end], of.predictions[begin:end], strict=True):
+                row: dict[str, Any] = {"model": name, "set": of_set, "id": example.id, "texts": list(example.texts)}
+                row |= {"label": shown_label(data.task, example), "predicted": said.shown}
+                # JSON has no infinity: it stands where a window holds no span at all.
+                row["scores"] = [s if math.isfinite(s) else None for s in said.scores]
+                lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+    with disk_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(file, "".join(lines))
+    Progress.say(f"{len(lines):,} predictions in {file}")
+
+
+def _submit(
+    recipe: EvaluateRecipe, headed: Headed, folder: Path, accelerator: Accelerator, device: torch.device
+) -> None:
+    data = open_labelled(
+        str(recipe.task), source=recipe.data.source, split="test", training=False, withheld=True, log=Progress.say
+    )
+    for name, examples in data.sets.items():
+        # Some test files come with labels; they are not looked at.
+        blind = {name: [replace(e, label=None) for e in examples]}
+        judge = Judge.of(data.task, blind, headed.tokenizer, **features_of(recipe.data, data.task, headed))
+        values = [p.value for p in judged(accelerator, device, judge, headed)]
+        if accelerator.is_main_process:
+            Progress.say(f"to submit: {write_submission(folder, data.task, name, values)}")
+
+
+def _check_gates(data: Labelled, extras: Extras) -> None:
+    metrics = [*data.task.metrics, *(f"{of_set}/{m}" for of_set in data.sets if of_set for m in data.task.metrics)]
+    for metric in extras.gates:
+        if metric not in metrics:
+            raise UsageError(
+                f"--min-metric {metric}: task {data.task.name} has no such metric{did_you_mean(metric, metrics)}",
+                f"its metrics: {', '.join(metrics)}",
+            )
+
+
+def hold_gates(result: Finished, extras: Extras) -> None:
+    """Compare every model's metrics with the gates; of several sets their mean counts, or `SET/METRIC`.
+
+    Raises:
+        GateError: one was missed.
+    """
+    missed = []
+    for name in result.report.models if extras.gates else ():
+        of_model = {e.set: e.metrics for e in result.report.evaluations if e.model == name}
+        reached = summed_up(of_model, None)
+        missed += [
+            f"{name} has {metric} {reached[metric]:.4f}, below {least:g}"
+            for metric, least in extras.gates.items()
+            if reached[metric] < least
+        ]
+    if missed:
+        raise GateError("; ".join(missed), f"the report is in {result.folder}")
