@@ -99,6 +99,9 @@ def distill(
     ] = None,
     method: Annotated[str | None, typer.Option(help="minilm or minilmv2.")] = None,
     assistant: Annotated[str | None, typer.Option(help="Teacher assistant: auto, none or LxH.")] = None,
+    eval_task: Annotated[
+        list[str] | None, typer.Option(metavar="TASK", help="Also fine-tune all models on this task and compare.")
+    ] = None,
     output_dir: OutputDir = None,
     recipe: Recipe = None,
     sets: Sets = None,
@@ -129,6 +132,7 @@ def distill(
         "student.to": to,
         "method": method,
         "assistant": assistant,
+        "eval.tasks": eval_task,
         "data.source": data,
         "train.max_steps": max_steps,
         "train.epochs": epochs,

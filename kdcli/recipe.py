@@ -79,6 +79,18 @@ class MeasureSettings(Section):
     min_seconds: float = Field(5.0, ge=0)
 
 
+class DownstreamSettings(Section):
+    """`eval:`, the tasks on which a report scores students beside their teacher, each fine-tuned in the same way.
+
+    `source` is a directory with a folder for each task, or the data of the only task; null is where each task's row
+    says. `overrides` holds keys of `finetune` to set over the task's own recipe.
+    """
+
+    tasks: list[str] = Field(default_factory=list)
+    source: str | None = None
+    overrides: dict[str, Any] = Field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Invocation:
     """What the command line adds to a recipe: where and how to run, nothing that says what comes out."""
@@ -105,6 +117,7 @@ class DistillRecipe(Section):
     loss: dict[str, Any] = Field(default_factory=dict)
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings()
+    eval: DownstreamSettings = DownstreamSettings()
     measure: MeasureSettings = MeasureSettings()
 
 
@@ -254,6 +267,19 @@ def grid_options(model: type[Section], pairs: Sequence[str]) -> dict[str, list[A
         _check_key(model, key, "--grid")
         found[f"grid.{key}"] = [_parse_value(value) for value in text.split(",")]
     return found
+
+
+def downstream_recipe(settings: DownstreamSettings, task: str, seed: int) -> Resolved[FinetuneRecipe]:
+    """How a task of `eval` is fine-tuned on: its shipped recipe if there is one, with the overrides.
+
+    Raises:
+        UsageError: an override that `finetune` does not know.
+    """
+    source = settings.source
+    if source is not None and (Path(source) / task).is_dir():
+        source = str(Path(source) / task)
+    options = {"task": task, "data.source": source, "train.seed": seed} | dict(_flatten(settings.overrides))
+    return resolve(FinetuneRecipe, recipe=task if task in shipped("finetune") else None, options=options)
 
 
 def gates(pairs: Sequence[str]) -> dict[str, float]:

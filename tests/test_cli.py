@@ -15,7 +15,19 @@ from kdcli import errors
 from kdcli.cli import app
 
 DISTILL = {
-    *("--to", "--method", "--assistant", "--output-dir", "-o", "--recipe", "-r", "--set", "--data", "--max-steps"),
+    *(
+        "--to",
+        "--method",
+        "--assistant",
+        "--eval-task",
+        "--output-dir",
+        "-o",
+        "--recipe",
+        "-r",
+        "--set",
+        "--data",
+        "--max-steps",
+    ),
     *("--epochs", "--batch-size", "--lr", "--seed", "--dtype", "--device", "--processes", "--resume", "--overwrite"),
     *("--dry-run", "--report-to", "--trust-remote-code", "--json", "--quiet", "-q", "--verbose", "-v"),
 }
@@ -32,10 +44,14 @@ def test_the_verbs_and_their_options_are_frozen():
     assert set(command().commands) == {"distill", "finetune", "evaluate", "recipes", "doctor"}
     assert set(command("recipes").commands) == {"ls", "show", "validate"}
     assert options_of("distill") == DISTILL
-    assert options_of("finetune") == DISTILL - {"--to", "--method", "--assistant"} | {"--task", "--seeds", "--grid"}
+    assert options_of("finetune") == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} | {
+        "--task",
+        "--seeds",
+        "--grid",
+    }
     training = {"--max-steps", "--epochs", "--batch-size", "--lr", "--seed", "--resume", "--dry-run", "--report-to"}
     judging = {"--task", "--predictions", "--submission", "--min-metric"}
-    assert options_of("evaluate") == DISTILL - {"--to", "--method", "--assistant"} - training | judging
+    assert options_of("evaluate") == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} - training | judging
 
 
 def options_of(verb):

@@ -41,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
         *("data", "engine", "errors", "held_out", "judge", "launch", "losses", "models", "progress", "recipe"),
         *("run_dir", "types"),
     },
+    "finetune_run": {"downstream", "finish", "models", "progress", "recipe", "report", "run_dir", "types"},
     "finish": {"bench", "disk", "engine", "errors", "progress", "recipe", "report", "run_dir", "types"},
     "commands": {
         *(
@@ -49,6 +50,7 @@ ALLOWED: dict[str, set[str]] = {
             "data",
             "disk",
             "downstream",
+            "finetune_run",
             "engine",
             "errors",
             "estimate",

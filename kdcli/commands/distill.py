@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +21,11 @@ from transformers import PreTrainedModel
 from kdcli.chain import Leg, chain, default_output_dir, shapes_of
 from kdcli.data.batches import BatchPlan
 from kdcli.data.corpus import Corpus, open_corpus
+from kdcli.downstream import Downstream, prepare, quality_of
 from kdcli.engine import track, train
 from kdcli.errors import UsageError
 from kdcli.estimate import PROBE_STEPS, Estimate, LegEstimate, estimate_leg
+from kdcli.finetune_run import WEIGHTS, run_inside
 from kdcli.finish import Finished, finish
 from kdcli.launch import launch, plan_of
 from kdcli.losses import bind, check_settings
@@ -33,13 +36,16 @@ from kdcli.models.layout import layout_for
 from kdcli.models.load import Loaded, load_encoder, location, save_model
 from kdcli.models.shape import Built, build_student
 from kdcli.progress import Progress
-from kdcli.recipe import DistillRecipe, Invocation, Resolved
+from kdcli.recipe import DistillRecipe, FinetuneRecipe, Invocation, Resolved, downstream_recipe
 from kdcli.report.views import UNDISTILLED
 from kdcli.run_dir import RunDir
 from kdcli.types import Batch, Job, ModelShape, Needs, Objective, Outcome, Plan, Signals, StepLoss, real_tokens
 
 HELD_OUT = "held-out relations"
 """Name of the quality row that holds the distillation loss on text never trained on."""
+
+DOWNSTREAM = "downstream"
+"""Directory of the fine-tunings by which models are compared."""
 
 
 class Student(nn.Module):
@@ -70,6 +76,7 @@ class _Context:
     teacher: Loaded
     corpus: Corpus
     plan: Plan
+    downstream: dict[str, tuple[Downstream, Resolved[FinetuneRecipe]]]
 
 
 def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished | Estimate | None:
@@ -108,8 +115,22 @@ def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished |
             log=Progress.say,
         )
     plan = plan_of(recipe.train, len(corpus.train) / recipe.train.batch_size)
-    context = _Context(accelerator, device, invocation, teacher, corpus, plan)
+    tasks = {} if invocation.dry_run else _downstream(recipe, invocation, accelerator, device)
+    context = _Context(accelerator, device, invocation, teacher, corpus, plan, tasks)
     return _dry_run(context, legs) if invocation.dry_run else _run_legs(context, legs)
+
+
+def _downstream(
+    recipe: DistillRecipe, invocation: Invocation, accelerator: Accelerator, device: torch.device
+) -> dict[str, tuple[Downstream, Resolved[FinetuneRecipe]]]:
+    """The tasks on which the models will be compared, read before anything is trained; recipes name the teacher."""
+    found = {}
+    for name in recipe.eval.tasks:
+        resolved = downstream_recipe(recipe.eval, name, recipe.train.seed)
+        resolved = replace(resolved, recipe=resolved.recipe.model_copy(update={"model": recipe.teacher}))
+        task, _ = prepare(resolved.recipe, accelerator, device, trust_remote_code=invocation.trust_remote_code)
+        found[name] = task, resolved
+    return found
 
 
 def _legs(resolved: Resolved[DistillRecipe], invocation: Invocation, teacher: Loaded) -> list[Leg]:
@@ -158,7 +179,10 @@ def _run_legs(context: _Context, legs: list[Leg]) -> Finished | None:
         if accelerator.is_main_process:
             for name, student in students.items():
                 save_model(student.encoder, of_leg.tokenizer, leg.model_folder(name))
-            result = _report(context, leg, leg is last, result, of_leg, students, outcome)
+        accelerator.wait_for_everyone()
+        scores = _scores(context, leg) if leg is last else []
+        if accelerator.is_main_process:
+            result = _report(context, leg, leg is last, result, of_leg, students, outcome, scores)
         accelerator.wait_for_everyone()
     accelerator.end_training()
     return result if accelerator.is_main_process else None
@@ -240,6 +264,34 @@ def _job(context: _Context, students: Mapping[str, Student], teacher: Loaded) ->
     )
 
 
+def _scores(context: _Context, leg: Leg) -> list[dict[str, Any]]:
+    """Evaluations of teacher, students and undistilled students, each fine-tuned alike in a run of its own.
+
+    The undistilled student is copied from the teacher itself, also where the student learnt from an assistant.
+    """
+    recipe, folder = leg.resolved.recipe, leg.folder / DOWNSTREAM
+    sources = {"teacher": str(recipe.teacher)} if context.downstream else {}
+    for name in leg.shapes if context.downstream else ():
+        sources[name] = str(leg.model_folder(name))
+        copied = folder / f"{name}{UNDISTILLED}".replace(" ", "-").replace(":", "_")
+        sources[name + UNDISTILLED] = str(copied)
+        if context.accelerator.is_main_process and not copied.exists():
+            fresh = load_encoder(str(recipe.teacher), trust_remote_code=context.invocation.trust_remote_code)
+            save_model(_build(recipe, fresh, leg.shapes[name]).model, fresh.tokenizer, copied)
+    context.accelerator.wait_for_everyone()
+    found = []
+    for task_name, (task, resolved) in context.downstream.items():
+        for name, source in sources.items():
+            of_model = replace(resolved, recipe=resolved.recipe.model_copy(update={"model": source}))
+            where = folder / task_name / name.replace(" ", "-").replace(":", "_")
+            result = run_inside(task, of_model, where)
+            found += [e.model_dump() | {"model": name} for e in result.report.evaluations]
+            if context.accelerator.is_main_process:
+                # Their reports stay; the models themselves are not what was asked for.
+                (where / WEIGHTS).unlink(missing_ok=True)
+    return found
+
+
 def _report(
     context: _Context,
     leg: Leg,
@@ -248,6 +300,7 @@ def _report(
     of_leg: Loaded,
     students: Mapping[str, Student],
     outcome: Outcome,
+    scores: list[dict[str, Any]],
 ) -> Finished:
     """The report of a leg; that of the last one also shows the assistant and measures latency."""
     recipe, teacher, run_dir = leg.resolved.recipe, context.teacher, RunDir(leg.folder)
@@ -262,7 +315,8 @@ def _report(
     quality = _held_out(run_dir, list(students))
     if recipe.data.source == "demo":
         quality = _demo_quality(recipe, leg, teacher, students) | quality
-    notes = []
+    quality = quality_of(scores) | quality
+    notes = [f"{name}: {note}" for name, (task, _) in context.downstream.items() for note in task.notes if scores]
     if teacher.source != of_leg.source:
         notes.append(
             "the held-out losses are against the assistant, from which the student also started; everything else "
@@ -281,6 +335,7 @@ def _report(
         outcome=outcome,
         quality=quality,
         notes=notes,
+        evaluations=scores,
     )
 
 
@@ -311,7 +366,7 @@ def _demo_quality(
         probes[name] = probe_demo(student.encoder, fresh.tokenizer)
         probes[name + UNDISTILLED] = probe_demo(copied, fresh.tokenizer)
     tasks = next(iter(probes.values()))
-    return {task: {name: of[task] for name, of in probes.items()} for task in tasks}
+    return {f"{task} probe": {name: of[task] for name, of in probes.items()} for task in tasks}
 
 
 def _dry_run(context: _Context, legs: list[Leg]) -> Estimate:

@@ -13,23 +13,20 @@ from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
-from kdcli.downstream import Downstream, Fitted, fit, fitting, load_model, prepare, quality_of
+from kdcli.downstream import Downstream, fitting, load_model, prepare
 from kdcli.engine import track, train
 from kdcli.errors import UsageError
 from kdcli.estimate import PROBE_STEPS, Estimate, estimate_leg
-from kdcli.finish import Finished, finish
+from kdcli.finetune_run import WEIGHTS, chosen_on, finish_run, run_claimed, run_inside
+from kdcli.finish import Finished
 from kdcli.judge import summed_up
 from kdcli.launch import launch
 from kdcli.models.card import describe
-from kdcli.models.heads import AUTO_CLASS
-from kdcli.models.load import save_model
 from kdcli.progress import Progress
 from kdcli.recipe import FinetuneRecipe, Invocation, Resolved, combinations
 from kdcli.report.views import FINETUNED
 from kdcli.run_dir import REPORT, RunDir, numbered
 from kdcli.types import Outcome
-
-WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -76,15 +73,14 @@ def run(resolved: Resolved[FinetuneRecipe], invocation: Invocation) -> Finished 
     accelerator.wait_for_everyone()
     track(accelerator, folder)
     result: Finished | None
-    if len(runs) == 1:
-        result = (
-            Finished.read(folder)
-            if RunDir(folder).done
-            else _one(task, runs[0], fit(task, recipe, RunDir(folder), headed), alone=True)
-        )
-    else:
-        found = [_of_grid(task, of) for of in runs]
+    if len(runs) > 1:
+        found = [run_inside(task, of.resolved, of.folder) for of in runs]
         result = _choose(task, recipe, folder, runs, found) if accelerator.is_main_process else None
+    elif RunDir(folder).done:
+        Progress.say(f"{folder} is done already")
+        result = Finished.read(folder)
+    else:
+        result = run_claimed(task, recipe, folder, headed=headed, measure=True)
     accelerator.wait_for_everyone()
     accelerator.end_training()
     return result if accelerator.is_main_process else None
@@ -107,86 +103,6 @@ def _runs(
     return runs
 
 
-def _of_grid(task: Downstream, of: _Run) -> Finished:
-    """A run that lives in the grid's directory and goes on whenever the grid does; read back when it is done."""
-    run_dir = RunDir(of.folder)
-    if task.accelerator.is_main_process:
-        RunDir.claim(of.folder, of.resolved.to_yaml(), resume=True)
-    task.accelerator.wait_for_everyone()
-    if run_dir.done:
-        Progress.say(f"{of.folder} is done already")
-        return Finished.read(of.folder)
-    Progress.say(f"run {of.folder.name}")
-    fitted = fit(task, of.resolved.recipe, run_dir)
-    return _one(task, of, fitted, alone=False)
-
-
-def _one(task: Downstream, of: _Run, fitted: Fitted, *, alone: bool) -> Finished:
-    """Save and report one run."""
-    recipe, accelerator = of.resolved.recipe, task.accelerator
-    if accelerator.is_main_process:
-        save_model(fitted.headed.model, fitted.headed.tokenizer, of.folder)
-        evaluations = task.judge.evaluations(FINETUNED, task.data.split, fitted.predictions, worst=20)
-        _finish(
-            task,
-            RunDir(of.folder),
-            recipe,
-            card=describe(fitted.headed.model, str(of.folder), of.folder),
-            measure=alone,
-            outcome=fitted.outcome,
-            notes=[*task.notes, *_on_best(task, recipe, fitted.outcome)],
-            evaluations=evaluations,
-            selection=None,
-        )
-    accelerator.wait_for_everyone()
-    return Finished.read(of.folder)
-
-
-def _on_best(task: Downstream, recipe: FinetuneRecipe, outcome: Outcome) -> list[str]:
-    if outcome.best_step is None:
-        return []
-    return [
-        f"the weights of step {outcome.best_step} were kept, by {task.data.task.metrics[0]} on "
-        f"{_chosen_on(task, recipe)}, on which the scores are also reported"
-    ]
-
-
-def _chosen_on(task: Downstream, recipe: FinetuneRecipe) -> str:
-    several = "the mean over all sets of " if len(task.data.sets) > 1 else ""
-    return f"{recipe.choose_on} {task.data.split}" if recipe.choose_on else f"{several}{task.data.split}"
-
-
-def _finish(
-    task: Downstream,
-    run_dir: RunDir,
-    recipe: FinetuneRecipe,
-    *,
-    card: dict[str, Any],
-    measure: bool,
-    outcome: Outcome,
-    notes: list[str],
-    evaluations: list[dict[str, Any]],
-    selection: dict[str, Any] | None,
-) -> Finished:
-    return finish(
-        run_dir,
-        command="finetune",
-        recipe=recipe.model_dump(),
-        cards={FINETUNED: card},
-        folders={FINETUNED: run_dir.path},
-        measured=[(FINETUNED, str(run_dir.path))],
-        measure=recipe.measure if measure else recipe.measure.model_copy(update={"latency": False}),
-        device=task.device,
-        trust_remote_code=task.trust_remote_code,
-        outcome=outcome,
-        quality=quality_of(evaluations),
-        notes=notes,
-        auto_class=AUTO_CLASS[task.data.task.kind].__name__,
-        evaluations=evaluations,
-        selection=selection,
-    )
-
-
 def _choose(
     task: Downstream, recipe: FinetuneRecipe, folder: Path, runs: list[_Run], found: list[Finished]
 ) -> Finished:
@@ -204,9 +120,9 @@ def _choose(
             shutil.copy2(file, folder / file.name)
     report = found[chosen].report
     assert report.training is not None
-    result = _finish(
+    result = finish_run(
         task,
-        RunDir(folder),
+        folder,
         recipe,
         card=report.models[FINETUNED].model_dump() | {"id": str(folder)},
         measure=True,
@@ -215,7 +131,7 @@ def _choose(
         evaluations=[e.model_dump() for e in report.evaluations],
         selection={
             "metric": metric,
-            "on": _chosen_on(task, recipe),
+            "on": chosen_on(task, recipe),
             "settings": runs[chosen].settings,
             "seed": runs[chosen].seed,
             "runs": [{"settings": r.settings, "seed": r.seed, "metrics": s} for r, s in zip(runs, scores, strict=True)],

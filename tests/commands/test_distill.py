@@ -330,5 +330,5 @@ def test_the_embedded_default(tmp_path):
     )
     assert result.exit_code == 0, result.output
     report = Report.model_validate_json((tmp_path / "demo" / "report.json").read_text())
-    assert set(report.quality) == {"demo-topic", "demo-order", "demo-coherence", "held-out relations"}
+    assert set(report.quality) == {"demo-topic probe", "demo-order probe", "demo-coherence probe", "held-out relations"}
     assert report.models["student"].bytes < report.models["teacher"].bytes

@@ -1,0 +1,108 @@
+"""One fine-tuning in a directory of its own: claimed, resumed, saved and reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kdcli.downstream import Downstream, fit, quality_of
+from kdcli.finish import Finished, finish
+from kdcli.models.card import describe
+from kdcli.models.heads import AUTO_CLASS, Headed
+from kdcli.models.load import save_model
+from kdcli.progress import Progress
+from kdcli.recipe import FinetuneRecipe, Resolved
+from kdcli.report.views import FINETUNED
+from kdcli.run_dir import RunDir
+from kdcli.types import Outcome
+
+WEIGHTS = "model.safetensors"
+
+WORST = 20
+"""Mistakes of a model that its report shows."""
+
+
+def run_inside(task: Downstream, resolved: Resolved[FinetuneRecipe], folder: Path) -> Finished:
+    """A run that lives in the directory of another and goes on whenever that does; read back when it is done."""
+    if task.accelerator.is_main_process:
+        RunDir.claim(folder, resolved.to_yaml(), resume=True)
+    task.accelerator.wait_for_everyone()
+    if RunDir(folder).done:
+        Progress.say(f"{folder} is done already")
+        return Finished.read(folder)
+    Progress.say(f"run {folder.name}")
+    return run_claimed(task, resolved.recipe, folder, headed=None, measure=False)
+
+
+def run_claimed(
+    task: Downstream, recipe: FinetuneRecipe, folder: Path, *, headed: Headed | None, measure: bool
+) -> Finished:
+    """Fine-tune in a claimed directory, save and report.
+
+    Args:
+        headed: the recipe's model where it was just loaded; None loads it.
+        measure: whether latency is measured as the recipe says, or not at all.
+    """
+    fitted = fit(task, recipe, RunDir(folder), headed)
+    if task.accelerator.is_main_process:
+        model = fitted.headed.model
+        save_model(model, fitted.headed.tokenizer, folder)
+        finish_run(
+            task,
+            folder,
+            recipe,
+            card=describe(model, str(folder), folder),
+            measure=measure,
+            outcome=fitted.outcome,
+            notes=[*task.notes, *_on_best(task, recipe, fitted.outcome)],
+            evaluations=task.judge.evaluations(FINETUNED, task.data.split, fitted.predictions, WORST),
+        )
+    task.accelerator.wait_for_everyone()
+    return Finished.read(folder)
+
+
+def finish_run(
+    task: Downstream,
+    folder: Path,
+    recipe: FinetuneRecipe,
+    *,
+    card: dict[str, Any],
+    measure: bool,
+    outcome: Outcome,
+    notes: list[str],
+    evaluations: list[dict[str, Any]],
+    selection: dict[str, Any] | None = None,
+) -> Finished:
+    """Report a fine-tuned model; see `kdcli.finish`."""
+    return finish(
+        RunDir(folder),
+        command="finetune",
+        recipe=recipe.model_dump(),
+        cards={FINETUNED: card},
+        folders={FINETUNED: folder},
+        measured=[(FINETUNED, str(folder))],
+        measure=recipe.measure if measure else recipe.measure.model_copy(update={"latency": False}),
+        device=task.device,
+        trust_remote_code=task.trust_remote_code,
+        outcome=outcome,
+        quality=quality_of(evaluations),
+        notes=notes,
+        auto_class=AUTO_CLASS[task.data.task.kind].__name__,
+        evaluations=evaluations,
+        selection=selection,
+    )
+
+
+def chosen_on(task: Downstream, recipe: FinetuneRecipe) -> str:
+    """What the choice among evaluations and runs is made on, in words."""
+    several = "the mean over all sets of " if len(task.data.sets) > 1 else ""
+    return f"{recipe.choose_on} {task.data.split}" if recipe.choose_on else f"{several}{task.data.split}"
+
+
+def _on_best(task: Downstream, recipe: FinetuneRecipe, outcome: Outcome) -> list[str]:
+    if outcome.best_step is None:
+        return []
+    return [
+        f"the weights of step {outcome.best_step} were kept, by {task.data.task.metrics[0]} on "
+        f"{chosen_on(task, recipe)}, on which the scores are also reported"
+    ]
