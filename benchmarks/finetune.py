@@ -1,0 +1,167 @@
+"""Fine-tuning beside transformers.Trainer: the same rows, model, batch, dtype and settings, both in one run.
+
+    python benchmarks/finetune.py speed MODEL DATA [--task sst2] [--steps 100] [--rounds 5] [--threads 2]
+    python benchmarks/finetune.py quality MODEL DATA --task cola --epochs 3 --lr 1e-4 --seeds 3 [--rows N]
+
+DATA is what `kdcli finetune --data` takes for the task. The Trainer is at its defaults with `DataCollatorWithPadding`:
+random order, each batch padded to its longest row. `speed` prints rows/s of both and the median of the ratios of
+interleaved rounds; no evaluation, no checkpoints, no logging on either side. `quality` fine-tunes once a seed with both
+and prints the metrics of both on the judged sets, computed by the same code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
+
+from kdcli.downstream import Downstream, fitting, judged, load_model, prepare
+from kdcli.engine import start, train
+from kdcli.recipe import FinetuneRecipe, resolve
+from kdcli.types import Job, Plan
+
+CPU = torch.device("cpu")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("speed", "quality"))
+    parser.add_argument("model")
+    parser.add_argument("data")
+    parser.add_argument("--task", default="sst2")
+    parser.add_argument("--rows", type=int)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--epochs", type=float, default=3.0)
+    parser.add_argument("--lr", type=float, default=1e-4)
+    parser.add_argument("--seeds", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    transformers.utils.logging.set_verbosity_error()
+    settings = {
+        "model": options.model,
+        "task": options.task,
+        "data.source": options.data,
+        "data.train_rows": options.rows,
+        "train.epochs": options.epochs,
+        "train.lr": options.lr,
+        "train.batch_size": options.batch,
+        "train.warmup_fraction": 0.05,
+        "train.dtype": "fp32",
+        "train.log_every": 10**6,
+        "train.eval_every": 10**6,
+        "train.checkpoint_every": 10**6,
+    }
+    recipe = resolve(FinetuneRecipe, recipe=None, options=settings).recipe
+    task, _ = prepare(recipe, start(CPU, torch.float32), CPU, trust_remote_code=False)
+    (speed if options.what == "speed" else quality)(task, recipe, options)
+
+
+def speed(task: Downstream, recipe: FinetuneRecipe, options: argparse.Namespace) -> None:
+    rates: dict[str, list[float]] = {"kdcli": [], "Trainer": []}
+    for seed in range(options.rounds + 1):
+        of_seed = seeded(recipe, seed)
+        job, plan = fitting(task, of_seed, load_model(of_seed, task.data.task, trust_remote_code=False))
+        seconds = ours(task, Job(**vars(job) | {"held_out": None, "judge": None}), plan, options.steps)
+        rows = sum(len(job.order.indices(step)) for step in range(1, options.steps + 1))
+        found = {
+            "kdcli": rows / seconds,
+            "Trainer": options.steps * options.batch / theirs(task, of_seed, options.steps),
+        }
+        if seed:  # the first round warms up
+            for who, rate in found.items():
+                rates[who].append(rate)
+            print(f"round {seed}  " + "  ".join(f"{who} {rate:.1f} rows/s" for who, rate in found.items()), flush=True)
+    ratios = [a / b for a, b in zip(rates["kdcli"], rates["Trainer"], strict=True)]
+    print(
+        f"{options.task}, batch {options.batch}, {options.threads} threads: kdcli / Trainer "
+        f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
+    )
+
+
+def ours(task: Downstream, job: Job, plan: Plan, steps: int) -> float:
+    return train(task.accelerator, CPU, job, Plan(**vars(plan) | {"stop_after": steps}), None).seconds
+
+
+def theirs(task: Downstream, recipe: FinetuneRecipe, steps: int) -> float:
+    return float(trainer(task, recipe, steps).train().metrics["train_runtime"])
+
+
+def trainer(task: Downstream, recipe: FinetuneRecipe, steps: int) -> Trainer:
+    """The Trainer on the same rows of tokens; `steps` 0 trains for the recipe's epochs."""
+    transformers.set_seed(recipe.train.seed)
+    headed = load_model(recipe, task.data.task, trust_remote_code=False)
+    assert task.train is not None
+    rows = task.train.rows
+    data: list[dict[str, Any]] = []
+    for row, (end, length) in enumerate(zip(rows.ends, rows.lengths, strict=True)):
+        example: dict[str, Any] = {"input_ids": rows.ids_T[end - length : end].tolist()}
+        if rows.types_T is not None:
+            example["token_type_ids"] = rows.types_T[end - length : end].tolist()
+        data.append(example | {"labels": rows.labels[row].item()})
+    arguments = TrainingArguments(
+        output_dir=str(Path(tempfile.gettempdir()) / "kdcli-trainer"),
+        seed=recipe.train.seed,
+        num_train_epochs=recipe.train.epochs,
+        max_steps=steps or -1,
+        learning_rate=recipe.train.lr,
+        per_device_train_batch_size=recipe.train.batch_size,
+        weight_decay=recipe.train.weight_decay,
+        warmup_steps=recipe.train.warmup_fraction,
+        save_strategy="no",
+        logging_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    return Trainer(
+        model=headed.model,
+        args=arguments,
+        train_dataset=data,
+        data_collator=DataCollatorWithPadding(headed.tokenizer),
+    )
+
+
+def quality(task: Downstream, recipe: FinetuneRecipe, options: argparse.Namespace) -> None:
+    found: dict[str, list[dict[str, float]]] = {"kdcli": [], "Trainer": []}
+    for seed in range(options.seeds):
+        of_seed = seeded(recipe, seed)
+        headed = load_model(of_seed, task.data.task, trust_remote_code=False)
+        job, plan = fitting(task, of_seed, headed)
+        train(task.accelerator, CPU, Job(**vars(job) | {"held_out": None}), plan, None)
+        found["kdcli"].append(scores(task, headed))
+        of_trainer = trainer(task, of_seed, 0)
+        of_trainer.train()
+        headed = load_model(of_seed, task.data.task, trust_remote_code=False)
+        headed.model.load_state_dict(of_trainer.model.state_dict())
+        found["Trainer"].append(scores(task, headed))
+        print(f"seed {seed}  " + "  ".join(f"{who} {of[-1]}" for who, of in found.items()), flush=True)
+    for metric in found["kdcli"][0]:
+        print(f"{options.task} {metric}")
+        for who, of in found.items():
+            values = [one[metric] for one in of]
+            spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+            print(f"  {who:8} {statistics.fmean(values):.4f}{spread}  {' '.join(f'{v:.4f}' for v in values)}")
+
+
+def scores(task: Downstream, headed: Any) -> dict[str, float]:
+    predictions = judged(task.accelerator, CPU, task.judge, headed)
+    by_set = task.judge.by_set(predictions)
+    return {m: float(np.mean([of[m] for of in by_set.values()])) for m in task.data.task.metrics}
+
+
+def seeded(recipe: FinetuneRecipe, seed: int) -> FinetuneRecipe:
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": seed})})
+
+
+if __name__ == "__main__":
+    main()
