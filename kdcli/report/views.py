@@ -35,6 +35,9 @@ FEW_SETS = 3
 FEW_LABELS = 10
 """Labels up to which a confusion matrix is shown as text."""
 
+WIDE = 90
+"""Characters of a heading line beyond which a table of few rows is turned on its side."""
+
 LONG = 14
 """Characters of a heading up to which a column of numbers is not folded on a terminal."""
 
@@ -113,7 +116,13 @@ def terminal(report: Report) -> Iterable[Table | str]:
     for i, fact in enumerate(header[1:], 1):
         main.add_row(escape(fact), *(escape(row[i]) for row in rows))
     yield main
-    listings = scores(report)
+    several = {name for name, found in tasks(report).items() if len({e.set for e in found}) > FEW_SETS}
+    listings = [listing for name, listing in zip(tasks(report), scores(report), strict=True) if name in several]
+    # What has few sets stands in the table above; here only how much it was judged on.
+    for name, found in tasks(report).items():
+        if name not in several:
+            sizes = dict.fromkeys(f"{e.set} {e.n:,}".strip() for e in found)
+            yield escape(f"{name}: judged on {', '.join(sizes)} examples ({found[0].split})")
     if len(report.evaluations) == 1 and (shown := matrix(report.evaluations[0])) and len(shown.labels) <= FEW_LABELS:
         listings.append(confusion_listing(shown))
     if (compared := comparisons(report)) is not None:
@@ -130,6 +139,14 @@ def terminal(report: Report) -> Iterable[Table | str]:
 
 def _rich(listing: Listing) -> Table:
     made = Table(header_style="bold")
+    if len(listing.rows) < len(listing.header) and sum(len(h) + 3 for h in listing.header) > WIDE:
+        # Few rows of many facts read better on their side.
+        made.add_column("")
+        for row in listing.rows:
+            made.add_column(escape(row[0]), justify="right", overflow="fold")
+        for i, fact in enumerate(listing.header[1:], 1):
+            made.add_row(escape(fact), *(escape(row[i]) for row in listing.rows))
+        return made
     for i, column in enumerate(zip(listing.header, *listing.rows, strict=True)):
         # Where it is too narrow, names fold and numbers do not.
         whole = len(column[0]) <= LONG and all(cell[:1] in "+-0123456789" for cell in column[1:])

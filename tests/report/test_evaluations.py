@@ -276,6 +276,7 @@ def test_a_regression_has_neither_classes_nor_confusions():
 def test_distillation_with_scores(values):
     models = ("teacher", "6x384", "6x384 undistilled")
     values["evaluations"] = [evaluation(m) for m in models]
+    values["quality"]["sst2"] = {m: {"accuracy": 0.9} for m in models}
     report = Report.model_validate(values)
     assert [row[0] for row in scores(report)[0].rows] == list(models)
     assert "Teacher and student" in words(report)
