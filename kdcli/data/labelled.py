@@ -107,11 +107,23 @@ def _training(task: Task, source: str | None, train_source: str | None) -> tuple
     if source is None:
         where = task.hub_train or task.hub
         return (open_source("demo"), "train") if where is None else (_hub(where, ""), "train")
-    opened = open_source(source)
-    languages = [s for s in task.sets if (Path(source) / s).is_dir()]
-    if not opened.has("train") and languages:
-        opened = open_source(str(Path(source) / languages[0]))
-    return opened, "train"
+    inside = [name for name in task.sets if (Path(source) / name).is_dir()]
+    try:
+        opened = open_source(source)
+    except UsageError:
+        if not inside:
+            raise
+    else:
+        if opened.has("train") or not inside:
+            return opened, "train"
+    # Only folders of sets: the first one, English, is what cross-lingual tasks are trained on.
+    first = open_source(str(Path(source) / inside[0]))
+    if not first.has("train"):
+        raise UsageError(
+            f"task {task.name}: no training split in {source} nor in {inside[0]}/ below it",
+            "--set data.train=SOURCE names data of the same form to train on",
+        )
+    return first, "train"
 
 
 def _judged(
@@ -123,22 +135,20 @@ def _judged(
     if source is None and task.hub is not None:
         named = task.split if split == "validation" else task.split.replace("validation", split)
         return {s: (_hub(task.hub, s), named.replace("{set}", s)) for s in task.sets or ("",)}
-    opened = open_source(str(source))
-    if not training and list(opened.files) == ["train"]:
-        # One file, or files without the name of a split: all there is to judge.
-        return {"": (opened, "train")}
-    if not task.sets:
-        return {"": (opened, split)} if opened.has(split) else {}
     found: dict[str, tuple[Source, str]] = {}
     for name in task.sets:
         inside = Path(str(source)) / name
         if inside.is_dir() and open_source(str(inside)).has(split):
             found[name] = open_source(str(inside)), split
-        elif opened.has(f"{split}_{name}"):
-            found[name] = opened, f"{split}_{name}"
-    if not found and opened.has(split):
-        # A plain split is the first set: matched, or English.
-        found[task.sets[0]] = opened, split
+    if not found:
+        opened = open_source(str(source))
+        if not training and list(opened.files) == ["train"]:
+            # One file, or files without the name of a split: all there is to judge.
+            return {"": (opened, "train")}
+        found = {name: (opened, f"{split}_{name}") for name in task.sets if opened.has(f"{split}_{name}")}
+        if not found and opened.has(split):
+            # A plain split is the first set: matched, or English.
+            found = {task.sets[0] if task.sets else "": (opened, split)}
     missing = [s for s in task.sets if s not in found]
     if found and missing:
         log(f"{task.name}: judged on {', '.join(found)}; not there: {', '.join(missing)}")
@@ -155,6 +165,8 @@ def _read(task: Task, source: Source, split: str, *, withheld: bool = False) -> 
     if not source.files and not source.hub:
         if task.name not in demo.TASKS:
             raise UsageError(f"the demo has no task {task.name}", f"its tasks: {', '.join(demo.TASKS)}; or give --data")
+        if split not in demo.DOCUMENTS:
+            raise UsageError(f"the demo has no {split} split; it has {', '.join(demo.DOCUMENTS)}")
         rows = demo.demo_task(task.name, split)
         return [Example(f"demo {split}", str(i), (e.text,), e.label) for i, e in enumerate(rows)]
     found: list[Example] = []
