@@ -33,8 +33,8 @@ METRICS = {
     "wnli": "accuracy",
 }
 FILES = {"CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI-m", "MNLI-mm", "QNLI", "RTE", "WNLI"}
-XNLI = "en fr es de el bg ru tr ar vi th zh hi sw ur".split()
-MLQA = "en es de ar hi vi zh".split()
+XNLI = ["en", "fr", "es", "de", "el", "bg", "ru", "tr", "ar", "vi", "th", "zh", "hi", "sw", "ur"]
+MLQA = ["en", "es", "de", "ar", "hi", "vi", "zh"]
 
 
 @pytest.mark.parametrize("name", GLUE)
