@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kdcli.data.files import Row, whole_text
+from kdcli.data.own_labels import number_of
 from kdcli.errors import UsageError
 from kdcli.types import Answer, Example, Kind, Task
 
@@ -30,13 +31,14 @@ def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> 
         texts = _words(task, where, values)
     else:
         texts = tuple(_text(task, where, values, column) for column in task.texts)
+    name = whole_text(where, "id", str(named))
     label = values.get(task.label)
-    if withheld and (label is None or str(label) == "-1"):
-        return Example(where, str(named), texts, None)
+    if withheld and (label is None or str(label) in ("-1", "-1.0")):
+        return Example(where, name, texts, None)
     if label is None:
         said = "is empty" if task.label in values else f"is not there; there are {', '.join(values)}"
         raise UsageError(f"{where}: column '{task.label}', the label of task {task.name}, {said}", _OVERRIDE)
-    return Example(where, str(named), texts, _READERS[task.kind](task, where, label, texts))
+    return Example(where, name, texts, _READERS[task.kind](task, where, label, texts))
 
 
 _OVERRIDE = "a column of another name is given by --set data.columns.ROLE=NAME, with --task own"
@@ -69,10 +71,10 @@ def _class(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> int:
         return task.labels.index(str(label))
     number = int(label) if isinstance(label, str) and label.isdecimal() else label
     # Where the names are numbers themselves, a number is a name.
-    named = not any(name.lstrip("-").isdecimal() for name in task.labels)
+    named = all(number_of(name) is None for name in task.labels)
     if named and not isinstance(number, bool) and isinstance(number, int | float) and number in range(len(task.labels)):
         return int(number)
-    allowed = ", ".join(name if name == str(i) else f"{i} ({name})" for i, name in enumerate(task.labels[:12]))
+    allowed = ", ".join(f"{i} ({name})" if named else name for i, name in enumerate(task.labels[:12]))
     more = "" if len(task.labels) <= 12 else f" … {len(task.labels)} in all"
     raise UsageError(f"{where}: '{task.label}' of task {task.name} must be one of {allowed}{more}, got {_short(label)}")
 
@@ -114,7 +116,7 @@ def _answers(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tupl
         raise UsageError(
             f"{where}: a question without an answer, which task {task.name} does not know", "use --task squad_v2"
         )
-    return tuple(Answer(a, s) for a, s in zip(answers, starts, strict=True))
+    return tuple(Answer(whole_text(where, task.label, a), s) for a, s in zip(answers, starts, strict=True))
 
 
 _READERS: Mapping[Kind, Callable[[Task, str, Any, tuple[str, ...]], Any]] = {

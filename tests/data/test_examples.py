@@ -1,0 +1,274 @@
+"""Rows of labelled data: each kind of task takes what is right, and says of what is wrong where it stands."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from kdcli.data.examples import example_of
+from kdcli.data.tasks import task_of
+from kdcli.errors import UsageError
+from kdcli.types import Answer, Task
+
+COLA, STSB, MNLI = task_of("cola"), task_of("stsb"), task_of("mnli")
+SQUAD, SQUAD2 = task_of("squad"), task_of("squad_v2")
+TOPICS = Task("topics", "multi", ("text",), ("micro_f1",), ("sport", "art", "war"))
+TAGS = Task("tags", "tokens", ("tokens",), ("f1",), ("O", "B-PER", "I-PER"), label="ner_tags")
+STARS = Task("own", "class", ("text",), ("accuracy",), ("1", "2", "5"))
+HALF = "\ud83d"
+
+# Kind → its task, and a row of it that is right.
+RIGHT = {
+    "class": (COLA, {"sentence": "w1 w2", "label": 1, "idx": 7}),
+    "multi": (TOPICS, {"text": "w1", "label": [0, 2]}),
+    "score": (STSB, {"sentence1": "w1", "sentence2": "w2", "label": 2.5}),
+    "tokens": (TAGS, {"tokens": ["w1", "w2"], "ner_tags": [1, 0]}),
+    "span": (SQUAD, {"question": "w1", "context": "w2 w3", "answers": {"text": ["w3"], "answer_start": [3]}}),
+}
+
+
+def read(task, values, **how):
+    return example_of(task, ("some.jsonl:7", values), 6, **how)
+
+
+def refused(task, values, **how):
+    """What is said of a row that is refused; it names file and row."""
+    with pytest.raises(UsageError) as error:
+        read(task, values, **how)
+    assert error.value.message.startswith("some.jsonl:7")
+    return error.value.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts", "label"),
+    [
+        ("class", ("w1 w2",), 1),
+        ("multi", ("w1",), (0, 2)),
+        ("score", ("w1", "w2"), 2.5),
+        ("tokens", ("w1", "w2"), (1, 0)),
+        ("span", ("w1", "w2 w3"), (Answer("w3", 3),)),
+    ],
+)
+def test_a_right_row_of_each_kind(kind, texts, label):
+    found = read(*RIGHT[kind])
+    assert (found.where, found.texts, found.label) == ("some.jsonl:7", texts, label)
+    assert type(found.label) is type(label)
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        ({}, "6"),
+        ({"idx": 3}, "3"),
+        ({"guid": "dev-1"}, "dev-1"),
+        ({"id": "a", "idx": 3}, "a"),
+        ({"id": None, "idx": 0}, "0"),
+    ],
+)
+def test_an_example_is_named_by_its_row_or_by_its_place(more, name):
+    assert read(COLA, {"sentence": "w1", "label": 0} | more).id == name
+
+
+@pytest.mark.parametrize(("kind", "column"), [(k, c) for k, (task, _) in RIGHT.items() for c in task.texts])
+def test_a_missing_text_names_the_columns_there_are(kind, column):
+    task, row = RIGHT[kind]
+    less = {c: v for c, v in row.items() if c != column} | {"body": "w1"}
+    said = refused(task, less)
+    assert f"'{column}'" in said
+    assert f"there are {', '.join(less)}" in said
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_a_missing_label_names_the_columns_there_are(kind):
+    task, row = RIGHT[kind]
+    less = {c: v for c, v in row.items() if c != task.label}
+    said = refused(task, less)
+    assert f"'{task.label}'" in said
+    assert f"there are {', '.join(less)}" in said
+    assert "is empty" in refused(task, row | {task.label: None})
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+@pytest.mark.parametrize("wrong", [None, 3, 2.5, True, {"a": 1}, [1, 2], [None]])
+def test_a_text_of_another_type_is_refused(kind, wrong):
+    task, row = RIGHT[kind]
+    column = task.texts[-1]
+    assert f"'{column}' must hold" in refused(task, row | {column: wrong})
+
+
+def test_words_must_be_a_list_of_strings_and_not_none():
+    task, row = RIGHT["tokens"]
+    for wrong in ([], "w1 w2", ["w1", 2], ["w1", None]):
+        assert "must hold a list of words" in refused(task, row | {"tokens": wrong})
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_half_a_surrogate_is_no_text(kind):
+    task, row = RIGHT[kind]
+    broken = ["w1", f"w2 {HALF}"] if kind == "tokens" else f"w2 {HALF}"
+    said = refused(task, row | {task.texts[-1]: broken})
+    assert f"half a surrogate pair at character 3 of '{task.texts[-1]}'" in said
+
+
+def test_half_a_surrogate_is_no_answer_and_no_name_either():
+    task, row = RIGHT["span"]
+    answers = {"text": [HALF], "answer_start": [0]}
+    assert "half a surrogate pair at character 0 of 'answers'" in refused(task, row | {"answers": answers})
+    assert "half a surrogate pair" in refused(task, row | {"id": HALF})
+
+
+@pytest.mark.parametrize(
+    ("label", "number"),
+    [(0, 0), (1, 1), (1.0, 1), ("1", 1), ("unacceptable", 0), ("acceptable", 1)],
+)
+def test_a_class_is_given_by_number_or_name_also_as_csv_spells_it(label, number):
+    found = read(COLA, {"sentence": "w1", "label": label}).label
+    assert (found, type(found)) == (number, int)
+
+
+@pytest.mark.parametrize(
+    "label",
+    [2, -1, "2", "-1", 0.5, math.nan, math.inf, -math.inf, "nan", True, False, "Acceptable", "", " 1", "1.0", [1], {}],
+)
+def test_a_label_that_is_no_class_gets_the_classes_that_are(label):
+    said = refused(COLA, {"sentence": "w1", "label": label})
+    assert "'label' of task cola must be one of 0 (unacceptable), 1 (acceptable), got " in said
+    assert repr(label) in said
+
+
+def test_where_names_are_numbers_a_number_is_a_name():
+    assert [read(STARS, {"text": "w1", "label": x}).label for x in (1, 2, 5, "5")] == [0, 1, 2, 2]
+    # 0 is no star, though there is a class of that number.
+    for wrong in (0, "0", 3, "1.0"):
+        assert "must be one of 1, 2, 5, got" in refused(STARS, {"text": "w1", "label": wrong})
+
+
+@pytest.mark.parametrize("names", [("1.0", "2.0"), ("-1", "1"), ("+1", "+2"), ("1e0", "2e0")])
+def test_a_number_is_never_the_place_of_a_name_that_spells_another(names):
+    """A validation file that spells 1.0 as 1 must not be judged by the second class."""
+    task = Task("own", "class", ("text",), ("accuracy",), names)
+    label = "0" if "1" in names else "1"
+    assert f"must be one of {', '.join(names)}, got" in refused(task, {"text": "w1", "label": label})
+
+
+def test_of_many_classes_only_some_are_listed():
+    task = Task("own", "class", ("text",), ("accuracy",), tuple(f"c{i}" for i in range(40)))
+    said = refused(task, {"text": "w1", "label": "x" * 1000})
+    assert "11 (c11) … 40 in all" in said
+    assert "c12" not in said
+    assert len(said) < 400
+
+
+@pytest.mark.parametrize(
+    ("label", "score"), [(3, 3.0), (2.5, 2.5), ("2.5", 2.5), ("-3e2", -300.0), (0, 0.0), (-1, -1.0)]
+)
+def test_a_score_is_any_finite_number(label, score):
+    found = read(STSB, {"sentence1": "a", "sentence2": "b", "label": label}).label
+    assert (found, type(found)) == (score, float)
+
+
+@pytest.mark.parametrize(
+    "label", [math.nan, math.inf, -math.inf, "nan", "inf", "", "good", True, False, [1.0], 10**400, {}]
+)
+def test_what_is_no_finite_number_is_no_score(label):
+    assert "must be a finite number, got" in refused(STSB, {"sentence1": "a", "sentence2": "b", "label": label})
+
+
+@pytest.mark.parametrize(
+    ("label", "numbers"),
+    [([], ()), ([2, 0], (0, 2)), (["war", "sport"], (0, 2)), (["1"], (1,)), ((1,), (1,)), ([1, 1, "art"], (1,))],
+)
+def test_labels_of_a_text_are_sorted_and_stand_once(label, numbers):
+    assert read(TOPICS, {"text": "w1", "label": label}).label == numbers
+
+
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        ("sport", "must hold a list of labels, got 'sport'"),
+        (1, "must hold a list of labels, got 1"),
+        ([3], "must be one of 0 (sport), 1 (art), 2 (war), got 3"),
+        ([0, True], "got True"),
+        ([None], "got None"),
+        ([math.nan], "got nan"),
+    ],
+)
+def test_labels_that_are_no_list_of_classes_are_refused(label, said):
+    assert said in refused(TOPICS, {"text": "w1", "label": label})
+
+
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        ([1], "a label for each of the 2 words, got 1 of them"),
+        ([1, 0, 0], "a label for each of the 2 words, got 3 of them"),
+        ([], "a label for each of the 2 words, got 0 of them"),
+        ("B-PER", "a label for each of the 2 words, got 'B-PER'"),
+        (1, "a label for each of the 2 words, got 1"),
+        ([1, 3], "must be one of 0 (O), 1 (B-PER), 2 (I-PER), got 3"),
+        ([1, -100], "got -100"),
+        ([1, None], "got None"),
+    ],
+)
+def test_words_and_their_labels_must_go_together(label, said):
+    assert said in refused(TAGS, {"tokens": ["w1", "w2"], "ner_tags": label})
+
+
+def test_tags_may_be_names():
+    assert read(TAGS, {"tokens": ["w1", "w2"], "ner_tags": ["I-PER", "O"]}).label == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        "w3",
+        ["w3"],
+        {},
+        {"text": ["w3"]},
+        {"text": "w3", "answer_start": [3]},
+        {"text": ["w3"], "answer_start": 3},
+        {"text": ["w3"], "answer_start": ["3"]},
+        {"text": ["w3"], "answer_start": [3.0]},
+        {"text": ["w3"], "answer_start": [True]},
+        {"text": [3], "answer_start": [3]},
+        {"text": ["w3", "w2"], "answer_start": [3]},
+        {"text": ["w3"], "answer_start": [3, 0]},
+        {"text": [], "answer_start": [3]},
+        {"text": [None], "answer_start": [None]},
+    ],
+)
+@pytest.mark.parametrize("task", [SQUAD, SQUAD2])
+def test_answers_of_another_form_are_refused(task, answers):
+    row = {"question": "w1", "context": "w2 w3", "answers": answers}
+    assert '\'answers\' must be {"text": [...], "answer_start": [...]}' in refused(task, row)
+
+
+def test_only_squad_2_knows_questions_without_an_answer():
+    row = {"question": "w1", "context": "w2", "answers": {"text": [], "answer_start": []}}
+    assert read(SQUAD2, row).label == ()
+    with pytest.raises(UsageError, match="a question without an answer") as error:
+        read(SQUAD, row)
+    assert "squad_v2" in error.value.hint
+
+
+@pytest.mark.parametrize("label", [-1, "-1", -1.0, "-1.0", None])
+@pytest.mark.parametrize("kind", RIGHT)
+def test_a_withheld_label_is_none_but_only_where_labels_are_withheld(kind, label):
+    task, row = RIGHT[kind]
+    assert read(task, row | {task.label: label}, withheld=True).label is None
+    if kind == "score" and label is not None:
+        assert read(task, row | {task.label: label}).label == -1.0
+    else:
+        refused(task, row | {task.label: label})
+
+
+def test_a_split_without_labels_need_not_have_the_column():
+    assert read(MNLI, {"premise": "a", "hypothesis": "b"}, withheld=True).label is None
+
+
+def test_a_label_that_is_there_is_read_and_checked_although_it_might_be_withheld():
+    assert read(COLA, {"sentence": "w1", "label": 1}, withheld=True).label == 1
+    assert "must be one of" in refused(COLA, {"sentence": "w1", "label": -2}, withheld=True)
+    # The text is never withheld.
+    assert "'sentence'" in refused(COLA, {"label": -1}, withheld=True)
