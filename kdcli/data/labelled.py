@@ -72,7 +72,7 @@ def open_labelled(
     if name == OWN:
         if source is None:
             raise UsageError("task 'own' needs --data", "give a file or a directory with train.* and validation.*")
-        opened = open_source(source)
+        opened = open_source(train_source if training and train_source is not None else source)
         shown = split if not training and opened.has(split) else "train"
         task = own_task((row for _, table in opened.tables(shown) for row in table), columns, log)
         if labels is not None and set(task.labels) <= set(labels):

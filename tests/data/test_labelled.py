@@ -1,0 +1,393 @@
+"""Where the examples of a task are found: which are trained on, which are judged, and under what names."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+
+import pytest
+
+from kdcli.data import files
+from kdcli.data.demo import demo_task
+from kdcli.data.labelled import HELD_BACK, Labelled, check_training, open_labelled
+from kdcli.errors import UsageError
+from kdcli.types import Answer, Example, Task
+
+
+def nli(count, begin=0):
+    return [
+        {"premise": f"w{i}", "hypothesis": f"w{i % 7}", "label": i % 3, "idx": i} for i in range(begin, begin + count)
+    ]
+
+
+def sentences(count, begin=0):
+    return [{"sentence": f"w{i}", "label": i % 2, "idx": i} for i in range(begin, begin + count)]
+
+
+def questions(count):
+    return [
+        {
+            "id": f"q{i}",
+            "question": "w1",
+            "context": f"w{i} w2",
+            "answers": {"text": ["w2"], "answer_start": [len(f"w{i} ")]},
+        }
+        for i in range(count)
+    ]
+
+
+def put(path, rows):
+    """Write rows as lines of JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    return path
+
+
+def put_csv(path, rows):
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def read(name, source, said=None, **how):
+    given = {"log": ([] if said is None else said).append}
+    return open_labelled(name, source=None if source is None else str(source), **given | how)
+
+
+def ids(examples):
+    return [int(e.id) for e in examples]
+
+
+def refused(name, source, **how):
+    with pytest.raises(UsageError) as error:
+        read(name, source, **how)
+    return error.value
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
+def test_a_directory_with_both_splits(tmp_path, ending):
+    put(tmp_path / f"train{ending}", sentences(20))
+    put(tmp_path / f"validation{ending}", sentences(5, 100))
+    said: list[str] = []
+    found = read("cola", tmp_path, said)
+    assert (ids(found.train), ids(found.sets[""])) == (list(range(20)), list(range(100, 105)))
+    assert (list(found.sets), found.split, found.task.sets, said) == ([""], "validation", (), [])
+    assert found.train[3] == Example(f"{tmp_path / f'train{ending}'}:4", "3", ("w3",), 1)
+
+
+def test_shards_are_read_in_the_order_of_their_names(tmp_path):
+    put(tmp_path / "train-00001-of-00002.jsonl", sentences(5, 5))
+    put(tmp_path / "train-00000-of-00002.jsonl", sentences(5))
+    put(tmp_path / "validation.jsonl", sentences(2))
+    assert ids(read("cola", tmp_path).train) == list(range(10))
+
+
+def test_the_two_parts_of_mnli_are_judged_apart(tmp_path):
+    put(tmp_path / "train.jsonl", nli(9))
+    put(tmp_path / "validation_matched.jsonl", nli(4, 100))
+    put(tmp_path / "validation_mismatched.jsonl", nli(3, 200))
+    said: list[str] = []
+    found = read("mnli", tmp_path, said)
+    assert {name: ids(e) for name, e in found.sets.items()} == {
+        "matched": [100, 101, 102, 103],
+        "mismatched": [200, 201, 202],
+    }
+    assert found.task.sets == ("matched", "mismatched")
+    assert said == []
+
+
+def test_a_plain_validation_split_of_mnli_is_the_matched_one_and_the_other_is_missed(tmp_path):
+    put(tmp_path / "train.jsonl", nli(9))
+    put(tmp_path / "validation.jsonl", nli(4))
+    said: list[str] = []
+    found = read("mnli", tmp_path, said)
+    assert list(found.sets) == ["matched"]
+    assert found.task.sets == ("matched",)
+    assert said == ["mnli: judged on matched; not there: mismatched"]
+
+
+def test_test_splits_are_found_by_the_names_of_their_parts_too(tmp_path):
+    put(tmp_path / "test_matched.jsonl", [r | {"label": -1} for r in nli(4)])
+    put(tmp_path / "test_mismatched.jsonl", [r | {"label": None} for r in nli(3)])
+    found = read("mnli", tmp_path, split="test", training=False, withheld=True)
+    assert {name: [e.label for e in of] for name, of in found.sets.items()} == {
+        "matched": [None] * 4,
+        "mismatched": [None] * 3,
+    }
+    assert found.split == "test"
+    assert found.train == []
+    assert "must be one of" in refused("mnli", tmp_path, split="test", training=False).message
+
+
+def test_languages_are_folders_and_english_is_trained_on(tmp_path):
+    put(tmp_path / "en" / "train.jsonl", nli(9))
+    for begin, language in ((100, "en"), (200, "de"), (300, "zh")):
+        put(tmp_path / language / "validation.jsonl", nli(3, begin))
+    # Only judged: no training split of another language replaces the English one.
+    put(tmp_path / "de" / "train.jsonl", nli(9, 900))
+    said: list[str] = []
+    found = read("xnli", tmp_path, said)
+    assert ids(found.train) == list(range(9))
+    assert {name: ids(e)[0] for name, e in found.sets.items()} == {"en": 100, "de": 200, "zh": 300}
+    assert found.task.sets == ("en", "de", "zh")
+    (line,) = said
+    assert line.startswith("xnli: judged on en, de, zh; not there: fr, es, el")
+
+
+def test_the_training_split_may_lie_elsewhere(tmp_path):
+    squad = put(tmp_path / "squad" / "train.jsonl", questions(6)).parent
+    put(squad / "validation.jsonl", questions(1))
+    for language in ("en", "de"):
+        put(tmp_path / "mlqa" / language / "validation.jsonl", questions(2))
+    found = read("mlqa", tmp_path / "mlqa", train_source=str(squad))
+    assert [e.id for e in found.train] == [f"q{i}" for i in range(6)]
+    assert found.train[3].label == (Answer("w2", 3),)
+    assert {name: len(e) for name, e in found.sets.items()} == {"en": 2, "de": 2}
+    missing = refused("mlqa", tmp_path / "mlqa")
+    assert "no training split" in missing.message
+    assert "data.train" in missing.hint
+
+
+def test_a_training_split_beside_the_folders_of_languages_comes_first(tmp_path):
+    put(tmp_path / "train.jsonl", nli(9, 50))
+    put(tmp_path / "en" / "train.jsonl", nli(9))
+    put(tmp_path / "en" / "validation.jsonl", nli(3))
+    assert ids(read("xnli", tmp_path).train)[0] == 50
+
+
+def test_a_model_is_judged_without_any_training_split(tmp_path):
+    put(tmp_path / "de" / "validation.jsonl", nli(3))
+    found = read("xnli", tmp_path, training=False)
+    assert (found.train, list(found.sets)) == ([], ["de"])
+
+
+def test_one_file_is_all_there_is_to_judge_by(tmp_path):
+    file = put(tmp_path / "mine.jsonl", sentences(5))
+    found = read("cola", file, training=False)
+    assert ids(found.sets[""]) == [0, 1, 2, 3, 4]
+
+
+def test_without_a_validation_split_a_tenth_is_held_back_the_same_every_time(tmp_path):
+    put(tmp_path / "train.jsonl", sentences(205))
+    said: list[str] = []
+    found, again = read("cola", tmp_path, said), read("cola", tmp_path)
+    held = ids(found.sets[""])
+    assert len(held) == int(HELD_BACK * 205) == 20
+    assert sorted(ids(found.train) + held) == list(range(205))
+    assert held == sorted(held) != list(range(20))
+    assert held != list(range(185, 205))
+    assert (again.train, again.sets) == (found.train, found.sets)
+    assert found.split == "held back from train"
+    assert said == ["there is no validation split: 20 of the training examples are held back to judge by"]
+
+
+def test_too_few_examples_cannot_be_held_back(tmp_path):
+    put(tmp_path / "train.jsonl", sentences(9))
+    assert "9 examples are too few" in refused("cola", tmp_path).message
+
+
+def test_a_test_split_is_not_made_up(tmp_path):
+    put(tmp_path / "train.jsonl", sentences(50))
+    put(tmp_path / "validation.jsonl", sentences(50))
+    found = refused("cola", tmp_path, split="test")
+    assert "no test split" in found.message
+    assert "test.*" in found.hint
+
+
+def test_fewer_rows_are_drawn_once_and_for_all_in_their_own_order(tmp_path):
+    put(tmp_path / "train.jsonl", sentences(200))
+    put(tmp_path / "validation.jsonl", sentences(100))
+    one, two = (read("cola", tmp_path, train_rows=30, judged_rows=10) for _ in range(2))
+    assert (one.train, one.sets) == (two.train, two.sets)
+    assert (len(one.train), len(one.sets[""])) == (30, 10)
+    for drawn in (ids(one.train), ids(one.sets[""])):
+        assert drawn == sorted(set(drawn)) != list(range(len(drawn)))
+    # More examples are these and some others, so that what is learnt from few and from many compares.
+    assert set(ids(one.train)) < set(ids(read("cola", tmp_path, train_rows=60).train))
+    assert len(read("cola", tmp_path, train_rows=1000).train) == 200
+
+
+def test_each_set_is_drawn_for_itself(tmp_path):
+    put(tmp_path / "train.jsonl", nli(9))
+    put(tmp_path / "validation_matched.jsonl", nli(40))
+    put(tmp_path / "validation_mismatched.jsonl", nli(4))
+    found = read("mnli", tmp_path, judged_rows=10)
+    assert {name: len(e) for name, e in found.sets.items()} == {"matched": 10, "mismatched": 4}
+
+
+def test_own_rows_of_csv(tmp_path):
+    rows = [{"title": f"w{i}", "body": f"w{i} w2", "mood": ("good", "bad")[i % 2]} for i in range(60)]
+    put_csv(tmp_path / "train.csv", rows)
+    put_csv(tmp_path / "validation.csv", rows[:8])
+    said: list[str] = []
+    found = read("own", tmp_path, said, columns={"text": ["title", "body"], "label": "mood"})
+    assert (found.task.kind, found.task.texts, found.task.labels) == ("class", ("title", "body"), ("bad", "good"))
+    assert [e.label for e in found.train[:3]] == [1, 0, 1]
+    assert found.train[1].texts == ("w1", "w1 w2")
+    assert len(found.sets[""]) == 8
+    assert "60 examples of kind class" in said[0]
+
+
+def test_an_own_task_is_what_the_rows_say_that_are_trained_on(tmp_path):
+    put(tmp_path / "elsewhere" / "train.jsonl", [{"text": f"w{i}", "label": "abc"[i % 3]} for i in range(9)])
+    put(tmp_path / "here" / "validation.jsonl", [{"text": "w1", "label": "b"}, {"text": "w2", "label": "c"}])
+    found = read("own", tmp_path / "here", train_source=str(tmp_path / "elsewhere"))
+    assert found.task.labels == ("a", "b", "c")
+    assert (len(found.train), [e.label for e in found.sets[""]]) == (9, [1, 2])
+
+
+def test_a_label_of_validation_that_training_never_saw_is_refused_with_its_row(tmp_path):
+    put(tmp_path / "train.jsonl", [{"text": f"w{i}", "label": "ab"[i % 2]} for i in range(9)])
+    put(tmp_path / "validation.jsonl", [{"text": "w1", "label": "a"}, {"text": "w1", "label": "z"}])
+    assert (
+        "validation.jsonl:2: 'label' of task own must be one of 0 (a), 1 (b), got 'z'"
+        in refused("own", tmp_path).message
+    )
+
+
+def test_names_of_classes_that_are_known_better_are_taken_where_they_cover_the_rows(tmp_path):
+    file = put(tmp_path / "mine.jsonl", [{"text": "w1", "label": x} for x in "ac"])
+    known = ("c", "b", "a")
+    found = read("own", file, training=False, labels=known)
+    assert found.task.labels == known
+    assert [e.label for e in found.sets[""]] == [2, 0]
+    assert read("own", file, training=False, labels=("a", "b")).task.labels == ("a", "c")
+
+
+def test_an_own_task_needs_data_and_a_named_one_has_its_columns(tmp_path):
+    assert "needs --data" in refused("own", None).message
+    put(tmp_path / "train.jsonl", sentences(20))
+    assert "task cola reads sentence, label" in refused("cola", tmp_path, columns={"text": "body"}).message
+
+
+def test_the_demo_is_always_there():
+    found = read("demo-topic", None)
+    assert [e.texts for e in found.train] == [(e.text,) for e in demo_task("demo-topic", "train")]
+    assert [e.label for e in found.sets[""]] == [e.label for e in demo_task("demo-topic", "validation")]
+    assert read("demo-topic", "demo").train == found.train
+    assert "it has train, validation" in refused("demo-topic", None, split="test").message
+    assert "the demo has no task cola" in refused("cola", "demo").message
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.csv", "train.jsonl.gz", "train.txt"])
+@pytest.mark.parametrize("task", ["cola", "own"])
+def test_a_file_of_no_bytes_is_refused(tmp_path, name, task):
+    (tmp_path / name).write_bytes(b"")
+    said = refused(task, tmp_path).message
+    assert "holds no" in said
+    assert task == "own" or name in said
+
+
+@pytest.mark.parametrize(("name", "content"), [("train.jsonl", b"\n \n"), ("train.csv", b"sentence,label\n")])
+def test_a_file_without_rows_is_refused_by_name(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    assert f"{tmp_path / name} holds no rows" in refused("cola", tmp_path).message
+
+
+def test_an_empty_shard_is_no_less_wrong_than_an_empty_split(tmp_path):
+    put(tmp_path / "train-00000-of-00002.jsonl", sentences(20))
+    put(tmp_path / "train-00001-of-00002.jsonl", [])
+    assert "train-00001-of-00002.jsonl holds no rows" in refused("cola", tmp_path).message
+
+
+@pytest.mark.parametrize("task", ["cola", "own"])
+def test_a_file_cut_off_in_the_middle_is_refused_by_name(tmp_path, task):
+    whole = put(tmp_path / "train.jsonl.gz", [r | {"sentence": f"w{i * i}"} for i, r in enumerate(sentences(5000))])
+    whole.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    assert f"{whole} is not a whole gzip file" in refused(task, tmp_path).message
+
+
+def test_the_row_that_is_wrong_is_named(tmp_path):
+    put(tmp_path / "train.jsonl", [*sentences(5), {"sentence": "w1", "label": 9}])
+    assert refused("cola", tmp_path).message.startswith(f"{tmp_path / 'train.jsonl'}:6: 'label'")
+
+
+@pytest.mark.parametrize("source", ["nowhere", "./nowhere"])
+def test_no_such_data(source):
+    assert "no data at" in refused("cola", source).message
+
+
+def test_no_such_task(tmp_path):
+    assert "did you mean 'cola'?" in refused("coal", tmp_path).message
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "asked"),
+    [
+        ("cola", "validation", [("nyu-mll/glue", "cola", "train"), ("nyu-mll/glue", "cola", "validation")]),
+        (
+            "mnli",
+            "validation",
+            [("nyu-mll/glue", "mnli", s) for s in ("train", "validation_matched", "validation_mismatched")],
+        ),
+        ("mnli", "test", [("nyu-mll/glue", "mnli", s) for s in ("train", "test_matched", "test_mismatched")]),
+        (
+            "xnli",
+            "validation",
+            [
+                ("facebook/xnli", "en", "train"),
+                *(("facebook/xnli", language, "validation") for language in ("en", "fr", "es", "de", "el", "bg", "ru")),
+                *(("facebook/xnli", language, "validation") for language in ("tr", "ar", "vi", "th", "zh", "hi", "sw")),
+                ("facebook/xnli", "ur", "validation"),
+            ],
+        ),
+    ],
+)
+def test_without_data_the_hub_is_asked_for_what_the_task_names(monkeypatch, name, split, asked):
+    found: list[tuple[str, str | None, str]] = []
+
+    def rows(repository, config, of_split):
+        found.append((repository, config, of_split))
+        of = sentences if name == "cola" else nli
+        return ((f"{repository} {of_split} row {n}", row) for n, row in enumerate(of(6), 1))
+
+    monkeypatch.setattr(files, "_hub_rows", rows)
+    monkeypatch.setattr(files, "_hub_splits", lambda *_: [of_split for _, _, of_split in asked])
+    data = read(name, None, split=split)
+    assert found == asked
+    assert data.train[0].where == f"{asked[0][0]} train row 1"
+
+
+def task(kind, labels):
+    return Task("t", kind, ("text",), ("f1",), labels)
+
+
+def examples(*labels):
+    return [Example(f"a:{i}", str(i), ("w1",), label) for i, label in enumerate(labels)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "missing"),
+    [
+        ("class", (0, 2), "b"),
+        ("class", (1,), "a, c"),
+        ("multi", ((0, 1), ()), "c"),
+        ("tokens", ((0, 0, 2), (2,)), "b"),
+    ],
+)
+def test_a_class_that_nothing_is_trained_on_is_named(kind, labels, missing):
+    data = Labelled(task(kind, ("a", "b", "c")), examples(*labels), {}, "validation")
+    with pytest.raises(UsageError) as error:
+        check_training(data)
+    assert error.value.message == f"task t: no training example has the label {missing}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "labels"),
+    [
+        ("class", ("a", "b"), (1, 0)),
+        ("multi", ("a", "b"), ((), (0, 1))),
+        ("tokens", ("a", "b"), ((0, 1),)),
+        ("score", (), (0.5,)),
+        ("span", (), ((Answer("w1", 0),),)),
+    ],
+)
+def test_with_every_class_there_training_may_begin(kind, names, labels):
+    check_training(Labelled(task(kind, names), examples(*labels), {}, "validation"))
+    with pytest.raises(UsageError, match="no training examples"):
+        check_training(Labelled(task(kind, names), [], {}, "validation"))
