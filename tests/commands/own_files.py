@@ -1,0 +1,162 @@
+"""A user's own labelled tasks in the words of the tiny tokenizer, so plain that a tiny model learns them; running the
+commands on them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from encoders import tiny_config, tiny_encoder, tiny_tokenizer
+from transformers import AutoModelForSequenceClassification
+from typer.testing import CliRunner
+
+from kdcli.cli import app
+from kdcli.report.schema import Report
+
+QUICK = [
+    *("--max-steps", "40", "--batch-size", "16", "--lr", "3e-3", "--dtype", "fp32"),
+    *("--set", "data.max_length=24", "--set", "data.stride=4", "--set", "train.eval_every=20"),
+    *("--set", "train.log_every=5", "--set", "train.checkpoint_every=10", "--set", "measure.latency=false"),
+]
+NAMES = ("calm", "brisk")
+
+
+FEW = 6
+"""Words of each half: w0 … and w20 …"""
+
+
+def _words(rng, halves, least=3, most=8):
+    return [f"w{20 * rng.choice(halves) + rng.randrange(FEW)}" for _ in range(rng.randrange(least, most))]
+
+
+def _class(rng, i):
+    return {"text": " ".join(_words(rng, [i % 2])), "label": NAMES[i % 2]}
+
+
+def _pair(rng, i):
+    pair = {"premise": " ".join(_words(rng, [i % 2])), "hypothesis": " ".join(_words(rng, [0, 1]))}
+    return pair | {"label": ("same", "other")[i % 2]}
+
+
+def _multi(rng, i):
+    halves = [half for half in (0, 1) if i % 4 & 1 << half]
+    words = [word for half in halves for word in _words(rng, [half], 2, 4)] or ["w40"]
+    return {"text": " ".join(words), "label": [NAMES[half] for half in halves]}
+
+
+def _score(rng, i):
+    words = _words(rng, [i % 2])
+    return {"text": " ".join(words), "label": 3.0 * (i % 2) + len(words) / 10}
+
+
+def _tokens(rng, i):
+    words = _words(rng, [0, 1])
+    return {"tokens": words, "ner_tags": ["B-LOC" if int(w[1:]) >= 20 else "O" for w in words]}
+
+
+def _span(rng, i):
+    words = _words(rng, [0], 4, 8)
+    place = rng.randrange(len(words))
+    words[place] = "w30"
+    answers = {"text": ["w30"], "answer_start": [len(" ".join([*words[:place], ""]))]}
+    return {"id": f"q{i}", "question": "w40 w39", "context": " ".join(words), "answers": answers}
+
+
+ROWS = {"class": _class, "pair": _pair, "multi": _multi, "score": _score, "tokens": _tokens, "span": _span}
+"""What an own task may be → how a row of it is made."""
+
+
+def rows(kind: str, n: int, seed: int = 0) -> list[dict]:
+    """Rows of an own task."""
+    rng = random.Random(seed)
+    return [ROWS[kind](rng, i) for i in range(n)]
+
+
+def write(path: Path, lines: list[dict]) -> Path:
+    """A jsonl file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in lines), "utf-8")
+    return path
+
+
+def own(folder: Path, kind: str, n: int = 128, judged: int = 48) -> Path:
+    """A directory of an own task with two splits."""
+    write(folder / "train.jsonl", rows(kind, n))
+    write(folder / "validation.jsonl", rows(kind, judged, seed=1))
+    return folder
+
+
+def spoil(lines: list[dict], kind: str) -> list[dict]:
+    """The rows with the labels of some of them wrong, so that no model is right about all."""
+    for row, other in zip(lines[::12], lines[1::12], strict=True):
+        if kind == "tokens":
+            row["ner_tags"] = row["ner_tags"][::-1]
+        elif kind == "span":
+            row["answers"] = {"text": [row["context"].split()[0]], "answer_start": [0]}
+        else:
+            row["label"], other["label"] = other["label"], row["label"]
+    return lines
+
+
+def encoder(folder: Path) -> Path:
+    """A tiny BERT that learns within a few steps, with its tokenizer, saved as a stock model directory."""
+    torch.manual_seed(0)
+    tiny_encoder("bert", initializer_range=0.1).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def headed(folder: Path, labels: tuple[str, ...] = (), seed: int = 0, **settings: object) -> Path:
+    """The same with a random head for texts; `labels` name its outputs."""
+    names = {"id2label": dict(enumerate(labels)), "label2id": {n: i for i, n in enumerate(labels)}} if labels else {}
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_config(
+        tiny_config("bert", initializer_range=0.1, **names, **settings)
+    )
+    torch.manual_seed(seed)
+    torch.nn.init.normal_(model.classifier.weight)
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def kdcli(*arguments: object):
+    """Run a command in this process; several in one test each begin anew."""
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+    return result
+
+
+def process(*arguments: object) -> subprocess.Popen[str]:
+    """Run a command in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "kdcli", *map(str, arguments)],
+        # Sums are only repeated to the bit by as many threads.
+        env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def report_of(folder: Path) -> Report:
+    """The report that a run left."""
+    return Report.model_validate_json((folder / "report.json").read_text("utf-8"))
+
+
+def log_of(folder: Path) -> list[dict]:
+    """The log of a run without what differs from run to run."""
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text("utf-8").splitlines()]
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+def said_by(result) -> str:
+    """What a command said on stderr, on one line."""
+    return " ".join(result.stderr.split())
