@@ -48,7 +48,8 @@ class Finished:
     def renderables(self) -> Iterable[Any]:
         """The table of the models, the notes, and where to look further."""
         yield from terminal(self.report)
-        yield f"model and report in {self.folder} (report.html)"
+        what = "model and report" if (self.folder / "config.json").is_file() else "report"
+        yield f"{what} in {self.folder} (report.html)"
 
 
 def finish(
