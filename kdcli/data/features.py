@@ -104,8 +104,13 @@ def encode(
         token_types: whether the model tells the two texts of a pair apart by token types.
 
     Raises:
-        UsageError: the tokenizer has no padding token.
+        UsageError: the tokenizer has no padding token or, of `tokens`, does not tell which word a token is of.
     """
+    if task.kind == "tokens" and not tokenizer.is_fast:
+        raise UsageError(
+            f"{type(tokenizer).__name__} does not tell of which word a token is, as task {task.name} needs",
+            "use a model with a tokenizer.json (a fast tokenizer)",
+        )
     ids: list[Array] = []
     types: list[Array] = []
     words: list[Array] = []
