@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdcli.data.batches import BatchPlan
+from kdcli.data.batches import BatchPlan, BucketPlan
 
 
 @settings(max_examples=60)
@@ -39,3 +40,71 @@ def test_a_batch_larger_than_the_data_takes_several_passes():
     found = BatchPlan(3, 7, 0).indices(1).tolist()
     assert len(found) == 7
     assert sorted(found[:3]) == sorted(found[3:6]) == [0, 1, 2]
+
+
+LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=80)
+
+
+def drawn(plan, number):
+    """The batches of a pass."""
+    first = number * plan.steps_of_pass + 1
+    return [plan.indices(step) for step in range(first, first + plan.steps_of_pass)]
+
+
+@settings(max_examples=60)
+@given(LENGTHS, st.integers(1, 25), st.integers(0, 5))
+def test_every_example_comes_once_in_every_pass_of_buckets(lengths, batch_size, seed):
+    plan = BucketPlan(np.array(lengths), batch_size, seed)
+    for number in range(3):
+        batches = drawn(plan, number)
+        assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
+        sizes = [len(b) for b in batches]
+        assert max(sizes) <= batch_size
+        assert max(sizes) - min(sizes) <= 1
+        assert len(batches) == -(-len(lengths) // batch_size)
+
+
+@settings(max_examples=40)
+@given(LENGTHS, st.integers(1, 9), st.lists(st.integers(1, 200), min_size=1, max_size=12))
+def test_a_step_of_buckets_does_not_depend_on_what_was_asked_before(lengths, batch_size, steps):
+    plan = BucketPlan(np.array(lengths), batch_size, 3)
+    for step in steps:
+        fresh = BucketPlan(np.array(lengths), batch_size, 3)
+        assert plan.indices(step).tolist() == fresh.indices(step).tolist()
+
+
+def test_passes_and_seeds_of_buckets_differ():
+    lengths = np.random.Generator(np.random.PCG64(0)).integers(5, 120, 3000)
+    plan = BucketPlan(lengths, 16, 0)
+    orders = [np.concatenate(drawn(plan, n)).tolist() for n in range(3)]
+    orders.append(np.concatenate(drawn(BucketPlan(lengths, 16, 1), 0)).tolist())
+    assert len({tuple(order) for order in orders}) == 4
+    # Not only the order of the batches: other examples meet.
+    met = [{frozenset(b.tolist()) for b in drawn(plan, n)} for n in range(2)]
+    assert len(met[0] & met[1]) < 0.05 * len(met[0])
+
+
+def padding(batches, lengths):
+    padded = sum(len(b) * lengths[b].max() for b in batches)
+    return 1 - sum(lengths[b].sum() for b in batches) / padded
+
+
+def test_buckets_hold_far_less_padding_than_batches_of_any_length():
+    lengths = np.random.Generator(np.random.PCG64(0)).geometric(0.03, 20_000).clip(4, 128)
+    plan, plain = BucketPlan(lengths, 32, 0), BatchPlan(len(lengths), 32, 0)
+    of_plain = padding([plain.indices(step) for step in range(1, 626)], lengths)
+    for number in range(2):
+        assert plan.padding(number) == pytest.approx(padding(drawn(plan, number), lengths))
+        assert plan.padding(number) < 0.1 * of_plain
+
+
+def test_batches_of_a_pass_do_not_come_by_length():
+    lengths = np.arange(1, 2001)
+    first = [int(lengths[b].max()) for b in drawn(BucketPlan(lengths, 20, 0), 0)]
+    assert abs(np.corrcoef(first, np.arange(len(first)))[0, 1]) < 0.3
+
+
+def test_buckets_of_equal_lengths_have_no_padding_and_are_no_fixed_blocks():
+    plan = BucketPlan(np.full(100, 7), 8, 0)
+    assert plan.padding() == 0.0
+    assert sorted(plan.indices(1).tolist()) != list(range(8))
