@@ -149,11 +149,22 @@ def _without_misplaced(data: Labelled) -> tuple[Labelled, list[str]]:
     return replace(data, train=kept), [f"{len(wrong)} training questions were left out:", *shown]
 
 
+def planned(task: Downstream, recipe: FinetuneRecipe) -> tuple[BucketPlan, Plan]:
+    """In which order the examples of a task are trained on, and for how long.
+
+    Raises:
+        UsageError: the warm-up leaves nothing of the run.
+    """
+    assert task.train is not None
+    order = BucketPlan(task.train.rows.lengths, recipe.train.batch_size, recipe.train.seed)
+    return order, plan_of(recipe.train, order.steps_of_pass)
+
+
 def fitting(task: Downstream, recipe: FinetuneRecipe, headed: Headed) -> tuple[Job, Plan]:
     """What the engine is handed to fine-tune a model, and for how long."""
     assert task.train is not None
     rows = task.train.rows
-    order = BucketPlan(rows.lengths, recipe.train.batch_size, recipe.train.seed)
+    order, plan = planned(task, recipe)
     best = task.judge.task.metrics[0] if recipe.keep == "best" else None
     job = _job(task.judge, headed, rows, order, best)
     (listened,) = job.modules.values()
@@ -161,7 +172,7 @@ def fitting(task: Downstream, recipe: FinetuneRecipe, headed: Headed) -> tuple[J
     found = job.step(rows.batch(np.arange(min(2, len(rows)))))
     for parameter in unreached(dict(listened.named_parameters()), found.total):
         listened.get_parameter(parameter).requires_grad_(False)
-    return job, plan_of(recipe.train, order.steps_of_pass)
+    return job, plan
 
 
 def _job(judge: Judge, headed: Headed, examples: Examples, order: Order, best: str | None) -> Job:

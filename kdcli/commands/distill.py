@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from kdcli.chain import Leg, chain, default_output_dir, shapes_of
 from kdcli.data.batches import BatchPlan
 from kdcli.data.corpus import Corpus, open_corpus
-from kdcli.downstream import Downstream, prepare, quality_of
+from kdcli.downstream import Downstream, planned, prepare, quality_of
 from kdcli.engine import track, train
 from kdcli.errors import UsageError
 from kdcli.estimate import PROBE_STEPS, Estimate, LegEstimate, estimate_leg
@@ -129,6 +129,7 @@ def _downstream(
         resolved = downstream_recipe(recipe.eval, name, recipe.train.seed)
         resolved = replace(resolved, recipe=resolved.recipe.model_copy(update={"model": recipe.teacher}))
         task, _ = prepare(resolved.recipe, accelerator, device, trust_remote_code=invocation.trust_remote_code)
+        planned(task, resolved.recipe)
         found[name] = task, resolved
     return found
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
-from kdcli.downstream import Downstream, fitting, load_model, prepare
+from kdcli.disk import disk_errors
+from kdcli.downstream import Downstream, fitting, load_model, planned, prepare
 from kdcli.engine import track, train
 from kdcli.errors import UsageError
 from kdcli.estimate import PROBE_STEPS, Estimate, estimate_leg
@@ -25,7 +26,7 @@ from kdcli.models.card import describe
 from kdcli.progress import Progress
 from kdcli.recipe import FinetuneRecipe, Invocation, Resolved, combinations
 from kdcli.report.views import FINETUNED
-from kdcli.run_dir import REPORT, RunDir, numbered
+from kdcli.run_dir import RECIPE, REPORT, RunDir, numbered
 from kdcli.types import Outcome
 
 
@@ -62,10 +63,13 @@ def run(resolved: Resolved[FinetuneRecipe], invocation: Invocation) -> Finished 
     name = f"finetune-{Path(recipe.model).name}-{recipe.task}"
     folder = invocation.output_dir or numbered(name, taken=invocation.resume or invocation.overwrite)
     folder = Path(broadcast_object_list([folder])[0])
+    _check_grid([chosen for chosen, _ in settings])
     runs = _runs(settings, recipe, folder)
     if not invocation.dry_run and accelerator.is_main_process:
         RunDir(folder).check(resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
     task, headed = prepare(recipe, accelerator, device, trust_remote_code=invocation.trust_remote_code)
+    for of in runs:
+        planned(task, of.resolved.recipe)
     if invocation.dry_run:
         return _dry_run(task, runs)
     if accelerator.is_main_process:
@@ -73,17 +77,35 @@ def run(resolved: Resolved[FinetuneRecipe], invocation: Invocation) -> Finished 
     accelerator.wait_for_everyone()
     track(accelerator, folder)
     result: Finished | None
-    if len(runs) > 1:
-        found = [run_inside(task, of.resolved, of.folder) for of in runs]
-        result = _choose(task, recipe, folder, runs, found) if accelerator.is_main_process else None
-    elif RunDir(folder).done:
+    if RunDir(folder).done:
         Progress.say(f"{folder} is done already")
         result = Finished.read(folder)
+    elif len(runs) > 1:
+        found = [run_inside(task, of.resolved, of.folder) for of in runs]
+        result = _choose(task, recipe, folder, runs, found) if accelerator.is_main_process else None
     else:
         result = run_claimed(task, recipe, folder, headed=headed, measure=True)
     accelerator.wait_for_everyone()
     accelerator.end_training()
     return result if accelerator.is_main_process else None
+
+
+def _check_grid(settings: list[dict[str, Any]]) -> None:
+    """What differs between runs must be read anew for each, and stand in the report once."""
+    for number, chosen in enumerate(settings):
+        for key, value in chosen.items():
+            if key == "train.seed":
+                raise UsageError("grid.train.seed: seeds are no settings", "--seeds N runs every setting with N seeds")
+            if (key != "keep" and not key.startswith("train.")) or key == "train.dtype":
+                raise UsageError(
+                    f"grid.{key}: the runs of a grid share model, data and number format",
+                    "a grid holds keys of train, or keep; for others start one run each",
+                )
+            if not isinstance(value, float | int | str):
+                raise UsageError(f"grid.{key} must hold values to try, got {value!r} among them")
+        if chosen in settings[:number]:
+            said = ", ".join(f"{key}={value}" for key, value in chosen.items())
+            raise UsageError(f"the grid holds {said} twice", "give every value once; --seeds N repeats a setting")
 
 
 def _runs(
@@ -115,9 +137,10 @@ def _choose(
     best = max(by_setting.values(), key=lambda numbers: statistics.fmean(scores[n][metric] for n in numbers))
     chosen = max(best, key=lambda n: scores[n][metric])
     # Model, tokenizer and log.jsonl of the chosen run.
-    for file in (*runs[chosen].folder.glob("*.json*"), *runs[chosen].folder.glob(WEIGHTS)):
-        if file.name != REPORT:
-            shutil.copy2(file, folder / file.name)
+    for file in runs[chosen].folder.iterdir():
+        if file.is_file() and file.name not in (RECIPE, REPORT):
+            with disk_errors(folder / file.name):
+                shutil.copy2(file, folder / file.name)
     report = found[chosen].report
     assert report.training is not None
     result = finish_run(

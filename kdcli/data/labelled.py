@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from kdcli.data import demo
 from kdcli.data.examples import example_of
-from kdcli.data.files import Source, open_source
+from kdcli.data.files import Row, Source, open_source
 from kdcli.data.own import own_task
 from kdcli.data.tasks import OWN, task_of
 from kdcli.errors import UsageError
@@ -74,7 +74,7 @@ def open_labelled(
             raise UsageError("task 'own' needs --data", "give a file or a directory with train.* and validation.*")
         opened = open_source(train_source if training and train_source is not None else source)
         shown = split if not training and opened.has(split) else "train"
-        task = own_task((row for _, table in opened.tables(shown) for row in table), columns, log)
+        task = own_task((row for _, row in _rows(opened, shown)), columns, log)
         if labels is not None and set(task.labels) <= set(labels):
             task = replace(task, labels=labels)
     else:
@@ -169,13 +169,17 @@ def _read(task: Task, source: Source, split: str, *, withheld: bool = False) -> 
             raise UsageError(f"the demo has no {split} split; it has {', '.join(demo.DOCUMENTS)}")
         rows = demo.demo_task(task.name, split)
         return [Example(f"demo {split}", str(i), (e.text,), e.label) for i, e in enumerate(rows)]
-    found: list[Example] = []
+    return [example_of(task, row, number, withheld=withheld) for number, row in _rows(source, split)]
+
+
+def _rows(source: Source, split: str) -> Iterator[tuple[int, Row]]:
+    """The rows of a split, each with its number in its file; a file without any is an error."""
     for name, table in source.tables(split):
-        before = len(found)
-        found += (example_of(task, row, number, withheld=withheld) for number, row in enumerate(table))
-        if len(found) == before:
+        number = -1
+        for number, row in enumerate(table):
+            yield number, row
+        if number < 0:
             raise UsageError(f"{name} holds no rows")
-    return found
 
 
 def _drawn(examples: list[Example], rows: int | None) -> list[Example]:
