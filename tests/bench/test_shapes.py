@@ -1,0 +1,137 @@
+"""Shapes without weights: the grammar without a teacher, and the papers' own counts of them."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from transformers import BertModel
+
+import kdcli
+from kdcli.bench.shapes import PRESETS, config_of, counts, is_shape, shape
+from kdcli.errors import UsageError
+from kdcli.models.card import describe
+from kdcli.types import ModelShape
+
+
+@pytest.mark.parametrize("text", ["6x384", "4x312:1200", "4x312:1200@12", "12x768@6", " 6x384 "])
+def test_shapes_are_recognised(text):
+    assert is_shape(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["bert-base-uncased", "./6x384", "6x384/", "x384", "6X384", "6x384:", "6x384@", "", "-6x384"]
+)
+def test_what_is_no_shape(text):
+    assert not is_shape(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("6x384", ModelShape(6, 384, 1536, 12)),
+        ("2x128", ModelShape(2, 128, 512, 8)),
+        ("2x130", ModelShape(2, 130, 520, 10)),
+        ("2x131", ModelShape(2, 131, 524, 1)),
+        ("48x2048", ModelShape(48, 2048, 8192, 8)),
+        ("4x312:1200@12", ModelShape(4, 312, 1200, 12)),
+        ("4x312@4", ModelShape(4, 312, 1248, 4)),
+    ],
+)
+def test_what_is_left_out(text, expected):
+    assert shape(text) == expected
+    config = config_of(text, vocab_size=77)
+    assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (
+        expected.layers,
+        expected.hidden,
+        expected.ffn,
+    )
+    assert (config.num_attention_heads, config.vocab_size, config.model_type) == (expected.heads, 77, "bert")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("six by four", "is not a shape"),
+        ("0x384", "has a zero in it"),
+        ("6x0", "has a zero in it"),
+        ("6x384:0", "has a zero in it"),
+        ("6x384@0", "has a zero in it"),
+        ("6x384@7", "7 heads do not divide a width of 384"),
+    ],
+)
+def test_shapes_that_cannot_be(text, message):
+    with pytest.raises(UsageError, match=message):
+        config_of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "embedding", "transformer"),
+    [
+        ("12x768", "23.4", "85.1"),
+        ("6x768", "23.4", "42.5"),
+        ("12x384", "11.7", "21.3"),
+        ("6x384", "11.7", "10.6"),
+        ("4x384", "11.7", "7.1"),
+        ("3x384", "11.7", "5.3"),
+    ],
+)
+def test_parameters_as_in_table_4_of_minilm(text, embedding, transformer):
+    found = counts(text)
+    assert f"{found['params_embedding'] / 1e6:.1f}" == embedding
+    assert f"{found['params_transformer'] / 1e6:.1f}" == transformer
+
+
+@pytest.mark.parametrize(
+    ("text", "printed", "off"),
+    [("12x768", 22.5, -0.0067), ("6x768", 11.3, -0.011), ("4x312:1200@12", 1.2, 0.039)],
+)
+def test_work_as_in_table_1_of_tinybert(text, printed, off):
+    found = counts(text)
+    assert found["flops"] == 2 * found["multiply_adds"]
+    assert found["flops"] / 1e9 / printed - 1 == pytest.approx(off, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("text", "printed", "off"),
+    [("12x768", 109, 0.0044), ("6x768", 67.0, -0.0007), ("4x312:1200@12", 14.5, -0.0103)],
+)
+def test_parameters_as_in_table_1_of_tinybert(text, printed, off):
+    assert counts(text)["params_total"] / 1e6 / printed - 1 == pytest.approx(off, abs=0.0002)
+
+
+def test_the_matrix_that_fits_a_student_to_its_teacher_is_in_neither():
+    assert f"{(counts('4x312:1200@12')['params_total'] + 312 * 768 + 768) / 1e6:.2f}" == "14.59"
+
+
+@pytest.mark.parametrize("text", ["2x96:200@6", "4x312:1200@12", "1x768"])
+def test_counts_are_those_of_the_model(text):
+    model = BertModel(config_of(text, vocab_size=300))
+    card = describe(model, text, None)
+    found = counts(text, vocab_size=300)
+    layers = sum(p.numel() for p in model.encoder.parameters())
+    assert found["params_embedding"] == model.embeddings.word_embeddings.weight.numel()
+    assert (found["params_total"], found["params_transformer"]) == (card["params_total"], layers)
+    assert found["multiply_adds"] == card["multiply_adds"]
+
+
+def test_presets_say_what_the_papers_say():
+    rows = tomllib.loads((Path(kdcli.__file__).parent / "report" / "published.toml").read_text("utf-8"))["row"]
+    for name, paper in (("minilm", "2002.10957"), ("tinybert", "1909.10351")):
+        preset = PRESETS[name]
+        assert tuple(preset.published) == preset.shapes
+        assert paper in str(preset.source)
+        baseline, *others = preset.shapes
+        assert preset.published[baseline] == 1.0
+        for text in others:
+            of = [r for r in rows if paper in r["source"] and text.split(":")[0] in r["shapes"]]
+            assert preset.published[text] in [r["values"].get("speed-up") for r in of], (name, text)
+
+
+def test_presets_can_be_measured():
+    for preset in PRESETS.values():
+        assert all(is_shape(s) and shape(s) for s in preset.shapes)
+        assert preset.cells
+        assert bool(preset.published) == bool(preset.device) == bool(preset.source)
+    assert PRESETS["serving"].cells == ((1, 16), (1, 64), (1, 128), (1, 256), (1, 512))
