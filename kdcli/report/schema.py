@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _finite(value: object) -> object:
+    """None for what JSON cannot hold; the outputs of a broken backend are not numbers."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+FiniteOrNone = Annotated[float | None, BeforeValidator(_finite)]
 
 
 class _Part(BaseModel):
@@ -12,7 +21,8 @@ class _Part(BaseModel):
 
 
 class Card(_Part):
-    """What a model is. `bytes` of its weights on disk; `multiply_adds` of one sequence of 128 tokens."""
+    """What a model is. `bytes` of its weights on disk; `multiply_adds` of one sequence of 128 tokens; the `paper_`
+    counts as the papers take them, None where they were not asked for."""
 
     id: str
     model_type: str
@@ -27,6 +37,8 @@ class Card(_Part):
     multiply_adds: int
     bytes: int
     sha256: str | None
+    paper_params_embedding: int | None = None
+    paper_params_transformer: int | None = None
 
 
 class Training(_Part):
@@ -43,7 +55,12 @@ class Training(_Part):
 
 
 class LatencyRow(_Part):
-    """One model in one cell; times of a whole batch in milliseconds."""
+    """One model in one cell; times of a whole batch in milliseconds.
+
+    `dtype` is fp32, bf16, fp16 or int8 (float32 in reports of earlier versions), `padding` full, random or data.
+    `p99_ms` is None of fewer than 100 runs, `tokens_per_second` counts real tokens, `first_call_ms` is of the very
+    first call of a subject, `peak_memory_bytes` the weights and what one call takes beyond them.
+    """
 
     model: str
     backend: str
@@ -59,6 +76,11 @@ class LatencyRow(_Part):
     mean_ms: float
     iqr_over_p50: float
     status: Literal["ok", "noisy", "unstable"]
+    p99_ms: float | None = None
+    tokens_per_second: float | None = None
+    load_seconds: float | None = None
+    first_call_ms: float | None = None
+    peak_memory_bytes: int | None = None
 
 
 class Speedup(_Part):
@@ -69,6 +91,50 @@ class Speedup(_Part):
     high: float
     batch_size: int
     seq_len: int
+
+
+class Failure(_Part):
+    """What could not be measured, and why; without a cell where it could not even be made ready."""
+
+    model: str
+    backend: str
+    dtype: str
+    batch_size: int | None = None
+    seq_len: int | None = None
+    reason: str
+
+
+class Agreement(_Part):
+    """The output of a model on a backend beside that of torch in float32. `wrong` when `relative` is beyond `limit`;
+    what is not a finite number is None; `metric` is what a task gives on this backend."""
+
+    model: str
+    backend: str
+    dtype: str
+    max_abs: FiniteOrNone
+    relative: FiniteOrNone
+    cosine: FiniteOrNone
+    limit: float
+    wrong: bool
+    metric: float | None = None
+
+
+class Projection(_Part):
+    """What arithmetic says of a device that was not there; never a measurement.
+
+    `published` is a paper's speed-up on the device, `error` that of the projected one relative to it (0.1: a tenth
+    too high).
+    """
+
+    model: str
+    device: str
+    batch_size: int
+    seq_len: int
+    milliseconds: float
+    speedup: float
+    published: float | None = None
+    error: float | None = None
+    note: str = ""
 
 
 class PublishedRow(_Part):
@@ -181,6 +247,9 @@ class Report(_Part):
     evaluations: list[Evaluation] = Field(default_factory=list)
     comparisons: list[Comparison] = Field(default_factory=list)
     selection: Selection | None = None
+    failures: list[Failure] = Field(default_factory=list)
+    agreements: list[Agreement] = Field(default_factory=list)
+    projections: list[Projection] = Field(default_factory=list)
 
     def to_json(self) -> str:
         """The file's text."""

@@ -12,11 +12,12 @@ from kdcli.report.schema import Card, LatencyRow, PublishedRow, Report
 
 CARD = (
     *("id", "model_type", "layers", "hidden", "ffn", "heads", "params_total", "params_embedding", "params_transformer"),
-    *("params_nonzero", "multiply_adds", "bytes", "sha256"),
+    *("params_nonzero", "multiply_adds", "bytes", "sha256", "paper_params_embedding", "paper_params_transformer"),
 )
 LATENCY = (
     *("model", "backend", "device", "dtype", "batch_size", "seq_len", "padding", "n", "p50_ms", "p90_ms", "p95_ms"),
-    *("mean_ms", "iqr_over_p50", "status"),
+    *("mean_ms", "iqr_over_p50", "status", "p99_ms", "tokens_per_second", "load_seconds", "first_call_ms"),
+    "peak_memory_bytes",
 )
 
 
@@ -28,6 +29,7 @@ def test_round_trip(report):
     assert set(raw) == {
         *("schema", "command", "status", "created", "versions", "environment", "recipe", "models", "training"),
         *("curve", "quality", "latency", "speedup", "published", "notes", "evaluations", "comparisons", "selection"),
+        *("failures", "agreements", "projections"),
     }
 
 
