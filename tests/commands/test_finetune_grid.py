@@ -1,0 +1,221 @@
+"""`kdcli finetune --grid --seeds`: every run a run of its own; one is chosen by the mean over its seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+
+import own_files
+import pytest
+import torch
+from own_files import QUICK, kdcli, log_of, process, report_of, said_by
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+NAMES = [f"lr={lr},seed={seed}" for lr in ("0.0003", "0.003") for seed in (5, 6)]
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """Two rates, the lower one too low, with two seeds each."""
+    folder = tmp_path_factory.mktemp("given")
+    data = own_files.own(folder / "data", "class")
+    own_files.write(data / "validation.jsonl", own_files.spoil(own_files.rows("class", 48, seed=1), "class"))
+    grid = ["--grid", "lr=3e-4,3e-3", "--seeds", "2", "--seed", "5", "--max-steps", "10", "--set", "train.eval_every=5"]
+    encoder = own_files.encoder(folder / "encoder")
+    return ["finetune", encoder, "--task", "own", "--data", data, *QUICK, "--set", "train.checkpoint_every=2", *grid]
+
+
+@pytest.fixture(scope="module")
+def whole(given, tmp_path_factory):
+    """The grid, run without interruption."""
+    out = tmp_path_factory.mktemp("grid") / "out"
+    result = kdcli(*given, "-o", out)
+    assert result.exit_code == 0, result.output
+    return out, result
+
+
+def test_every_run_is_a_run_of_its_own(given, whole):
+    out, _ = whole
+    assert sorted(p.name for p in (out / "runs").iterdir()) == NAMES
+    for name in NAMES:
+        report = report_of(out / "runs" / name)
+        lr, seed = (part.split("=")[1] for part in name.split(","))
+        assert (report.recipe["train"]["lr"], report.recipe["train"]["seed"]) == (float(lr), int(seed))
+        assert (report.recipe["grid"], report.recipe["seeds"]) == ({}, 1)
+        assert not (out / "runs" / name / "checkpoints").exists()
+        assert report.latency == []
+
+
+def test_the_setting_of_the_best_mean_is_chosen_and_its_best_seed(whole):
+    out, result = whole
+    report, runs = report_of(out), {name: report_of(out / "runs" / name) for name in NAMES}
+    scores = {name: runs[name].evaluations[0].metrics["accuracy"] for name in NAMES}
+    means = {lr: sum(scores[f"lr={lr},seed={s}"] for s in (5, 6)) / 2 for lr in ("0.0003", "0.003")}
+    assert means["0.003"] > means["0.0003"]
+    best = max(NAMES[2:], key=scores.get)
+    selection = report.selection
+    assert selection.settings == {"train.lr": 0.003}
+    assert selection.seed == int(best.rpartition("=")[2])
+    assert (selection.metric, selection.on) == ("accuracy", "validation")
+    assert [(r.settings, r.seed, r.metrics) for r in selection.runs] == [
+        ({"train.lr": float(lr)}, seed, runs[f"lr={lr},seed={seed}"].evaluations[0].metrics)
+        for lr in ("0.0003", "0.003")
+        for seed in (5, 6)
+    ]
+    assert report.evaluations == runs[best].evaluations
+    assert report.curve == runs[best].curve
+    assert report.training == runs[best].training
+    # Mean and sample standard deviation, written out, of both settings stand where people look.
+    for lr in ("0.0003", "0.003"):
+        a, b = (scores[f"lr={lr},seed={s}"] for s in (5, 6))
+        deviation = math.sqrt(((a - means[lr]) ** 2 + (b - means[lr]) ** 2) / (2 - 1))
+        shown = f"{means[lr]:.4f} ± {deviation:.2g}"
+        assert shown in (out / "report.md").read_text("utf-8")
+        assert shown in (out / "report.html").read_text("utf-8")
+        assert shown in result.stdout
+    assert "chosen by accuracy (validation; mean over its seeds)" in " ".join(result.stdout.split())
+
+
+def test_only_the_chosen_model_is_kept_and_it_is_that_of_its_run(given, whole, tmp_path):
+    out, _ = whole
+    chosen = out / "runs" / f"lr=0.003,seed={report_of(out).selection.seed}"
+    assert sorted(p.parent for p in out.rglob("*.safetensors")) == [out]
+    for name in ("config.json", "log.jsonl", "tokenizer.json", "tokenizer_config.json"):
+        assert (out / name).read_bytes() == (chosen / name).read_bytes()
+    assert AutoTokenizer.from_pretrained(out)("w1 w2")["input_ids"]
+    # The same run by itself leaves the same weights.
+    at = given.index("--grid")
+    alone = [*given[:at], *given[at + 6 :], "--lr", "3e-3", "--seed", report_of(out).selection.seed]
+    assert kdcli(*alone, "-o", tmp_path / "alone").exit_code == 0
+    a, b = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "alone"))
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    card, other = (report_of(folder).models["finetuned"] for folder in (out, chosen))
+    assert card.model_dump(exclude={"id"}) == other.model_dump(exclude={"id"})
+    assert card.bytes == (out / "model.safetensors").stat().st_size
+    assert AutoModelForSequenceClassification.from_pretrained(out).config.id2label == {0: "brisk", 1: "calm"}
+
+
+def numbers_of(folder):
+    report = report_of(folder)
+    return report.selection, report.evaluations, report.curve, report.models["finetuned"].sha256
+
+
+def test_a_grid_that_is_done_is_not_done_again(given, whole):
+    out, _ = whole
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
+    again = kdcli(*given, "-o", out, "--resume")
+    assert again.exit_code == 0
+    assert "is done already" in again.stderr
+    assert "0.003" in again.stdout
+    assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == before
+
+
+@pytest.mark.parametrize("cut", [7, 23, 40])
+def test_a_grid_cut_anywhere_goes_on_without_repeating_a_finished_run(given, whole, tmp_path, monkeypatch, cut):
+    """Cut while a record is logged: in the first run, in the third, or in the last one just before its end."""
+    from kdcli.run_dir import RunDir
+
+    log, seen = RunDir.log, [0]
+
+    def once(self, record):
+        log(self, record)
+        seen[0] += 1
+        if seen[0] == cut:
+            raise KeyboardInterrupt
+
+    out, each = tmp_path / "out", ["--set", "train.log_every=1"]
+    monkeypatch.setattr(RunDir, "log", once)
+    assert kdcli(*given, *each, "-o", out).exit_code == 130
+    monkeypatch.undo()
+    done = {p: p.stat().st_mtime_ns for r in (out / "runs").glob("*/report.json") for p in r.parent.iterdir()}
+    assert len({p.parent for p in done}) == cut // 11
+    assert not (out / "report.json").exists()
+    again = kdcli(*given, *each, "-o", out, "--resume")
+    assert again.exit_code == 0, again.output
+    assert again.stderr.count("is done already") == cut // 11
+    assert {p: p.stat().st_mtime_ns for p in done if p.exists()} == {p: t for p, t in done.items() if p.exists()}
+    assert {p.name for p in done if not p.exists()} <= {"model.safetensors"}
+    selection, evaluations, _, digest = numbers_of(out)
+    assert (selection, evaluations, digest) == (
+        numbers_of(whole[0])[0],
+        numbers_of(whole[0])[1],
+        numbers_of(whole[0])[3],
+    )
+
+
+def test_another_grid_is_not_gone_on_with(given, whole):
+    out, _ = whole
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
+    result = kdcli(*given, "-o", out, "--resume", "--grid", "lr=3e-4,1e-3")
+    assert result.exit_code == 2
+    assert "grid.train.lr: was" in said_by(result)
+    assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == before
+
+
+def test_seeds_without_a_grid(given, tmp_path):
+    at = given.index("--grid")
+    result = kdcli(*given[:at], "--max-steps", "4", "--seeds", "3", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    selection = report_of(tmp_path / "out").selection
+    assert ([r.seed for r in selection.runs], selection.settings) == ([0, 1, 2], {})
+    values = [r.metrics["accuracy"] for r in selection.runs]
+    assert selection.seed == values.index(max(values))
+    assert f"Of 3 runs, seed {selection.seed} was chosen by accuracy" in " ".join(result.stdout.split())
+
+
+def test_several_keys_make_every_combination_and_keep_may_be_one(given, tmp_path):
+    at = given.index("--grid")
+    grid = ["--grid", "batch_size=8,16", "--grid", "keep=last,best", "--max-steps", "2"]
+    assert kdcli(*given[:at], *grid, "-o", tmp_path / "out").exit_code == 0
+    names = sorted(p.name for p in (tmp_path / "out" / "runs").iterdir())
+    assert names == [f"batch_size={b},keep={k},seed=0" for b in (16, 8) for k in ("best", "last")]
+
+
+@pytest.fixture
+def two_sets(tmp_path):
+    """A task with two sets; the second is labelled wrong throughout, so what is right about one is wrong there."""
+    rows = [
+        {"premise": r["text"], "hypothesis": r["text"], "label": i % 2}
+        for i, r in enumerate(own_files.rows("class", 96))
+    ]
+    rare = {"premise": "w40", "hypothesis": "w40", "label": 2}
+    own_files.write(tmp_path / "data" / "train.jsonl", [*rows, rare])
+    own_files.write(tmp_path / "data" / "validation_matched.jsonl", rows[:24])
+    wrong = [r | {"label": 1 - r["label"]} for r in rows[:24]]
+    own_files.write(tmp_path / "data" / "validation_mismatched.jsonl", wrong)
+    return ["--task", "mnli", "--data", tmp_path / "data", *QUICK, "--max-steps", "8", "--grid", "lr=1e-5,3e-3"]
+
+
+@pytest.mark.parametrize("chosen_on", ["matched", "mismatched", None])
+def test_the_set_that_chooses_is_named_and_obeyed(given, two_sets, tmp_path, chosen_on):
+    asked = ["--set", f"choose_on={chosen_on}"] if chosen_on else []
+    result = kdcli("finetune", given[1], *two_sets, *asked, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    selection = report_of(tmp_path / "out").selection
+    assert selection.on == (f"{chosen_on} validation" if chosen_on else "the mean over all sets of validation")
+    for run in selection.runs:
+        m, mm = run.metrics["matched/accuracy"], run.metrics["mismatched/accuracy"]
+        assert run.metrics["accuracy"] == pytest.approx({"matched": m, "mismatched": mm, None: (m + mm) / 2}[chosen_on])
+    best = max(selection.runs, key=lambda r: r.metrics["accuracy"])
+    assert selection.settings == best.settings
+    if chosen_on:
+        assert best.settings == {"train.lr": 3e-3 if chosen_on == "matched" else 1e-5}
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_of_a_grid_and_resumed(given, whole, tmp_path):
+    killed = process(*given, "-o", tmp_path / "out")
+    last = tmp_path / "out" / "runs" / NAMES[2] / "checkpoints"
+    while killed.poll() is None and not last.exists():
+        time.sleep(0.002)
+    os.kill(killed.pid, 9)
+    killed.communicate()
+    assert kdcli(*given, "-o", tmp_path / "out", "--resume").exit_code == 0
+    assert numbers_of(tmp_path / "out") == numbers_of(whole[0])
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == json.loads(
+        (whole[0] / "config.json").read_text()
+    )
+    assert log_of(tmp_path / "out") == log_of(whole[0])
