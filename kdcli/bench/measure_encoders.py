@@ -1,0 +1,474 @@
+"""Latency of BERT-shaped encoders with random weights, for machines that run nothing newer than torch 1.8.
+
+    python measure_encoders.py [--device auto|cpu|cuda|cuda:1] [--out result.json] [--padding random] [--half]
+
+One file for Python 3.7 or newer with torch 1.8 or newer and nothing else. `kdcli benchmark --portable DIR` writes it
+and, beside it, shapes.json: which encoders, in which cells (batch size, tokens).
+
+Attention is eager and unfused: two matrix products, a softmax between them and, with padding, an additive mask; in
+every torch the same operations. A newer torch with fused attention is faster. The rest is BERT without pooler and
+dropout.
+
+All encoders run in turns, in an order drawn anew each round, so that whatever else the machine does hits all alike.
+Speed-ups are over the first encoder: the median of the ratios within each round, with their quartiles. Ctrl-C keeps the
+finished cells. Exit codes: 0 done, 2 wrong usage, 3 this machine cannot, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import hashlib
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+SCHEMA = 1
+WARM_RUNS, WARM_SECONDS = 10, 1.0
+OK, NOISY = 0.10, 0.25
+"""Interquartile range over median up to which a cell is called ok, and noisy; above it is unstable."""
+NO_ROOM = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "bad_alloc")
+"""How torch says, across versions and devices, that something does not fit."""
+# BERT's name of a part -> its name here; the longer names first, for they contain the shorter.
+PARTS = (
+    ("embeddings.word_embeddings", "words"),
+    ("embeddings.position_embeddings", "positions"),
+    ("embeddings.token_type_embeddings", "types"),
+    ("embeddings.LayerNorm", "norm"),
+    ("encoder.layer", "layers"),
+    ("attention.self.", ""),
+    ("attention.output.dense", "mixed"),
+    ("attention.output.LayerNorm", "mixed_norm"),
+    ("intermediate.dense", "up"),
+    ("output.dense", "down"),
+    ("output.LayerNorm", "down_norm"),
+)
+
+
+class Shape(NamedTuple):
+    """Sizes of an encoder."""
+
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+
+
+class Layer(nn.Module):
+    """One layer of BERT: LayerNorm after each of its two halves."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        width, self.heads = shape.hidden, shape.heads
+        self.query, self.key, self.value = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, width)
+        self.mixed, self.mixed_norm = nn.Linear(width, width), nn.LayerNorm(width, eps=1e-12)
+        self.up, self.down = nn.Linear(width, shape.ffn), nn.Linear(shape.ffn, width)
+        self.down_norm = nn.LayerNorm(width, eps=1e-12)
+
+    def forward(self, x_BLD: Tensor, mask_B11L: Tensor | None) -> Tensor:
+        q_BALK, k_BALK, v_BALK = (
+            part(x_BLD).view(x_BLD.size(0), x_BLD.size(1), self.heads, -1).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        scores_BALL = torch.matmul(q_BALK, k_BALK.transpose(2, 3)) * q_BALK.size(-1) ** -0.5
+        if mask_B11L is not None:
+            scores_BALL = scores_BALL + mask_B11L
+        mixed_BALK = torch.matmul(nn.functional.softmax(scores_BALL, dim=-1), v_BALK)
+        x_BLD = self.mixed_norm(self.mixed(mixed_BALK.transpose(1, 2).reshape(x_BLD.shape)) + x_BLD)
+        out_BLD: Tensor = self.down_norm(self.down(nn.functional.gelu(self.up(x_BLD))) + x_BLD)
+        return out_BLD
+
+
+class Encoder(nn.Module):
+    """BERT without pooler and dropout, with random weights."""
+
+    def __init__(self, shape: Shape, vocab_size: int, positions: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocab_size, shape.hidden)
+        self.positions = nn.Embedding(positions, shape.hidden)
+        self.types = nn.Embedding(2, shape.hidden)
+        self.norm = nn.LayerNorm(shape.hidden, eps=1e-12)
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        for tensor in self.parameters():
+            if tensor.dim() > 1:
+                nn.init.normal_(tensor, std=0.02)
+
+    def forward(self, ids_BL: Tensor, mask_BL: Tensor | None = None) -> Tensor:
+        """Last hidden states [B, L, D] of token ids; `mask_BL` is 1 at tokens and 0 at padding, None without any."""
+        positions_L = torch.arange(ids_BL.size(1), device=ids_BL.device)
+        x_BLD: Tensor = self.norm(
+            self.words(ids_BL) + self.types(torch.zeros_like(ids_BL)) + self.positions(positions_L)
+        )
+        mask_B11L = None
+        if mask_BL is not None:
+            mask_B11L = (1 - mask_BL[:, None, None, :].to(x_BLD.dtype)) * torch.finfo(x_BLD.dtype).min
+        for layer in self.layers:
+            x_BLD = layer(x_BLD, mask_B11L)
+        return x_BLD
+
+
+def load_bert(encoder: Encoder, state_dict: Mapping[str, Tensor]) -> None:
+    """Copy the weights of a BertModel of the same sizes, its pooler and the heads of a task left out.
+
+    Args:
+        encoder: what receives them.
+        state_dict: names as in transformers, with or without `bert.` in front.
+
+    Raises:
+        RuntimeError: a tensor is missing, has no place, or is of another size.
+    """
+    renamed = {}
+    for name, tensor in state_dict.items():
+        short = name[5:] if name.startswith("bert.") else name
+        for theirs, ours in PARTS:
+            short = short.replace(theirs, ours)
+        if not short.startswith(("pooler.", "cls.", "classifier.", "qa_outputs.", "embeddings.position_ids")):
+            renamed[short] = tensor
+    encoder.load_state_dict(renamed)
+
+
+def inputs(cell: Sequence[int], vocab_size: int, padding: str, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Token ids [B, L], special tokens not among them, and for `random` padding a mask: the first sequence is of full
+    length, each other of 1 to L tokens. The same for the same cell and vocabulary."""
+    batch_size, seq_len = cell
+    drawn = torch.Generator().manual_seed(0)
+    ids_BL = torch.randint(vocab_size // 4, vocab_size - vocab_size // 4, (batch_size, seq_len), generator=drawn)
+    if padding == "full":
+        return ids_BL.to(device), None
+    lengths_B = torch.randint(1, seq_len + 1, (batch_size,), generator=drawn)
+    lengths_B[0] = seq_len
+    return ids_BL.to(device), (torch.arange(seq_len)[None, :] < lengths_B[:, None]).long().to(device)
+
+
+def attempt(call: Callable[[], Any], device: torch.device) -> float | None:
+    """Seconds that a call takes, the device idle before and after; None where it does not fit into memory."""
+    try:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
+    except (RuntimeError, MemoryError) as error:
+        if not isinstance(error, MemoryError) and not any(said in str(error) for said in NO_ROOM):
+            raise
+    # Only here, after the handler, is nothing held any more by the traceback.
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return None
+
+
+def warm(call: Callable[[], Any], device: torch.device) -> bool:
+    """Run a call for `WARM_RUNS` runs and `WARM_SECONDS`; whether it fits into memory."""
+    began, runs = time.perf_counter(), 0
+    while runs < WARM_RUNS or time.perf_counter() - began < WARM_SECONDS:
+        if attempt(call, device) is None:
+            return False
+        runs += 1
+    return True
+
+
+def interleaved(
+    calls: Mapping[str, Callable[[], Any]], device: torch.device, min_runs: int, min_seconds: float
+) -> dict[str, list[float]]:
+    """Seconds of every run by model; the i-th of each were taken in the same round. What does not fit is left out."""
+    drawn = torch.Generator().manual_seed(0)
+    collecting = gc.isenabled()
+    with getattr(torch, "inference_mode", torch.no_grad)():
+        times: dict[str, list[float]] = {name: [] for name in calls if warm(calls[name], device)}
+        gc.collect()
+        gc.disable()
+        try:
+            began, rounds = time.perf_counter(), 0
+            while times and (rounds < min_runs or time.perf_counter() - began < min_seconds):
+                names = list(times)
+                for name in [names[i] for i in torch.randperm(len(names), generator=drawn).tolist()]:
+                    seconds = attempt(calls[name], device)
+                    if seconds is None:
+                        del times[name]
+                    else:
+                        times[name].append(seconds)
+                rounds += 1
+        finally:
+            if collecting:
+                gc.enable()
+    return times
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` per cent lie, interpolated linearly between the two nearest."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * share / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def summary(seconds: Sequence[float]) -> dict[str, Any]:
+    """What a row says of the times of a model in a cell; of none: that it did not fit."""
+    names = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "mean_ms", "iqr_over_p50")
+    if not seconds:
+        return {"n": 0, **dict.fromkeys(names), "status": "out of memory"}
+    ms = [s * 1e3 for s in seconds]
+    p50, p90, p95, p99 = (percentile(ms, share) for share in (50, 90, 95, 99))
+    spread = (percentile(ms, 75) - percentile(ms, 25)) / p50
+    said = (p50, p90, p95, p99 if len(ms) >= 100 else None, sum(ms) / len(ms), spread)
+    status = "ok" if spread <= OK else "noisy" if spread <= NOISY else "unstable"
+    return {"n": len(ms), **{name: said[i] for i, name in enumerate(names)}, "status": status}
+
+
+def speedup(baseline: Sequence[float], candidate: Sequence[float]) -> dict[str, Any]:
+    """Median and quartiles of the ratios within each round."""
+    ratios = [seconds / candidate[i] for i, seconds in enumerate(baseline)]
+    return {"median": percentile(ratios, 50), "low": percentile(ratios, 25), "high": percentile(ratios, 75)}
+
+
+def stop(code: int, message: str) -> NoReturn:
+    """End with a message on stderr."""
+    print(f"measure_encoders.py: {message}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def driver() -> str | None:
+    """Version of the NVIDIA driver, as nvidia-smi says it; None where there is none."""
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        lines = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return lines[0] if lines else None
+
+
+def has_kernels(built: Sequence[str], major: int, minor: int) -> bool:
+    """Whether a build has machine code of a card's generation, or portable code (`compute_`) of an older one."""
+    for kind, number in re.findall(r"\b(sm|compute)_(\d+)", " ".join(built)):
+        own = divmod(int(number), 10)
+        if (own[0] == major and own[1] <= minor) or (kind == "compute" and own <= (major, minor)):
+            return True
+    return False
+
+
+def choose_device(wanted: str, install: Mapping[str, str]) -> torch.device:
+    """`auto`, `cpu`, `cuda` or `cuda:INDEX` -> a device on which a small kernel has just run.
+
+    `install` says, by compute capability, which torch still has kernels for a card.
+    """
+    found = re.fullmatch(r"auto|cpu|cuda(?::(\d{1,3}))?", wanted)
+    if not found:
+        stop(2, f"unknown device '{wanted}'; allowed: auto, cpu, cuda, cuda:INDEX")
+    built = f"torch {torch.__version__}, built for CUDA {torch.version.cuda}; driver {driver()}"
+    if wanted == "cpu" or not torch.cuda.is_available():
+        if wanted.startswith("cuda"):
+            stop(3, f"no CUDA device here ({built}); install a torch that fits the driver, or use --device cpu")
+        if wanted == "auto" and driver():
+            print(f"measuring on the CPU, for {built} sees no CUDA device: does it fit the driver?", file=sys.stderr)
+        return torch.device("cpu")
+    index = int(found[1] or 0)
+    if index >= torch.cuda.device_count():
+        stop(3, f"the last CUDA device here is cuda:{torch.cuda.device_count() - 1}")
+    device, arch_list = torch.device("cuda", index), torch.cuda.get_arch_list()
+    major, minor = torch.cuda.get_device_capability(device)
+    try:
+        torch.ones(8, 8, device=device).mm(torch.ones(8, 8, device=device)).sum().item()
+    except RuntimeError as error:
+        known = [line for card, line in install.items() if tuple(map(int, card.split("."))) <= (major, minor)]
+        stop(
+            3,
+            f"{built} cannot run on {torch.cuda.get_device_name(device)} (compute capability {major}.{minor}; this "
+            f"torch has {', '.join(arch_list)}): {str(error).splitlines()[0]}\n"
+            + (
+                "the card or its driver refuses: see what nvidia-smi says"
+                if has_kernels(arch_list, major, minor)
+                else f"install a torch with kernels for it: {(known or ['an older one'])[-1]}"
+            )
+            + "; or use --device cpu",
+        )
+    return device
+
+
+def physical_cores() -> int:
+    """Cores without their second threads, at most as many as this process may use."""
+    siblings = [p.read_text() for p in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings_list")]
+    cores = len(set(siblings)) or os.cpu_count() or 1
+    return min(cores, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else cores
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What the measurement was taken on; nothing that names a person or a host."""
+    info = Path("/proc/cpuinfo")
+    cpu = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.is_file() else None
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    return {
+        "cpu": cpu[1] if cpu else platform.processor() or platform.machine(),
+        "physical_cores": physical_cores(),
+        "logical_cores": os.cpu_count() or 1,
+        "latency_threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "capability": f"{capability[0]}.{capability[1]}" if capability else None,
+        "arch_list": torch.cuda.get_arch_list(),
+        "driver": driver(),
+        "cuda": torch.version.cuda,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "os": f"{platform.system()} {platform.machine()}",
+        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+    }
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """shapes.json, edited by hand or not: shapes, cells and vocabulary, whole numbers from 1 on."""
+    try:
+        plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if plan["schema"] != SCHEMA:
+            stop(2, f"{path} has schema {plan['schema']}; this file reads {SCHEMA}")
+        plan["shapes"] = {name: Shape(**sizes) for name, sizes in plan["shapes"].items()}
+        plan["cells"] = [[batch_size, seq_len] for batch_size, seq_len in plan["cells"]]
+        numbers = [n for group in (*plan["shapes"].values(), *plan["cells"], [plan["vocab_size"]]) for n in group]
+        if not plan["shapes"] or not plan["cells"] or not all(isinstance(n, int) and n >= 1 for n in numbers):
+            stop(2, f"{path}: at least one shape and one cell are needed, and every number whole and at least 1")
+        if any(shape.hidden % shape.heads for shape in plan["shapes"].values()):
+            stop(2, f"{path}: heads must divide the hidden width")
+        return plan
+    except OSError as error:
+        stop(2, f"{error}; shapes.json belongs beside this file")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        stop(2, f"{path} cannot be used: {error!r}")
+
+
+def build(plan: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> dict[str, Encoder | None]:
+    """The encoders, their weights from a fixed seed; None for one that does not fit."""
+    positions = max(512, *(seq_len for _, seq_len in plan["cells"]))
+    encoders: dict[str, Encoder | None] = dict.fromkeys(plan["shapes"])
+
+    def place(name: str, shape: Shape) -> None:
+        torch.manual_seed(0)
+        encoders[name] = Encoder(shape, plan["vocab_size"], positions).eval().to(device=device, dtype=dtype)
+
+    for name, shape in plan["shapes"].items():
+        attempt(functools.partial(place, name, shape), device)
+    return encoders
+
+
+def measure_cell(
+    said: Mapping[str, Any], encoders: Mapping[str, Encoder | None], cell: Sequence[int]
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Measure all encoders in a cell under the settings `said`: its rows and its speed-ups, also printed."""
+    device, size = torch.device(said["device"]), {"batch_size": cell[0], "seq_len": cell[1]}
+    given = inputs(cell, said["vocab_size"], said["padding"], device)
+    calls = {name: functools.partial(encoder, *given) for name, encoder in encoders.items() if encoder is not None}
+    times = interleaved(calls, device, said["min_runs"], said["min_seconds"])
+    same = {"backend": "portable", "device": said["device"], "dtype": said["dtype"], **size, "padding": said["padding"]}
+    rows, speedups, baseline = [], {}, next(iter(encoders))
+    for name in encoders:
+        row = {"model": name, **same, **summary(times.get(name, ()))}
+        rows.append(row)
+        line = f"{name:>20} {cell[0]:>4} x {cell[1]:<5} {row['status']:<14}"
+        if name in times:
+            line += f" {row['p50_ms']:10.3f} ms, 95 %: {row['p95_ms']:10.3f} ms"
+        if name in times and baseline in times and name != baseline:
+            ratio = {**speedup(times[baseline], times[name]), **size}
+            # The first cell has the plain name; the others say which they are.
+            at = "" if cell == said["cells"][0] else f"@{cell[0]}x{cell[1]}"
+            speedups[f"{name}_vs_{baseline}{at}"] = ratio
+            line += f", {ratio['median']:.2f}x {baseline} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+        print(line, flush=True)
+    return rows, speedups
+
+
+def write(path: Path, result: Mapping[str, Any]) -> None:
+    """Write aside, then rename: a reader sees the old or the whole new."""
+    aside = path.with_name(f".{path.name}.part")
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            json.dump(result, file, indent=1, allow_nan=False)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError as error:
+        stop(3, f"{path} could not be written: {error}")
+
+
+def options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Latency of the encoders in shapes.json, in plain torch.")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:INDEX")
+    parser.add_argument("--out", type=Path, default=Path("result.json"), help="must not exist yet")
+    parser.add_argument("--min-runs", type=int, default=50, help="runs of each encoder in a cell")
+    parser.add_argument("--min-seconds", type=float, default=5.0, help="seconds a cell goes on at least")
+    parser.add_argument("--padding", choices=("full", "random"), default="full", help="random: a mask, mixed lengths")
+    parser.add_argument("--half", action="store_true", help="float16, on CUDA devices only")
+    given = parser.parse_args()
+    if given.min_runs < 1 or not 0 <= given.min_seconds < 1e6:
+        stop(2, "--min-runs must be at least 1 and --min-seconds between 0 and a million")
+    if given.out.exists() or not given.out.parent.is_dir():
+        stop(2, f"{given.out} exists, or its folder does not; name another file with --out")
+    return given
+
+
+def main() -> None:
+    """Measure, cell by cell; what is finished is in the file."""
+    given, here = options(), Path(__file__).resolve()
+    plan = read_plan(here.with_name("shapes.json"))
+    device = choose_device(given.device, plan.get("install", {}))
+    if given.half and device.type != "cuda":
+        stop(2, "--half needs a CUDA device")
+    torch.set_num_threads(physical_cores())
+    # Off in some versions and on in others; float32 is to mean the same everywhere.
+    if torch.backends.cuda.matmul.allow_tf32:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    dtype = torch.float16 if given.half else torch.float32
+    files = (here, here.with_name("shapes.json"))
+    settings = {
+        "device": str(device),
+        "dtype": "fp16" if given.half else "fp32",
+        "padding": given.padding,
+        "min_runs": given.min_runs,
+        "min_seconds": given.min_seconds,
+        "vocab_size": plan["vocab_size"],
+        "cells": plan["cells"],
+    }
+    result: dict[str, Any] = {
+        "schema": SCHEMA,
+        "kind": "kdcli portable latency",
+        "complete": False,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "sha256": {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in files},
+        "settings": settings,
+        "environment": environment(device),
+        "models": {name: shape._asdict() for name, shape in plan["shapes"].items()},
+        "rows": [],
+        "speedup": {},
+    }
+    # A batch system ends a job with SIGTERM: to be treated as Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        encoders = build(plan, dtype, device)
+        for cell in plan["cells"]:
+            rows, speedups = measure_cell(settings, encoders, cell)
+            result["rows"] += rows
+            result["speedup"].update(speedups)
+            result["complete"] = cell is plan["cells"][-1]
+            write(given.out, result)
+    except KeyboardInterrupt:
+        if not result["rows"]:
+            stop(130, "interrupted before the first cell was finished; nothing written")
+        write(given.out, result)
+        stop(130, f"interrupted; {given.out} holds the finished cells")
+
+
+if __name__ == "__main__":
+    main()
