@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tokenizers import normalizers
 from torch import nn
 from transformers import (
     AutoModel,
@@ -89,10 +90,9 @@ def load_for_task(
     misfit = _misfit(source, config, task, label_map)
     if misfit is not None and not new_head:
         raise UsageError(f"{source} cannot do task {task.name}: {misfit}", "fine-tune it first: kdcli finetune")
-    settings: dict[str, Any] = {}
-    if task.kind == "tokens" and _is_byte_level(source, trust_remote_code):
-        settings["add_prefix_space"] = True
-    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code, **settings)
+    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    if task.kind == "tokens" and _is_byte_level(tokenizer):
+        tokenizer = _spaced(load_tokenizer(source, trust_remote_code=trust_remote_code, add_prefix_space=True))
     if misfit is None:
         model = load_weights(source, auto, trust_remote_code=trust_remote_code)
         if label_map is not None:
@@ -172,14 +172,16 @@ def _describe(config: PreTrainedConfig, task: Task) -> None:
 def _with_new_head(
     source: str, config: PreTrainedConfig, task: Task, seed: int, trust_remote_code: bool
 ) -> PreTrainedModel:
+    # What the checkpoint lacks of a pooler is drawn too, so the seed comes first.
+    torch.manual_seed(seed)
     encoder = load_weights(source, AutoModel, trust_remote_code=trust_remote_code)
     _describe(config, task)
-    torch.manual_seed(seed)
     model: PreTrainedModel = AUTO_CLASS[task.kind].from_config(
         config, dtype=torch.float32, trust_remote_code=trust_remote_code
     )
-    # A pooler that the class with a head does without stays behind.
-    lost = model.base_model.load_state_dict(encoder.state_dict(), strict=False).missing_keys
+    # A pooler that only one of the two classes has stays behind, or is as new as the head (Nomic's).
+    absent = model.base_model.load_state_dict(encoder.state_dict(), strict=False).missing_keys
+    lost = [name for name in absent if not name.startswith("pooler.")]
     assert not lost, f"{type(model).__name__} has encoder weights that AutoModel does not: {lost[:3]}"
     return model
 
@@ -200,7 +202,18 @@ def _permute(model: PreTrainedModel, label_map: list[int]) -> None:
             parameter.data = parameter.data[place]
 
 
-def _is_byte_level(source: str, trust_remote_code: bool) -> bool:
-    """Byte-level tokenizers take words one by one only with a space before each."""
-    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
-    return hasattr(tokenizer, "add_prefix_space") or "Ġ" in "".join(list(tokenizer.get_vocab())[:2000])
+def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
+    return tokenizer.is_fast and "ByteLevel" in repr(tokenizer.backend_tokenizer.pre_tokenizer)
+
+
+def _spaced(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """A byte-level tokenizer that puts a space before each word: without, it takes them for parts of one word.
+
+    Tokenizers of a class of their own (RoBERTa's) were told by `add_prefix_space`, which those without one ignore.
+    """
+    backend = tokenizer.backend_tokenizer
+    before = [backend.normalizer] if backend.normalizer is not None else []
+    ((first, _), *_) = backend.pre_tokenizer.pre_tokenize_str(before[0].normalize_str("a") if before else "a")
+    if not first.startswith("Ġ"):
+        backend.normalizer = normalizers.Sequence([*before, normalizers.Prepend(" ")])
+    return tokenizer

@@ -230,10 +230,10 @@ def load_tokenizer(source: str, *, trust_remote_code: bool = False, **settings: 
 
 
 def load_weights(source: str, auto_class: Any, *, trust_remote_code: bool = False, **settings: Any) -> PreTrainedModel:
-    """The model in float32, every tensor of its encoder read from safetensors.
+    """The model in float32, every tensor of it read from safetensors.
 
     Args:
-        auto_class: `AutoModel` or one with a head; what a head lacks is initialised at random.
+        auto_class: `AutoModel`, or one with a head that the weights hold too.
         settings: further arguments of `from_pretrained`.
 
     Raises:
@@ -259,10 +259,12 @@ def load_weights(source: str, auto_class: Any, *, trust_remote_code: bool = Fals
         ) from None
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"the weights of {source} do not fit its config.json: {_misfit(error)}") from None
-    # With a head on top, what belongs to the encoder has its prefix.
-    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
-    absent = [k.removeprefix(prefix) for k in info["missing_keys"] if k.startswith(prefix)]
-    missing = sorted(k for k in absent if not k.startswith(OPTIONAL))
+    # With a head on top, what belongs to the encoder has its prefix, and a pooler is there because the head reads it.
+    headed = model.base_model is not model
+    prefix, optional = (f"{model.base_model_prefix}.", OPTIONAL[1:]) if headed else ("", OPTIONAL)
+    missing = sorted(
+        k for k in info["missing_keys"] if not (k.startswith(prefix) and k.removeprefix(prefix).startswith(optional))
+    )
     if missing:
         raise UsageError(
             f"the weights of {source} are incomplete: {len(missing)} tensors are missing, for example {missing[0]}"
