@@ -90,12 +90,17 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
     found = {}
     for name, source in zip(_names(recipe.models), recipe.models, strict=True):
         found[name] = _judged(recipe, invocation, data, source, accelerator, device)
+    to_submit: dict[str, list[Any]] = {}
     if extras.submission is not None:
         (only,) = found.values()
-        _submit(recipe, only.headed, extras.submission, accelerator, device)
+        to_submit = _said_of_test(recipe, only.headed, accelerator, device)
     if not accelerator.is_main_process:
         return None
+    # Files may be asked for within the directory, so only now.
     RunDir.claim(run_dir.path, resolved.to_yaml(), overwrite=invocation.overwrite)
+    if extras.submission is not None:
+        for name, values in to_submit.items():
+            Progress.say(f"to submit: {write_submission(extras.submission, data.task, name, values)}")
     if extras.predictions is not None:
         _write_predictions(extras.predictions, data, found)
     return _report(recipe, invocation, run_dir, device, data, found)
@@ -234,19 +239,20 @@ def _write_predictions(file: Path, data: Labelled, found: Mapping[str, _Judged])
     Progress.say(f"{len(lines):,} predictions in {file}")
 
 
-def _submit(
-    recipe: EvaluateRecipe, headed: Headed, folder: Path, accelerator: Accelerator, device: torch.device
-) -> None:
+def _said_of_test(
+    recipe: EvaluateRecipe, headed: Headed, accelerator: Accelerator, device: torch.device
+) -> dict[str, list[Any]]:
+    """Set → the value predicted for each example of the test split, whose labels are withheld."""
     data = open_labelled(
         str(recipe.task), source=recipe.data.source, split="test", training=False, withheld=True, log=Progress.say
     )
+    found = {}
     for name, examples in data.sets.items():
         # Some test files come with labels; they are not looked at.
         blind = {name: [replace(e, label=None) for e in examples]}
         judge = Judge.of(data.task, blind, headed.tokenizer, **features_of(recipe.data, data.task, headed))
-        values = [p.value for p in judged(accelerator, device, judge, headed)]
-        if accelerator.is_main_process:
-            Progress.say(f"to submit: {write_submission(folder, data.task, name, values)}")
+        found[name] = [p.value for p in judged(accelerator, device, judge, headed)]
+    return found
 
 
 def _check_gates(data: Labelled, extras: Extras) -> None:

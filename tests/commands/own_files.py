@@ -113,16 +113,22 @@ def encoder(folder: Path) -> Path:
 
 
 def headed(folder: Path, labels: tuple[str, ...] = (), seed: int = 0, **settings: object) -> Path:
-    """The same with a random head for texts; `labels` name its outputs."""
+    """The same with a random head for texts that gives now this and now that class; `labels` name its outputs."""
     names = {"id2label": dict(enumerate(labels)), "label2id": {n: i for i, n in enumerate(labels)}} if labels else {}
     torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_config(
-        tiny_config("bert", initializer_range=0.1, **names, **settings)
-    )
+    config = tiny_config("bert", initializer_range=0.3, **names | settings)
+    model, tokenizer = AutoModelForSequenceClassification.from_config(config).eval(), tiny_tokenizer()
     torch.manual_seed(seed)
     torch.nn.init.normal_(model.classifier.weight)
+    texts = [row["premise"] for row in rows("pair", 64, seed=9)]
+    with torch.no_grad():
+        logits = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits
+        # Every class about as often as any other; scores on both sides of 0 and of 5.
+        mean, wide = (0.0, 2.0) if logits.shape[1] > 1 else (2.5, 4.0)
+        model.classifier.weight *= wide / logits.std(0)[:, None]
+        model.classifier.bias[:] = mean - logits.mean(0) * wide / logits.std(0)
     model.save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 

@@ -1,0 +1,443 @@
+"""`kdcli evaluate` on tiny models: what it says of them beside what transformers says, what it writes and refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import own_files
+import pytest
+import torch
+from own_files import NAMES, QUICK, kdcli, process, report_of, said_by, write
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+LABELS = tuple(sorted(NAMES))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Two models with heads of different seeds for the two classes in the data's order."""
+    folder = tmp_path_factory.mktemp("models")
+    return [own_files.headed(folder / f"model-{seed}", LABELS, seed=seed) for seed in (3, 5)]
+
+
+@pytest.fixture
+def data(tmp_path):
+    folder = tmp_path / "data"
+    write(folder / "validation.jsonl", own_files.rows("class", 60, seed=1))
+    return folder
+
+
+def evaluate(*arguments):
+    return kdcli("evaluate", *arguments)
+
+
+def rows_of(file):
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+
+
+def probabilities(model, texts):
+    """By transformers alone, one text at a time."""
+    tokenizer, stock = AutoTokenizer.from_pretrained(model), AutoModelForSequenceClassification.from_pretrained(model)
+    with torch.no_grad():
+        return [stock(**tokenizer(t, return_tensors="pt")).logits[0].softmax(-1).numpy() for t in texts]
+
+
+def test_what_it_says_is_what_transformers_says(models, data, tmp_path):
+    out, said = tmp_path / "out", tmp_path / "deep" / "said.jsonl"
+    result = evaluate(models[0], "--task", "own", "--data", data, "--predictions", said, "-o", out)
+    assert result.exit_code == 0, result.output
+    assert {p.name for p in out.iterdir()} == {
+        *("recipe.yaml", "log.jsonl", "report.json", "report.md", "report.html", "latency.csv")
+    }
+    rows, given = rows_of(said), own_files.rows("class", 60, seed=1)
+    expected = probabilities(models[0], [row["text"] for row in given])
+    assert [row["texts"] for row in rows] == [[row["text"]] for row in given]
+    assert [row["label"] for row in rows] == [row["label"] for row in given]
+    assert [row["id"] for row in rows] == [str(i) for i in range(60)]
+    assert {(row["model"], row["set"]) for row in rows} == {("model-3", "")}
+    np.testing.assert_allclose([row["scores"] for row in rows], expected, atol=1e-5)
+    assert [row["predicted"] for row in rows] == [LABELS[p.argmax()] for p in expected]
+
+    (evaluation,) = report_of(out).evaluations
+    pairs = [(row["label"], row["predicted"]) for row in rows]
+    right = sum(a == b for a, b in pairs)
+    found, of, there = pairs.count(("calm", "calm")), [b for _, b in pairs].count("calm"), 30
+    assert 0 < right < 60
+    assert evaluation.metrics["accuracy"] == right / 60
+    assert evaluation.metrics["f1"] == pytest.approx(2 * found / (of + there))
+    signs = np.array([[a == "calm", b == "calm"] for a, b in pairs], dtype=float)
+    assert evaluation.metrics["matthews"] == pytest.approx(np.corrcoef(signs.T)[0, 1])
+    assert evaluation.confusion.labels == list(LABELS)
+    assert evaluation.confusion.counts == [[pairs.count((a, b)) for b in LABELS] for a in LABELS]
+    calm = evaluation.per_class["calm"]
+    assert (calm.precision, calm.recall, calm.support) == (pytest.approx(found / of), pytest.approx(found / 30), 30)
+    # The worst first: those to whose label the model gives the least.
+    given_to = [p[LABELS.index(row["label"])] for p, row in zip(expected, given, strict=True)]
+    wrong = sorted((i for i in range(60) if pairs[i][0] != pairs[i][1]), key=lambda i: given_to[i])[:20]
+    assert sorted(m.id for m in evaluation.worst) == sorted(map(str, wrong))
+    assert [m.badness for m in evaluation.worst] == pytest.approx([-np.log(given_to[i]) for i in wrong], abs=1e-4)
+    assert report_of(out).models["model-3"].bytes == (models[0] / "model.safetensors").stat().st_size
+    assert "accuracy" in result.stdout
+
+
+@pytest.mark.parametrize("kind", ["multi", "score", "tokens", "span"])
+def test_every_kind_is_judged_as_when_it_was_fine_tuned(tmp_path, kind):
+    data = own_files.own(tmp_path / "data", kind, n=64, judged=24)
+    tuned = kdcli(
+        *("finetune", own_files.encoder(tmp_path / "encoder"), "--task", "own", "--data", data, *QUICK),
+        *("--max-steps", "12", "-o", tmp_path / "tuned"),
+    )
+    assert tuned.exit_code == 0, tuned.output
+    settings = ["--set", "data.max_length=24", "--set", "data.stride=4", "--predictions", tmp_path / "said.jsonl"]
+    result = evaluate(tmp_path / "tuned", "--task", "own", "--data", data, *settings, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    before, after = (report_of(tmp_path / name).evaluations[0] for name in ("tuned", "out"))
+    assert after.metrics == pytest.approx(before.metrics, abs=1e-6)
+    assert after.n == 24
+    rows = rows_of(tmp_path / "said.jsonl")
+    given = own_files.rows(kind, 24, seed=1)
+    label = {"tokens": lambda r: r["ner_tags"], "span": lambda r: r["answers"]["text"]}.get(kind, lambda r: r["label"])
+    assert [sorted(row["label"]) if kind == "multi" else row["label"] for row in rows] == [
+        sorted(label(r)) if kind == "multi" else label(r) for r in given
+    ]
+    exact = {
+        "multi": lambda r: sorted(r["predicted"]) == sorted(r["label"]),
+        "span": lambda r: r["predicted"] in r["label"],
+        "tokens": lambda r: (
+            np.mean([a == b for a, b in zip(r["predicted"], r["label"], strict=True)]) * len(r["label"])
+        ),
+        "score": lambda r: (r["predicted"] - r["label"]) ** 2,
+    }[kind]
+    name = {"tokens": "accuracy", "score": "mse"}.get(kind, "exact")
+    count = sum(len(r["label"]) for r in rows) if kind == "tokens" else 24
+    assert after.metrics[name] == pytest.approx(sum(map(exact, rows)) / count)
+
+
+def test_two_models_are_compared_pair_by_pair(models, data, tmp_path):
+    said = tmp_path / "said.jsonl"
+    result = evaluate(*models, "--task", "own", "--data", data, "--predictions", said, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    report, rows = report_of(tmp_path / "out"), rows_of(said)
+    assert list(report.models) == ["model-3", "model-5"]
+    right = np.array(
+        [[r["predicted"] == r["label"] for r in rows if r["model"] == m] for m in report.models], dtype=float
+    )
+    assert right.shape == (2, 60)
+    accuracy = next(c for c in report.comparisons if c.metric == "accuracy")
+    assert (accuracy.model, accuracy.baseline, accuracy.task, accuracy.set) == ("model-5", "model-3", "own", "")
+    assert accuracy.difference == pytest.approx(right[1].mean() - right[0].mean())
+    assert accuracy.difference != 0
+    # An interval of its own: the paired differences of other resamples.
+    draws = np.random.default_rng(99).integers(60, size=(4000, 60))
+    low, high = np.percentile((right[1] - right[0])[draws].mean(axis=1), [2.5, 97.5])
+    assert (accuracy.low, accuracy.high) == pytest.approx((low, high), abs=0.03)
+    assert {c.metric for c in report.comparisons} == {"accuracy", "f1", "matthews"}
+    for text in (result.stdout, (tmp_path / "out" / "report.md").read_text("utf-8")):
+        assert re.search(r"model-5", text)
+        assert f"{abs(accuracy.difference):.3f}"[:4] in text
+
+
+def test_a_model_beside_itself_differs_by_nothing_and_is_numbered(models, data, tmp_path):
+    twin = own_files.headed(tmp_path / "elsewhere" / "model-3", LABELS, seed=3)
+    result = evaluate(models[0], twin, models[0], "--task", "own", "--data", data, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    report = report_of(tmp_path / "out")
+    assert list(report.models) == ["model-3", "model-3 (2)", "model-3 (3)"]
+    assert all((c.difference, c.low, c.high) == (0, 0, 0) for c in report.comparisons)
+    assert len(report.comparisons) == 6
+
+
+@pytest.mark.parametrize(
+    ("gates", "code"),
+    [
+        (["accuracy=0"], 0),
+        (["accuracy=1.0"], 5),
+        (["accuracy=0", "f1=0.999"], 5),
+        (["matthews=-1", "accuracy=0.1"], 0),
+    ],
+)
+def test_a_gate_that_is_missed_fails_after_the_table(models, data, tmp_path, gates, code):
+    asked = [part for gate in gates for part in ("--min-metric", gate)]
+    result = evaluate(*models, "--task", "own", "--data", data, *asked, "-o", tmp_path / "out")
+    assert result.exit_code == code, result.output
+    assert "own accuracy" in result.stdout
+    assert (tmp_path / "out" / "report.json").exists()
+    if code:
+        metric, _, least = gates[-1].partition("=")
+        value = report_of(tmp_path / "out").evaluations[0].metrics[metric]
+        assert f"model-3 has {metric} {value:.4f}, below {float(least):g}; model-5 has {metric}" in said_by(result)
+
+
+def test_gates_of_several_sets_are_of_their_mean_or_of_one(tmp_path):
+    labels = ("entailment", "neutral", "contradiction")
+    model = own_files.headed(tmp_path / "model", labels)
+    rows = [
+        {"premise": r["text"], "hypothesis": "w3 w24", "label": labels[i % 3]}
+        for i, r in enumerate(own_files.rows("class", 30))
+    ]
+    for name, part in (("matched", rows), ("mismatched", [r | {"label": labels[0]} for r in rows[:20]])):
+        write(tmp_path / "data" / f"validation_{name}.jsonl", part)
+    asked = [model, "--task", "mnli", "--data", tmp_path / "data"]
+    assert evaluate(*asked, "-o", tmp_path / "out").exit_code == 0
+    by_set = {e.set: e.metrics["accuracy"] for e in report_of(tmp_path / "out").evaluations}
+    low, high = sorted(by_set, key=by_set.get)
+    assert by_set[low] < by_set[high]
+    mean = sum(by_set.values()) / 2
+    for gate, code in (
+        (f"accuracy={mean - 1e-6}", 0),
+        (f"accuracy={mean + 1e-6}", 5),
+        (f"{high}/accuracy={by_set[high] - 1e-6}", 0),
+        (f"{low}/accuracy={by_set[high] - 1e-6}", 5),
+    ):
+        assert evaluate(*asked, "--min-metric", gate, "-o", tmp_path / "out", "--overwrite").exit_code == code, gate
+
+
+def test_overwrite_and_numbered_directories(models, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = [models[0], "--task", "own", "--data", data]
+    for _ in range(2):
+        assert evaluate(*asked).exit_code == 0
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["evaluate-model-3-own", "evaluate-model-3-own-2"]
+    assert evaluate(*asked, "--overwrite").exit_code == 0
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+    taken = evaluate(*asked, "-o", "runs/evaluate-model-3-own")
+    assert taken.exit_code == 2
+    assert "is not empty" in taken.stderr
+
+
+def test_json_is_the_report_and_nothing_else_on_stdout(models, data, tmp_path):
+    result = evaluate(models[0], "--task", "own", "--data", data, "-o", tmp_path / "out", "--json", "-q")
+    assert json.loads(result.stdout) == json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+    assert result.stderr == ""
+
+
+def test_a_test_split_and_a_part_of_it(models, data, tmp_path):
+    write(data / "test.jsonl", own_files.rows("class", 40, seed=2))
+    asked = [models[0], "--task", "own", "--data", data, "--set", "data.split=test"]
+    assert evaluate(*asked, "--set", "data.judged_rows=10", "-o", tmp_path / "out").exit_code == 0
+    (evaluation,) = report_of(tmp_path / "out").evaluations
+    assert (evaluation.split, evaluation.n) == ("test", 10)
+
+
+def test_a_file_with_only_some_of_the_classes_is_judged_with_the_names_of_the_model(tmp_path):
+    names = ("brisk", "calm", "dire")
+    model = own_files.headed(tmp_path / "model", names)
+    file = write(
+        tmp_path / "some.jsonl",
+        [r for r in own_files.rows("class", 40) if r["label"] == "calm"] + [{"text": "w1 w2", "label": "dire"}],
+    )
+    result = evaluate(
+        model, "--task", "own", "--data", file, "--predictions", tmp_path / "said", "-o", tmp_path / "out"
+    )
+    assert result.exit_code == 0, result.output
+    (evaluation,) = report_of(tmp_path / "out").evaluations
+    assert evaluation.confusion.labels == list(names)
+    rows = rows_of(tmp_path / "said")
+    expected = [names[p.argmax()] for p in probabilities(model, [r["texts"][0] for r in rows])]
+    assert [r["predicted"] for r in rows] == expected
+    assert evaluation.metrics["accuracy"] == np.mean([r["label"] == e for r, e in zip(rows, expected, strict=True)])
+
+
+def refused(tmp_path, *arguments, code=2):
+    before = sorted(tmp_path.rglob("*"))
+    result = evaluate(*arguments, "-o", tmp_path / "out")
+    assert result.exit_code == code, result.output
+    assert sorted(tmp_path.rglob("*")) == before
+    assert "Traceback" not in result.output
+    assert result.stderr.count("error: ") == 1
+    assert result.stdout == ""
+    return said_by(result)
+
+
+def test_a_model_with_the_labels_in_another_order(models, data, tmp_path):
+    """It is refused with the mapping it needs, and is right about the same examples with it."""
+    model = own_files.headed(tmp_path / "model", LABELS[::-1], seed=3)
+    # A named task, whose order is its own; a user's own rows take the order of their model.
+    rows = [{"sentence": r["text"], "label": r["label"]} for r in own_files.rows("class", 60, seed=1)]
+    names = {"brisk": "negative", "calm": "positive"}
+    write(tmp_path / "sst" / "validation.jsonl", [r | {"label": names[r["label"]]} for r in rows])
+    other = own_files.headed(tmp_path / "other", ("positive", "negative"), seed=3)
+    asked = [other, "--task", "sst2", "--data", tmp_path / "sst"]
+    message = refused(tmp_path, *asked)
+    assert (
+        "has the labels of sst2 in another order: 0 positive, 1 negative; the data: 0 negative, 1 positive" in message
+    )
+    assert "add --set head.label_map='[1, 0]'" in message
+    assert "must hold each of 0 … 1 once, got [1, 1]" in refused(tmp_path, *asked, "--set", "head.label_map=[1, 1]")
+    result = evaluate(*asked, "--set", "head.label_map=[1, 0]", "-o", tmp_path / "mapped")
+    assert result.exit_code == 0, result.output
+    expected = [("positive", "negative")[p.argmax()] for p in probabilities(other, [r["sentence"] for r in rows])]
+    right = np.mean([names[r["label"]] == e for r, e in zip(rows, expected, strict=True)])
+    assert report_of(tmp_path / "mapped").evaluations[0].metrics["accuracy"] == right
+    assert right != 0.5
+    # The same model on own rows.
+    assert evaluate(model, "--task", "own", "--data", data, "-o", tmp_path / "own").exit_code == 0
+    assert report_of(tmp_path / "own").evaluations[0].confusion.labels == list(LABELS[::-1])
+    message = refused(tmp_path, models[0], model, "--task", "own", "--data", data)
+    assert "another order" in message
+
+
+def test_no_model_and_no_task(models, data, tmp_path):
+    assert "no model given" in refused(tmp_path)
+    assert "no task given" in refused(tmp_path, models[0], "--data", data)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--task", "sst"], "unknown task 'sst'; did you mean 'sst2'?"),
+        (["--task", "sst2"], "task sst2 reads the column 'sentence', which is not there; there are text, label"),
+        (["--task", "own", "--min-metric", "acuracy=0.9"], "task own has no such metric; did you mean 'accuracy'?"),
+        (["--task", "own", "--min-metric", "matched/accuracy=0.9"], "task own has no such metric"),
+        (["--task", "own", "--min-metric", "accuracy"], "--min-metric takes METRIC=VALUE, got 'accuracy'"),
+        (["--task", "own", "--min-metric", "accuracy=high"], "--min-metric takes METRIC=VALUE, got 'accuracy=high'"),
+        (["--task", "own", "--submission", "sub"], "task own is not one of GLUE's"),
+        (["--task", "squad", "--submission", "sub"], None),
+        (["--task", "own", "--set", "resamples=10"], "'resamples' must be greater than or equal to 100"),
+        (["--task", "own", "--set", "train.lr=1"], "unknown key 'train.lr'"),
+        (["--task", "own", "--data", "/nowhere"], "no data at /nowhere"),
+        (["--task", "own", "--device", "tpu"], "unknown device"),
+    ],
+)
+def test_bad_options_are_refused(models, data, tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    if said is None:
+        write(data / "validation.jsonl", own_files.rows("span", 10))
+        said = "task squad is not one of GLUE's"
+    assert said in refused(tmp_path, models[0], "--data", data, *arguments)
+
+
+def test_a_checkpoint_of_another_kind(data, tmp_path):
+    asked = ["--task", "own", "--data", data]
+    scores = own_files.headed(tmp_path / "scores", num_labels=1, problem_type="regression")
+    assert "its head is for regression, not single_label_classification" in refused(tmp_path, scores, *asked)
+    alone = own_files.headed(tmp_path / "alone", num_labels=1)
+    assert "its head has 1 outputs, own needs 2" in refused(tmp_path, alone, *asked)
+    three = own_files.headed(tmp_path / "three", ("red", "green", "blue"))
+    assert "its head has 3 outputs, own needs 2" in refused(tmp_path, three, *asked)
+    two = own_files.headed(tmp_path / "two", ("red", "green"))
+    assert "its labels are 0 red, 1 green, those of own 0 brisk, 1 calm" in refused(tmp_path, two, *asked)
+    assert "has no head for sequence classification" in refused(tmp_path, own_files.encoder(tmp_path / "plain"), *asked)
+    assert "no model directory" in refused(tmp_path, tmp_path / "nowhere", *asked)
+
+
+def test_the_second_of_two_models_is_checked_too(models, data, tmp_path):
+    bare = own_files.encoder(tmp_path / "plain")
+    assert "fine-tune it first" in refused(tmp_path, models[0], bare, "--task", "own", "--data", data)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"label": ...}, "column 'label' is not there"),
+        ({"label": None}, "the label 'label' is missing"),
+        ({"text": ...}, "column 'text' is not there"),
+        ({"label": 3}, "is a number, 3, but a string at"),
+    ],
+)
+def test_a_bad_row_is_named(models, data, tmp_path, values, said):
+    rows = own_files.rows("class", 20)
+    rows[12] = {k: v for k, v in (rows[12] | values).items() if v is not ...}
+    path = write(data / "validation.jsonl", rows)
+    message = refused(tmp_path, models[0], "--task", "own", "--data", data)
+    assert f"{path}:13: " in message
+    assert said in message
+
+
+def test_an_empty_split(models, data, tmp_path):
+    (data / "validation.jsonl").write_bytes(b"")
+    assert f"{data / 'validation.jsonl'} holds no rows" in refused(tmp_path, models[0], "--task", "own", "--data", data)
+
+
+# Task → how a row is written, and the words the server wants for the classes where it wants words.
+GLUE = {
+    "cola": (("sentence",), ("unacceptable", "acceptable"), False, ["CoLA"]),
+    "sst2": (("sentence",), ("negative", "positive"), False, ["SST-2"]),
+    "mrpc": (("sentence1", "sentence2"), ("not_equivalent", "equivalent"), False, ["MRPC"]),
+    "stsb": (("sentence1", "sentence2"), ("score",), False, ["STS-B"]),
+    "qqp": (("question1", "question2"), ("not_duplicate", "duplicate"), False, ["QQP"]),
+    "mnli": (("premise", "hypothesis"), ("entailment", "neutral", "contradiction"), True, ["MNLI-m", "MNLI-mm"]),
+    "qnli": (("question", "sentence"), ("entailment", "not_entailment"), True, ["QNLI"]),
+    "rte": (("sentence1", "sentence2"), ("entailment", "not_entailment"), True, ["RTE"]),
+    "wnli": (("sentence1", "sentence2"), ("not_entailment", "entailment"), False, ["WNLI"]),
+}
+
+
+def expected_submission(model, columns, names, words, rows):
+    tokenizer, stock = AutoTokenizer.from_pretrained(model), AutoModelForSequenceClassification.from_pretrained(model)
+    lines = ["index\tprediction"]
+    for index, row in enumerate(rows):
+        batch = tokenizer(*(row[c] for c in columns), return_tensors="pt", return_token_type_ids=True)
+        with torch.no_grad():
+            logits = stock(**batch).logits[0]
+        if names == ("score",):
+            said = f"{min(5.0, max(0.0, float(logits[0]))):.3f}"
+        else:
+            said = names[int(logits.argmax())] if words else str(int(logits.argmax()))
+        lines.append(f"{index}\t{said}")
+    return ("\n".join(lines) + "\n").encode()
+
+
+@pytest.mark.parametrize("task", GLUE)
+def test_the_file_for_the_server_to_the_byte(tmp_path, task):
+    columns, names, words, files = GLUE[task]
+    labels = {} if names == ("score",) else {"labels": names}
+    model = own_files.headed(tmp_path / "model", **labels, **({} if labels else {"num_labels": 1}), seed=2)
+    sets = ("_matched", "_mismatched") if task == "mnli" else ("",)
+    tests = {}
+    for number, of_set in enumerate(sets):
+        texts = own_files.rows("pair", 40, seed=number)
+        rows = [
+            dict(zip(columns, (r["premise"], r["hypothesis"]), strict=False)) | {"label": i % len(names)}
+            for i, r in enumerate(texts)
+        ]
+        if task == "stsb":
+            rows = [row | {"label": (i % 11) / 2} for i, row in enumerate(rows)]
+        write(tmp_path / "data" / f"validation{of_set}.jsonl", rows[:12])
+        # As on the hub: labels of -1, and a number of its own for each row, not in order; one set without labels.
+        tests[of_set] = [r | {"label": -1, "idx": 1000 - i} for i, r in enumerate(rows)]
+        if number:
+            tests[of_set] = [{k: v for k, v in r.items() if k != "label"} for r in tests[of_set]]
+        write(tmp_path / "data" / f"test{of_set}.jsonl", tests[of_set])
+    # Within the directory of the run, which must not be in its way.
+    folder = tmp_path / "out" / "glue"
+    result = evaluate(
+        model, "--task", task, "--data", tmp_path / "data", "--submission", folder, "-o", tmp_path / "out"
+    )
+    assert result.exit_code == 0, result.output
+    assert sorted(p.name for p in folder.iterdir()) == sorted(f"{name}.tsv" for name in files)
+    for name, rows in zip(files, tests.values(), strict=True):
+        written = (folder / f"{name}.tsv").read_bytes()
+        assert written == expected_submission(model, columns, names, words, rows)
+        said = {line.split(b"\t")[1] for line in written.splitlines()[1:]}
+        assert len(said) > 1
+        if task == "stsb":
+            assert {b"0.000", b"5.000"} <= said
+
+
+def test_a_submission_without_a_test_split_or_of_two_models_is_refused(tmp_path):
+    model = own_files.headed(tmp_path / "model", ("negative", "positive"))
+    rows = [{"sentence": r["text"], "label": i % 2} for i, r in enumerate(own_files.rows("class", 20))]
+    write(tmp_path / "data" / "validation.jsonl", rows)
+    asked = ["--task", "sst2", "--data", tmp_path / "data", "--submission", tmp_path / "sub"]
+    assert "no test split" in refused(tmp_path, model, *asked)
+    assert "--submission is of one model, 2 were given" in refused(tmp_path, model, model, *asked)
+
+
+@pytest.mark.slow
+def test_two_processes_say_the_same_once(models, data, tmp_path):
+    asked = [*models, "--task", "own", "--data", data, "--device", "cpu"]
+    one = evaluate(*asked, "--predictions", tmp_path / "one.jsonl", "-o", tmp_path / "one")
+    assert one.exit_code == 0, one.output
+    two = process(
+        *("evaluate", *asked, "--predictions", tmp_path / "two.jsonl", "-o", tmp_path / "two", "--processes", "2")
+    )
+    stdout, stderr = two.communicate(timeout=240)
+    assert two.returncode == 0, stderr
+    assert stdout.count("report in") == 1
+    a, b = rows_of(tmp_path / "one.jsonl"), rows_of(tmp_path / "two.jsonl")
+    assert [r | {"scores": None} for r in a] == [r | {"scores": None} for r in b]
+    np.testing.assert_allclose([r["scores"] for r in a], [r["scores"] for r in b], atol=1e-5)
+    assert report_of(tmp_path / "one").comparisons == report_of(tmp_path / "two").comparisons
