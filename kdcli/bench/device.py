@@ -125,10 +125,14 @@ def _cpu_flags() -> frozenset[str]:
 
 
 @functools.cache
+def device_table() -> dict[str, Any]:
+    """devices.toml: `as_of`, the month it describes; `device`, what each GPU generation can do; `card`, its rates."""
+    return tomllib.loads((importlib.resources.files("kdcli") / "bench" / "devices.toml").read_text("utf-8"))
+
+
 def known_devices() -> list[dict[str, Any]]:
-    """The rows of devices.toml."""
-    text = (importlib.resources.files("kdcli") / "bench" / "devices.toml").read_text("utf-8")
-    rows: list[dict[str, Any]] = tomllib.loads(text)["device"]
+    """What is known of each GPU generation, the oldest first."""
+    rows: list[dict[str, Any]] = device_table()["device"]
     return rows
 
 

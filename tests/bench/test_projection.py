@@ -1,0 +1,166 @@
+"""Projections: against what was published, against a measured curve of matrix products, and against arithmetic."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from kdcli.bench import projection
+from kdcli.bench.device import device_table, known_devices
+from kdcli.bench.projection import (
+    TILE_START,
+    check_against_published,
+    known_cards,
+    operators,
+    product_seconds,
+    project,
+    table,
+)
+from kdcli.bench.shapes import PRESETS, counts, shape
+from kdcli.errors import UsageError
+from kdcli.types import ModelShape
+
+# GFLOP/s of cuBLAS 7.0 SGEMM on a K40 at 875 MHz by size of a square product: what the two constants come from.
+K40 = {
+    256: 732.31, 320: 1185.96, 384: 1279.18, 512: 1378.57, 640: 2180.63, 768: 2077.67, 896: 2394.47, 960: 2716.16,
+    1024: 2274.73, 1152: 2703.3, 1280: 3009.58, 1408: 2817.5, 1536: 2701.02, 1600: 2858.5, 1664: 2971.45, 1792: 2911.38,
+    1920: 3187.09, 2048: 3159.47, 2176: 3113.98, 2304: 3137.38, 2432: 3107.17, 2560: 3208.24, 2688: 3133.47,
+    2816: 3188.94, 2944: 3188.38, 3072: 3240.27, 3200: 3186.85, 3328: 3241.21, 3456: 3230.72, 3584: 3240.97,
+    3712: 3230.99, 3840: 3296.57, 3968: 3238.14, 4096: 3275.29, 4352: 3282.08,
+}  # fmt: skip
+
+
+def kepler(size: int, efficiency: float = 0.695) -> float:
+    """Seconds of a square product on a K40: 15 multiprocessors of 192 lanes."""
+    return product_seconds((size, size, size, 1), flops=2 * 2880 * 875e6, efficiency=efficiency, multiprocessors=15)
+
+
+def k40_error(efficiency: float) -> float:
+    off = [math.log(2 * n**3 / kepler(n, efficiency) / 1e9 / measured) for n, measured in K40.items()]
+    return math.sqrt(sum(x * x for x in off) / len(off))
+
+
+def test_published_speedups_are_found():
+    checks = check_against_published()
+    assert [(c.preset, c.shape) for c in checks] == [(n, s) for n in ("minilm", "tinybert") for s in PRESETS[n].shapes]
+    for check in checks:
+        assert check.error == pytest.approx(check.projected / check.published - 1)
+        assert abs(check.error) < 0.07, check
+        assert check.label.startswith("projection, not measured")
+    assert {c.device for c in checks} == {"p100", "k80"}
+
+
+@pytest.mark.parametrize("gemm", [0.6, 0.7, 0.9, 1.0])
+def test_they_do_not_hang_on_the_share_assumed_for_the_p100(monkeypatch, gemm):
+    cards = [{**card, "gemm": gemm} for card in device_table()["card"]]
+    monkeypatch.setattr(projection, "device_table", lambda: {**device_table(), "card": cards})
+    assert all(abs(c.error) < 0.09 for c in check_against_published() if c.device == "p100")
+
+
+def test_constants_are_those_of_a_measured_curve(monkeypatch):
+    k80 = next(card for card in device_table()["card"] if card["name"] == "k80")
+    fitted = k40_error(k80["gemm"])
+    assert fitted < 0.046
+    for efficiency, start in ((0.65, TILE_START), (0.74, TILE_START), (k80["gemm"], 150), (k80["gemm"], 270)):
+        monkeypatch.setattr(projection, "TILE_START", start)
+        assert k40_error(efficiency) > fitted
+
+
+@pytest.mark.parametrize("kernels", ["composed", "fused"])
+@pytest.mark.parametrize("text", ["12x768", "4x312:1200@12", "2x96:200@6"])
+def test_operators_do_the_work_of_the_shape(text, kernels):
+    work = sum(op.multiply_adds for op in operators(shape(text), 1, 128, kernels))
+    assert work == counts(text)["multiply_adds"]
+    assert sum(op.multiply_adds for op in operators(shape(text), 5, 128, kernels)) == 5 * work
+
+
+def test_a_product_pays_for_whole_tiles_and_waves():
+    rates = {"flops": 1e12, "efficiency": 0.5, "multiprocessors": 4}
+    one = product_seconds((256, 256, 4096, 1), **rates)
+    assert one == pytest.approx(2 * 128 * 128 * (4096 + TILE_START) / (1e12 / 4 * 0.5))
+    assert product_seconds((256, 256, 4089, 1), **rates) == one
+    assert product_seconds((256, 256, 4088, 1), **rates) < one
+    assert product_seconds((129, 129, 4096, 1), **rates) > 0.7 * one
+    # A wave more, and a smaller tile where a large one would leave multiprocessors idle.
+    assert product_seconds((256, 256, 4096, 2), **rates) == pytest.approx(2 * one)
+    assert product_seconds((257, 256, 4096, 1), **rates) > 1.2 * one
+    assert one / 4 < product_seconds((128, 128, 4096, 1), **rates) < one / 3
+
+
+def test_time_is_the_longer_of_arithmetic_and_traffic_and_the_launches():
+    found = project("1x768", "p100", batch_size=128, seq_len=128)
+    rows, card = 128 * 128, next(c for c in device_table()["card"] if c["name"] == "p100")
+    bytes_moved = 3 * 2 * rows * 768 * 4 + 2 * 3 * rows * 768 * 4
+    assert found.seconds * found.shares["embeddings"] == pytest.approx(bytes_moved / (732e9 * card["bandwidth"]))
+    up = product_seconds(
+        (rows, 3072, 768, 1), flops=9.3e12, efficiency=card["gemm"], multiprocessors=card["multiprocessors"]
+    )
+    down = product_seconds(
+        (rows, 768, 3072, 1), flops=9.3e12, efficiency=card["gemm"], multiprocessors=card["multiprocessors"]
+    )
+    assert found.seconds * found.shares["feed-forward"] == pytest.approx(up + down)
+    launches = sum(op.times * op.kernels for op in operators(shape("1x768"), 128, 128, "composed"))
+    assert found.seconds * found.shares["launches"] == pytest.approx(launches * card["launch_us"] * 1e-6)
+    assert sum(found.shares.values()) == pytest.approx(1)
+
+
+def test_what_is_faster():
+    def seconds(of="6x384", device="v100", batch_size=32, seq_len=128, **more):
+        return project(of, device, batch_size=batch_size, seq_len=seq_len, **more).seconds
+
+    assert seconds(precision="fp16") < seconds()
+    assert seconds(kernels="fused") < seconds()
+    assert seconds(batch_size=64) > seconds()
+    assert seconds(seq_len=256) > seconds()
+    assert seconds("12x384") > seconds()
+    assert seconds() == seconds(ModelShape(6, 384, 1536, 12)) == seconds(device=" V100 ")
+    ordered = [seconds(device=name) for name in ("k80", "p100", "v100", "a100", "h200")]
+    assert ordered == sorted(ordered, reverse=True)
+
+
+def test_rows_for_a_report():
+    rows = table(["12x768", "6x384"], ["k80", "P100"], cells=[(1, 16), (8, 128)], kernels="fused")
+    assert [(r["device"], r["batch_size"], r["shape"]) for r in rows] == [
+        (device, batch, text) for device in ("k80", "p100") for batch in (1, 8) for text in ("12x768", "6x384")
+    ]
+    for baseline, row in zip(rows[::2], rows[1::2], strict=True):
+        assert baseline["projected_speedup"] == 1
+        assert row["projected_speedup"] == pytest.approx(baseline["projected_ms"] / row["projected_ms"])
+        assert row["projected_speedup"] > 1
+        assert "projection, not measured" in row["label"]
+        assert row["device"].upper() in row["label"]
+        assert "today" in row["label"]
+        assert device_table()["as_of"] in row["label"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"device": "p10"}, "nothing is known of a card 'p10'; known: k80, p100, .*did you mean 'p100'"),
+        ({"device": ""}, "nothing is known of a card ''"),
+        ({"precision": "int8"}, "unknown precision 'int8'; allowed: fp32, fp16, bf16"),
+        ({"device": "k80", "precision": "fp16"}, "a k80 has no fp16 products"),
+        ({"device": "v100", "precision": "bf16"}, "a v100 has no bf16 products"),
+        ({"kernels": "fusd"}, "unknown kernels 'fusd'; allowed: composed, fused; did you mean 'fused'"),
+        ({"batch_size": 0}, "batch size 0 and length 128: both must be at least 1"),
+        ({"seq_len": -1}, "batch size 1 and length -1"),
+        ({"of": "6by384"}, "is not a shape"),
+    ],
+)
+def test_what_cannot_be_projected(changed, message):
+    given = {"of": "6x384", "device": "p100", "batch_size": 1, "seq_len": 128} | changed
+    with pytest.raises(UsageError, match=message):
+        project(given.pop("of"), given.pop("device"), **given)
+
+
+def test_cards_are_complete():
+    generations = {row["capability"]: row for row in known_devices()}
+    assert len(set(known_cards())) == len(known_cards())
+    for card in device_table()["card"]:
+        row = generations[card["capability"]]
+        assert card["name"].split("-")[0].upper() in row["name"]
+        assert ("bf16" in card) == row["bf16"]
+        assert not row["tensor_cores"] or card["fp16"] > 2 * card["fp32"]
+        assert 0.4 < card["gemm"] < 1
+        assert 0.4 < card["bandwidth"] < 1
