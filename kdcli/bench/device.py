@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib.resources
 import json
+import os
 import re
 import statistics
 import time
@@ -22,6 +23,9 @@ import torch
 from kdcli.disk import cache_dir, disk_errors, write_atomic
 from kdcli.errors import MachineError, UsageError, did_you_mean
 
+DRIVER = Path("/proc/driver/nvidia")
+"""What a loaded NVIDIA driver says of itself: `version`, and `gpus/*/information`."""
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -30,7 +34,8 @@ def choose_device(wanted: str) -> torch.device:
 
     Raises:
         UsageError: none of these.
-        MachineError: CUDA asked for and absent, no such index, or this PyTorch has no kernels for the card.
+        MachineError: CUDA asked for and absent (see `no_cuda`), no such index, or this PyTorch has no kernels for the
+            card.
     """
     kind, colon, index = wanted.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (colon and (kind != "cuda" or not index.isdecimal())):
@@ -38,7 +43,8 @@ def choose_device(wanted: str) -> torch.device:
     if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise MachineError(f"--device {wanted}: no CUDA device here", "use --device cpu; `kdcli doctor` shows why")
+        why = no_cuda()
+        raise MachineError(f"--device {wanted}: {why.message}", why.hint)
     number = int(index or 0)
     if number >= torch.cuda.device_count():
         last = torch.cuda.device_count() - 1
@@ -136,6 +142,67 @@ def known_devices() -> list[dict[str, Any]]:
     return rows
 
 
+def no_cuda() -> MachineError:
+    """Why torch.cuda is not available here and what to do: no driver, a PyTorch without CUDA beside a driver, a driver
+    too old for this PyTorch, or whatever else CUDA says."""
+    version = _driver_file("version")
+    if not version:
+        built = "" if torch.version.cuda else f"; PyTorch {torch.__version__} is built without CUDA, too"
+        return MachineError(
+            f"no CUDA device here: no NVIDIA driver is loaded ({DRIVER / 'version'} is absent){built}",
+            "use --device cpu; a GPU needs its driver first",
+        )
+    found = re.search(r"\b\d{3}\.[\d.]+", version[0])
+    driver = f"NVIDIA driver {found[0]}" if found else "NVIDIA driver"
+    models = sorted({m for text in _driver_file("gpus/*/information") for m in re.findall(r"Model:\s*(.+)", text)})
+    lines = f"{' or '.join(_installs(models))}   (or --device cpu)"
+    if torch.version.cuda is None:
+        return MachineError(
+            f"no CUDA device here: PyTorch {torch.__version__} is built without CUDA, but there is an {driver} for "
+            f"{', '.join(models) or 'a card'}",
+            lines,
+        )
+    try:
+        torch.cuda.current_device()
+        reason = "torch.cuda starts and yet is not available"
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+    if too_old := re.search(r"driver on your system is too old \(found version (\d+)", reason):
+        served = f"{int(too_old[1]) // 1000}.{int(too_old[1]) % 1000 // 10}"
+        return MachineError(
+            f"no CUDA device here: the {driver} is too old: it serves CUDA {served}, PyTorch {torch.__version__} is "
+            f"built for CUDA {torch.version.cuda}",
+            f"update the driver, or install a PyTorch that it serves: {lines}",
+        )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return MachineError(
+        f"no CUDA device here, though there is an {driver}: {reason}"
+        + ("" if visible is None else f" (CUDA_VISIBLE_DEVICES is '{visible}')"),
+        "see what nvidia-smi says, or use --device cpu",
+    )
+
+
+def _driver_file(pattern: str) -> list[str]:
+    """The texts of what the driver lists; none where there is no driver, or it does not let itself be read."""
+    try:
+        return [path.read_text("utf-8", "replace") for path in sorted(DRIVER.glob(pattern))]
+    except OSError:
+        return []
+
+
+def _installs(models: list[str]) -> list[str]:
+    """What to install for cards known by name; for others, and for none, what the newest takes."""
+    rows = known_devices()
+    named = [r for r in rows if any(re.search(rf"\b{n}\b", m) for n in r["name"].split(", ") for m in models)]
+    return list(dict.fromkeys(_install(row) for row in named or rows[-1:]))
+
+
+def _install(row: dict[str, Any]) -> str:
+    """The line to install, how old that knowledge is, and what else is known."""
+    remark = f"; {row['remark']}" if "remark" in row else ""
+    return f"{row['install']}   (as of {device_table()['as_of']}{remark})"
+
+
 def _row(device: torch.device) -> dict[str, Any]:
     """What is known of a card: the newest known generation not newer than it."""
     own = torch.cuda.get_device_capability(device)
@@ -157,7 +224,7 @@ def _try_kernel(index: int) -> None:
             f"{major}.{minor}; this build has {', '.join(built)}): {first}",
             "the card or its driver refuses; see what nvidia-smi says, or use --device cpu"
             if _has_kernels(built, major, minor)
-            else f"{_row(device)['install']}   (or --device cpu)",
+            else f"{_install(_row(device))}   (or --device cpu)",
         ) from None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from kdcli.bench.device import choose_device, choose_dtype
+from kdcli.bench.device import choose_device, choose_dtype, device_table, no_cuda
 from kdcli.bench.environment import environment, versions
 from kdcli.errors import MachineError
 
@@ -36,12 +36,26 @@ class Diagnosis:
 
 
 def examine() -> Diagnosis:
-    """Try the processor and every CUDA device."""
-    devices = {}
-    for name in ("cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))):
-        try:
-            device = choose_device(name)
-            devices[name] = f"works; --dtype auto is {str(choose_dtype('auto', device)).removeprefix('torch.')}"
-        except MachineError as error:
-            devices[name] = f"{error.message}\n{error.hint or ''}"
-    return Diagnosis({"environment": environment(), "versions": versions(), "devices": devices})
+    """Try the processor and every CUDA device with a kernel; where there is none, say why."""
+    devices = {"cpu": _verdict("cpu")}
+    if torch.cuda.is_available():
+        devices |= {name: _verdict(name) for name in (f"cuda:{i}" for i in range(torch.cuda.device_count()))}
+    else:
+        devices["cuda"] = _refusal(no_cuda())
+    facts = {"environment": environment(), "versions": versions(), "devices": devices}
+    return Diagnosis(facts | {"devices_known_as_of": device_table()["as_of"]})
+
+
+def _verdict(name: str) -> str:
+    try:
+        device = choose_device(name)
+    except MachineError as error:
+        return _refusal(error)
+    works = "works"
+    if device.type == "cuda":
+        works += " (compute capability {}.{})".format(*torch.cuda.get_device_capability(device))
+    return f"{works}; --dtype auto is {str(choose_dtype('auto', device)).removeprefix('torch.')}"
+
+
+def _refusal(error: MachineError) -> str:
+    return f"{error.message}\n{error.hint or ''}"

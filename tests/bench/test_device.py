@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from kdcli.bench import device as device_file
-from kdcli.bench.device import choose_device, choose_dtype, known_devices
+from kdcli.bench.device import choose_device, choose_dtype, device_table, known_devices
+from kdcli.bench.doctor import examine
 from kdcli.errors import MachineError, UsageError
 
 BUILD = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
@@ -46,9 +47,33 @@ def card(monkeypatch):
 
 
 @pytest.fixture
-def no_card(monkeypatch):
+def no_card(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(device_file, "DRIVER", tmp_path / "no driver")
+
+
+@pytest.fixture
+def driver(no_card, monkeypatch, tmp_path):
+    """A function that puts a driver here whose cards torch.cuda cannot use, and says why; None: built without CUDA."""
+
+    def make(version: str, models: list[str], failure: str | None) -> None:
+        (tmp_path / "version").write_text(
+            f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Sat Oct  7 2023\n"
+        )
+        for number, model in enumerate(models):
+            of_card = tmp_path / "gpus" / f"0000:0{number}:00.0"
+            of_card.mkdir(parents=True)
+            (of_card / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 10\nBus Type: \t PCIe\n")
+
+        def current_device():
+            raise RuntimeError(f"{failure}\nand more")
+
+        monkeypatch.setattr(device_file, "DRIVER", tmp_path)
+        monkeypatch.setattr(torch.version, "cuda", None if failure is None else "12.6")
+        monkeypatch.setattr(torch.cuda, "current_device", current_device)
+
+    return make
 
 
 @pytest.mark.parametrize("wanted", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:²", "cpu:0", "auto:0", ""])
@@ -91,6 +116,91 @@ def test_card_that_fails_for_another_reason_is_not_told_to_reinstall(card):
         choose_device("cuda")
     assert "nvidia-smi" in str(caught.value.hint)
     assert "pip" not in str(caught.value.hint)
+
+
+@pytest.mark.usefixtures("no_card")
+@pytest.mark.parametrize(("cuda", "said"), [("12.6", False), (None, True)])
+def test_no_driver(monkeypatch, cuda, said):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    with pytest.raises(MachineError, match="--device cuda: no CUDA device here: no NVIDIA driver is loaded") as caught:
+        choose_device("cuda")
+    assert ("built without CUDA" in caught.value.message) is said
+    assert "pip" not in str(caught.value.hint)
+    assert choose_device("auto") == CPU
+    assert examine().facts["devices"]["cuda"].startswith("no CUDA device here: no NVIDIA driver")
+
+
+@pytest.mark.parametrize(
+    ("models", "lines"),
+    [
+        (["Tesla P100-PCIE-16GB"], ["cu126"]),
+        (["Tesla K80", "Tesla K80"], ["cu118"]),
+        (["Tesla V100-SXM2-16GB", "Tesla K80"], ["cu118", "cu126"]),
+        (["NVIDIA H200"], [""]),
+        (["NVIDIA L40S"], [""]),
+        ([], [""]),
+    ],
+)
+def test_pytorch_without_cuda_beside_a_driver(driver, models, lines):
+    driver("580.159.03", models, None)
+    with pytest.raises(
+        MachineError, match=r"is built without CUDA, but there is an NVIDIA driver 580\.159\.03 for"
+    ) as caught:
+        choose_device("cuda")
+    assert all(model in caught.value.message for model in models)
+    hint = str(caught.value.hint)
+    assert hint.count("pip install torch") == hint.count(f"as of {device_table()['as_of']}") == len(lines)
+    assert all(line in hint for line in lines)
+    assert ("cu1" in hint) == any(lines)
+    assert "--device cpu" in hint
+
+
+def test_driver_too_old(driver):
+    driver("470.223.02", ["Tesla K80"], "The NVIDIA driver on your system is too old (found version 11040). Please …")
+    with pytest.raises(MachineError, match=r"NVIDIA driver 470\.223\.02 is too old: it serves CUDA 11\.4") as caught:
+        choose_device("cuda:0")
+    assert "built for CUDA 12.6" in caught.value.message
+    hint = str(caught.value.hint)
+    assert hint.startswith("update the driver, or install a PyTorch that it serves: pip install torch==2.7.1")
+    assert "cu118" in hint
+    found = examine().facts
+    assert "too old" in found["devices"]["cuda"]
+    assert "cu118" in found["devices"]["cuda"]
+    assert found["devices_known_as_of"] == device_table()["as_of"]
+
+
+def test_driver_that_shows_no_card(driver, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    driver("580.159.03", ["NVIDIA H200"], "No CUDA GPUs are available")
+    with pytest.raises(MachineError, match=r"No CUDA GPUs are available \(CUDA_VISIBLE_DEVICES is ''\)$") as caught:
+        choose_device("cuda")
+    assert "pip" not in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "dtype"),
+    [("P100", "6.0", "float32"), ("V100", "7.0", "float16"), ("K80", "3.7", "float32"), ("H200", "9.0", "bfloat16")],
+)
+def test_doctor_of_a_card_that_works(card, name, capability, dtype):
+    card(name)
+    assert examine().facts["devices"]["cuda:0"] == f"works (compute capability {capability}); --dtype auto is {dtype}"
+
+
+@pytest.mark.parametrize(("name", "index"), [("K80", "cu118"), ("P100", "cu126"), ("V100", "cu126")])
+def test_doctor_of_a_card_without_kernels(card, monkeypatch, name, index):
+    card(name)
+    ones = torch.ones
+
+    def only_on_the_processor(*size, device=None):
+        if device is not None:
+            raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
+        return ones(*size)
+
+    monkeypatch.setattr(torch, "ones", only_on_the_processor)
+    found = examine().facts["devices"]
+    assert found["cpu"].startswith("works; ")
+    assert "no kernel image" in found["cuda:0"]
+    assert f"whl/{index}   (as of {device_table()['as_of']}; " in found["cuda:0"]
 
 
 @pytest.mark.parametrize(
