@@ -104,6 +104,8 @@ def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished |
     legs = _legs(resolved, invocation, teacher)
     if not invocation.dry_run and accelerator.is_main_process:
         RunDir(legs[-1].folder).check(resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
+    # Before the corpus, which may take hours to tokenise.
+    tasks = {} if invocation.dry_run else _downstream(recipe, invocation, accelerator, device)
     with accelerator.main_process_first():
         corpus = open_corpus(
             recipe.data.source,
@@ -115,7 +117,6 @@ def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished |
             log=Progress.say,
         )
     plan = plan_of(recipe.train, len(corpus.train) / recipe.train.batch_size)
-    tasks = {} if invocation.dry_run else _downstream(recipe, invocation, accelerator, device)
     context = _Context(accelerator, device, invocation, teacher, corpus, plan, tasks)
     return _dry_run(context, legs) if invocation.dry_run else _run_legs(context, legs)
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import own_files
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 from kdcli.cli import app
 from kdcli.report.schema import Report
+from kdcli.run_dir import RunDir
 
 QUICK = [
     *("--max-steps", "6", "--batch-size", "8", "--dtype", "fp32", "--set", "data.max_length=16"),
@@ -261,6 +263,111 @@ def test_a_full_disk_while_saving_leaves_no_half_model(given, tmp_path, monkeypa
     assert not (tmp_path / "out" / "config.json").exists()
     monkeypatch.undo()
     assert kdcli(*given, "--to", "2x32", "-o", tmp_path / "out", "--resume").exit_code == 0
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+    """Two own tasks in a directory of tasks, one of them by the name of a shipped one."""
+    folder = tmp_path_factory.mktemp("tasks")
+    own_files.own(folder / "own", "class", n=64, judged=24)
+    for file in ("train", "validation"):
+        rows = own_files.rows("class", 48, seed=file == "train")
+        named = [{"sentence": r["text"], "label": ("negative", "positive")[r["label"] == "calm"]} for r in rows]
+        own_files.write(folder / "sst2" / f"{file}.jsonl", named)
+    return folder
+
+
+def tasks_of(folder, *names):
+    overrides = {"max_steps": 8, "batch_size": 16, "lr": 0.003, "eval_every": 4, "checkpoint_every": 2, "log_every": 1}
+    asked = [part for k, v in overrides.items() for part in ("--set", f"eval.overrides.train.{k}={v}")]
+    asked += ["--set", "eval.overrides.data.max_length=16", "--set", f"eval.source={folder}"]
+    return [*asked, *(part for name in names for part in ("--eval-task", name))]
+
+
+def test_teacher_student_and_undistilled_student_are_fine_tuned_alike(given, labelled, tmp_path):
+    out = tmp_path / "out"
+    result = kdcli(*given, *tasks_of(labelled, "own", "sst2"), "--to", "2x32", "--seed", "3", "-o", out)
+    assert result.exit_code == 0, result.output
+    report = Report.model_validate_json((out / "report.json").read_text())
+    names = ["teacher", "student", "student undistilled"]
+    assert [(e.task, e.model) for e in report.evaluations] == [(t, m) for t in ("own", "sst2") for m in names]
+    for task in ("own", "sst2"):
+        assert list(report.quality[task]) == names
+        for e in report.evaluations:
+            assert e.task != task or report.quality[task][e.model] == e.metrics
+        for name in names:
+            alone = out / "downstream" / task / name.replace(" ", "-")
+            inner = Report.model_validate_json((alone / "report.json").read_text())
+            assert inner.recipe["train"]["seed"] == 3
+            assert inner.training.steps == 8
+            (evaluation,) = inner.evaluations
+            assert evaluation.metrics == report.quality[task][name]
+            assert not (alone / "model.safetensors").exists()
+    # What stands in the report is what fine-tuning the saved student by itself gives.
+    alone = CliRunner().invoke(
+        app,
+        [
+            *("finetune", str(out), "--task", "own", "--data", str(labelled / "own"), "-o", str(tmp_path / "alone")),
+            *("--max-steps", "8", "--batch-size", "16", "--lr", "0.003", "--dtype", "fp32", "--seed", "3"),
+            *("--set", "data.max_length=16", "--set", "measure.latency=false"),
+        ],
+    )
+    assert alone.exit_code == 0, alone.output
+    inner = Report.model_validate_json((tmp_path / "alone" / "report.json").read_text())
+    student = next(e for e in report.evaluations if (e.task, e.model) == ("own", "student"))
+    assert inner.evaluations[0].model_dump(exclude={"model"}) == student.model_dump(exclude={"model"})
+    assert "own accuracy" in result.stdout
+    assert "student undistilled" in (out / "report.md").read_text("utf-8")
+
+
+def test_the_scores_are_not_taken_again(given, labelled, tmp_path, monkeypatch):
+    """Cut while the student is fine-tuned, gone on with, and asked for once more."""
+    out = tmp_path / "out"
+    asked = [*given, *tasks_of(labelled, "own"), "--to", "2x32", "-o", out]
+    log, seen = RunDir.log, []
+
+    def once(self, record):
+        log(self, record)
+        seen.append((self.path.name, record["step"]))
+        if seen[-1] == ("student", 5):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunDir, "log", once)
+    assert kdcli(*asked).exit_code == 130
+    monkeypatch.undo()
+    assert ("teacher", 8) in seen
+    assert not (out / "report.json").exists()
+    kept = [out / "model.safetensors", *(out / "downstream" / "own" / "teacher").iterdir()]
+    before = {p: p.stat().st_mtime_ns for p in kept}
+    again = kdcli(*asked, "--resume")
+    assert again.exit_code == 0, again.output
+    assert {p: p.stat().st_mtime_ns for p in kept if p.name != "model.safetensors"} == {
+        p: t for p, t in before.items() if p.name != "model.safetensors"
+    }
+    assert "teacher is done already" in again.stderr.replace("\n", " ")
+    assert "resumed after step 4" in again.stderr
+    everything = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
+    assert kdcli(*asked, "--resume").exit_code == 0
+    assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == everything
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--eval-task", "ownn"], "unknown task 'ownn'; did you mean 'own'?"),
+        (["--eval-task", "mrpc"], "has no file of a known format"),
+        (["--eval-task", "own", "--set", "eval.overrides.train.lrr=1"], "did you mean 'train.lr'"),
+        (["--eval-task", "own", "--set", "eval.overrides.train.lr=fast"], "'train.lr' must be a valid number"),
+        (["--eval-task", "own", "--set", "eval.overrides.train.warmup_steps=8"], "leaves nothing of 8 steps"),
+        (["--eval-task", "own", "--set", "eval.source=/nowhere"], "no data at /nowhere"),
+    ],
+)
+def test_a_task_that_cannot_be_judged_is_refused_before_training(given, labelled, tmp_path, arguments, said):
+    result = wrong([*given, *tasks_of(labelled)], tmp_path, "--to", "2x32", *arguments)
+    assert result.exit_code == 2
+    assert said in re.sub(r"\s+", " ", result.stderr)
+    # Nor was the corpus read, which may take hours.
+    assert "tokenising the train text" not in re.sub(r"\s+", " ", result.stderr)
 
 
 @pytest.mark.slow
