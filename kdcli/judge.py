@@ -237,21 +237,24 @@ class Judge:
     def _worst(
         self, examples: Sequence[Example], predictions: Sequence[Prediction], language: str, count: int
     ) -> list[dict[str, Any]]:
-        bad = [badness(self.task, e, p, language) for e, p in zip(examples, predictions, strict=True)]
-        order = [int(i) for i in np.argsort(np.negative(bad), kind="stable")[:count] if bad[int(i)] > 0]
-        return [
-            {
-                "id": examples[i].id,
-                "texts": [" ".join(examples[i].texts)] if self.task.kind == "tokens" else list(examples[i].texts),
-                "label": readable(self.task, examples[i], shown_label(self.task, examples[i]), predictions[i].shown),
-                "predicted": readable(
-                    self.task, examples[i], predictions[i].shown, shown_label(self.task, examples[i])
-                ),
-                "badness": bad[i],
-            }
-            for i in order
-            if self.task.kind != "class" or predictions[i].value != examples[i].label
-        ]
+        found: list[dict[str, Any]] = []
+        for example, prediction in zip(examples, predictions, strict=True):
+            bad = badness(self.task, example, prediction, language)
+            # A loss is not 0 where the answer is right, and may even be large there.
+            is_loss = self.task.kind in ("class", "multi")
+            if bad <= 0 or (is_loss and prediction.value == reference(self.task, example)):
+                continue
+            label, said = shown_label(self.task, example), prediction.shown
+            found.append(
+                {
+                    "id": example.id,
+                    "texts": [" ".join(example.texts)] if self.task.kind == "tokens" else list(example.texts),
+                    "label": readable(self.task, example, label, said),
+                    "predicted": readable(self.task, example, said, label),
+                    "badness": bad,
+                }
+            )
+        return sorted(found, key=lambda one: -one["badness"])[:count]
 
 
 def summed_up(by_set: Mapping[str, Mapping[str, float]], choose_on: str | None) -> dict[str, float]:
