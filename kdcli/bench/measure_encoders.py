@@ -336,7 +336,7 @@ def read_plan(path: Path) -> dict[str, Any]:
         if plan["schema"] != SCHEMA:
             stop(2, f"{path} has schema {plan['schema']}; this file reads {SCHEMA}")
         plan["shapes"] = {name: Shape(**sizes) for name, sizes in plan["shapes"].items()}
-        plan["cells"] = [[batch_size, seq_len] for batch_size, seq_len in plan["cells"]]
+        plan["cells"] = list(dict.fromkeys((batch_size, seq_len) for batch_size, seq_len in plan["cells"]))
         numbers = [n for group in (*plan["shapes"].values(), *plan["cells"], [plan["vocab_size"]]) for n in group]
         if not plan["shapes"] or not plan["cells"] or not all(isinstance(n, int) and n >= 1 for n in numbers):
             stop(2, f"{path}: at least one shape and one cell are needed, and every number whole and at least 1")
@@ -366,27 +366,27 @@ def build(plan: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> 
 def measure_cell(
     said: Mapping[str, Any], encoders: Mapping[str, Encoder | None], cell: Sequence[int]
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Measure all encoders in a cell under the settings `said`: its rows and its speed-ups, also printed."""
+    """Measure all encoders in a cell under the settings `said`: its rows and its speed-ups."""
     device, size = torch.device(said["device"]), {"batch_size": cell[0], "seq_len": cell[1]}
     given = inputs(cell, said["vocab_size"], said["padding"], device)
     calls = {name: functools.partial(encoder, *given) for name, encoder in encoders.items() if encoder is not None}
     times = interleaved(calls, device, said["min_runs"], said["min_seconds"])
     same = {"backend": "portable", "device": said["device"], "dtype": said["dtype"], **size, "padding": said["padding"]}
-    rows, speedups, baseline = [], {}, next(iter(encoders))
-    for name in encoders:
-        row = {"model": name, **same, **summary(times.get(name, ()))}
-        rows.append(row)
-        line = f"{name:>20} {cell[0]:>4} x {cell[1]:<5} {row['status']:<14}"
-        if name in times:
-            line += f" {row['p50_ms']:10.3f} ms, 95 %: {row['p95_ms']:10.3f} ms"
-        if name in times and baseline in times and name != baseline:
-            ratio = {**speedup(times[baseline], times[name]), **size}
-            # The first cell has the plain name; the others say which they are.
-            at = "" if cell == said["cells"][0] else f"@{cell[0]}x{cell[1]}"
-            speedups[f"{name}_vs_{baseline}{at}"] = ratio
-            line += f", {ratio['median']:.2f}x {baseline} ({ratio['low']:.2f} to {ratio['high']:.2f})"
-        print(line, flush=True)
-    return rows, speedups
+    rows = [{"model": name, **same, **summary(times.get(name, ()))} for name in encoders]
+    # The first cell has the plain name; the others say which they are.
+    at, baseline = "" if cell == said["cells"][0] else f"@{cell[0]}x{cell[1]}", next(iter(encoders))
+    others = [name for name in times if name != baseline and baseline in times]
+    return rows, {f"{n}_vs_{baseline}{at}": {**speedup(times[baseline], times[n]), **size} for n in others}
+
+
+def show(rows: Sequence[Mapping[str, Any]], speedups: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the rows and speed-ups of a cell."""
+    for row in rows:
+        took = "" if row["p50_ms"] is None else f"{row['p50_ms']:10.3f} ms, 95 %: {row['p95_ms']:10.3f} ms"
+        print(f"{row['model']:>24} {row['batch_size']:>4} x {row['seq_len']:<5} {row['status']:<14}{took}")
+    for name, ratio in speedups.items():
+        print(f"{name:>50} {ratio['median']:.2f}, quartiles {ratio['low']:.2f} and {ratio['high']:.2f}")
+    sys.stdout.flush()
 
 
 def write(path: Path, result: Mapping[str, Any]) -> None:
@@ -463,6 +463,7 @@ def main() -> None:
             result["speedup"].update(speedups)
             result["complete"] = cell is plan["cells"][-1]
             write(given.out, result)
+            show(rows, speedups)
     except KeyboardInterrupt:
         if not result["rows"]:
             stop(130, "interrupted before the first cell was finished; nothing written")

@@ -107,8 +107,8 @@ class _Result(_Part):
         if strange := sorted({row.model for row in self.rows} - set(self.models)):
             raise ValueError(f"the row of {strange[0]} is of none of the models")
         baseline = next(iter(self.models))
-        measured = [row for row in self.rows if isinstance(row, _Measured)]
-        pairs = {(f"{r.model}_vs_{baseline}", r.batch_size, r.seq_len) for r in measured if r.model != baseline}
+        measured = {(r.model, r.batch_size, r.seq_len) for r in self.rows if isinstance(r, _Measured)}
+        pairs = {(f"{m}_vs_{baseline}", b, n) for m, b, n in measured if m != baseline and (baseline, b, n) in measured}
         for key, ratio in self.speedup.items():
             size = (ratio.batch_size, ratio.seq_len)
             if not {(key, *size), (key.removesuffix(f"@{size[0]}x{size[1]}"), *size)} & pairs:
@@ -143,7 +143,7 @@ def write_portable(
     plan = {
         "schema": SCHEMA,
         "shapes": sizes,
-        "cells": [list(cell) for cell in cells],
+        "cells": list(dict.fromkeys(cells)),
         "vocab_size": vocab_size,
         "install": {row["capability"]: row["install"] for row in known_devices()},
     }

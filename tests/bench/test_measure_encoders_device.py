@@ -1,0 +1,120 @@
+"""Which device the file for old machines takes, on cards this machine does not have: torch's answers are made up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kdcli.bench import measure_encoders as there
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def p100(monkeypatch):
+    """A function that makes torch answer as if a P100 were here, with or without kernels for it."""
+
+    def make(build: list[str], failure: str | None = None) -> None:
+        ones = torch.ones
+
+        def fake_ones(*size, device=None):
+            if failure:
+                raise RuntimeError(failure)
+            return ones(*size)
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (6, 0))
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "Tesla P100")
+        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: build)
+        monkeypatch.setattr(torch, "ones", fake_ones)
+
+    return make
+
+
+INSTALL = {"3.7": "pip install one-for-k80", "6.0": "pip install one-for-p100", "7.0": "pip install one-for-v100"}
+NO_IMAGE = "CUDA error: no kernel image is available for execution on the device\nCompile with ..."
+
+
+def refused(capsys, code: int, wanted: str) -> str:
+    """What is said on stderr when a device is refused."""
+    with pytest.raises(SystemExit) as caught:
+        there.choose_device(wanted, INSTALL)
+    assert caught.value.code == code
+    return capsys.readouterr().err
+
+
+def test_a_card_that_works_is_taken(p100, capsys):
+    p100(["sm_37", "sm_60"])
+    assert there.choose_device("auto", INSTALL) == there.choose_device("cuda:0", {}) == torch.device("cuda", 0)
+    assert there.choose_device("cpu", INSTALL) == CPU
+    assert "the last CUDA device here is cuda:0" in refused(capsys, 3, "cuda:1")
+
+
+def test_a_card_without_kernels_gets_the_line_to_install(p100, capsys):
+    p100(["sm_70", "sm_80", "compute_80"], NO_IMAGE)
+    said = refused(capsys, 3, "auto")
+    assert "Tesla P100 (compute capability 6.0; this torch has sm_70, sm_80, compute_80): CUDA error: no kernel" in said
+    assert "pip install one-for-p100; or use --device cpu" in said
+    assert "Compile with" not in said
+
+
+def test_a_card_that_fails_although_there_are_kernels(p100, capsys):
+    p100(["sm_60", "sm_70"], "CUDA error: unspecified launch failure")
+    said = refused(capsys, 3, "cuda")
+    assert "see what nvidia-smi says" in said
+    assert "pip install" not in said
+
+
+@pytest.mark.parametrize(
+    ("built", "card", "has"),
+    [
+        (["sm_60"], (6, 0), True),
+        (["sm_60"], (6, 1), True),
+        (["sm_61"], (6, 0), False),
+        (["compute_50"], (6, 0), True),
+        (["compute_70"], (6, 0), False),
+        (["sm_90a"], (9, 0), True),
+        (["gfx906"], (9, 0), False),
+        ([], (6, 0), False),
+    ],
+)
+def test_which_builds_have_kernels(built, card, has):
+    assert there.has_kernels(built, *card) is has
+
+
+@pytest.mark.parametrize("wanted", ["gpu", "cuda:", "cuda:x", "cpu:0", "auto:0", ""])
+def test_an_unknown_device_names_the_known(capsys, wanted):
+    assert "allowed: auto, cpu, cuda, cuda:INDEX" in refused(capsys, 2, wanted)
+
+
+def test_without_a_card(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert there.choose_device("auto", INSTALL) == CPU
+    assert capsys.readouterr().err == ""
+    assert "no CUDA device here" in refused(capsys, 3, "cuda")
+
+
+@pytest.mark.parametrize(
+    ("script", "version"),
+    [
+        ("echo 470.256.02; echo 470.256.02", "470.256.02"),
+        ("echo NVIDIA-SMI has failed; exit 9", None),
+        ("exit 0", None),
+        (None, None),
+    ],
+)
+def test_the_driver_is_what_nvidia_smi_says(monkeypatch, tmp_path, script, version):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if script:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    assert there.driver() == version
+
+
+def test_a_card_that_torch_does_not_see_is_mentioned(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(there, "driver", lambda: "340.1")
+    assert there.choose_device("auto", INSTALL) == CPU
+    assert "driver 340.1 sees no CUDA device" in capsys.readouterr().err

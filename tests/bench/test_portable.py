@@ -1,0 +1,302 @@
+"""Latency from old machines, there and back: real processes of the file that is written, and what it brings."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kdcli.bench import measure_encoders
+from kdcli.bench.device import known_devices
+from kdcli.bench.portable import read_portable, write_portable
+from kdcli.errors import MachineError, UsageError
+from kdcli.report.schema import Failure, LatencyRow, Speedup
+
+FAST = ["--device", "cpu", "--min-runs", "4", "--min-seconds", "0.01"]
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the file as a user does, in its folder, with nothing of kdcli to be found."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    command = [sys.executable, "measure_encoders.py", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    """The path of a result with two shapes in two cells."""
+    folder = tmp_path_factory.mktemp("portable")
+    write_portable(folder, ["2x32@4", "1x16:40@2"], [(1, 8), (3, 12)], vocab_size=50)
+    done = run(folder, *FAST, "--padding", "random")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 6
+    return folder / "result.json"
+
+
+def test_what_is_written(tmp_path):
+    paths = write_portable(tmp_path / "new" / "folder", ["12x768", " 6x384 "], [(1, 128), (8, 128), (1, 128)])
+    assert [p.relative_to(tmp_path / "new" / "folder").as_posix() for p in paths] == [
+        "measure_encoders.py",
+        "shapes.json",
+    ]
+    assert paths[0].read_bytes() == Path(measure_encoders.__file__).read_bytes()
+    plan = json.loads(paths[1].read_text())
+    assert plan["shapes"] == {
+        "12x768": {"layers": 12, "hidden": 768, "ffn": 3072, "heads": 12},
+        "6x384": {"layers": 6, "hidden": 384, "ffn": 1536, "heads": 12},
+    }
+    assert plan["cells"] == [[1, 128], [8, 128]]
+    assert plan["vocab_size"] == 30522
+    assert plan["install"] == {row["capability"]: row["install"] for row in known_devices()}
+
+
+def test_writing_again_is_fine_and_another_file_is_left_alone(tmp_path):
+    paths = write_portable(tmp_path, ["6x384"], [(1, 128)])
+    assert write_portable(tmp_path, ["6x384"], [(1, 128)]) == paths
+    before = paths[1].read_bytes()
+    with pytest.raises(UsageError, match=r"shapes\.json is there already"):
+        write_portable(tmp_path, ["3x384"], [(1, 128)])
+    assert paths[1].read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("shapes", "cells", "words"),
+    [
+        ([], [(1, 8)], 9),
+        (["6x384"], [], 9),
+        (["6x384"], [(0, 8)], 9),
+        (["6x384"], [(1, 8)], 0),
+        (["6y384"], [(1, 8)], 9),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_and_nothing_written(tmp_path, shapes, cells, words):
+    with pytest.raises(UsageError):
+        write_portable(tmp_path / "new", shapes, cells, words)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError, match="file could not be written"):
+        write_portable(tmp_path / "file", ["6x384"], [(1, 8)])
+
+
+def test_there_and_back(result):
+    found = read_portable(result)
+    rows = [LatencyRow.model_validate(row) for row in found["rows"]]
+    assert [(r.model, r.batch_size, r.seq_len) for r in rows] == [
+        ("2x32@4", 1, 8),
+        ("1x16:40@2", 1, 8),
+        ("2x32@4", 3, 12),
+        ("1x16:40@2", 3, 12),
+    ]
+    for row in rows:
+        assert (row.backend, row.device, row.dtype, row.padding) == ("portable", "cpu", "fp32", "random")
+        assert row.n >= 4
+        assert 0 < row.p50_ms <= row.p90_ms <= row.p95_ms
+    assert rows[0].n == rows[1].n, "runs are paired"
+    speedups = {key: Speedup.model_validate(value) for key, value in found["speedup"].items()}
+    assert list(speedups) == ["1x16:40@2_vs_2x32@4", "1x16:40@2_vs_2x32@4@3x12"]
+    assert found["failures"] == found["notes"] == []
+    environment = found["environment"]
+    assert environment["torch"].startswith("2.")
+    assert environment["latency_threads"] >= 1
+    assert environment["cpu"]
+    assert len(environment["load_average"]) == 3
+
+
+def test_the_result_says_what_it_was_measured_with(result):
+    sums = json.loads(result.read_text())["sha256"]
+    assert sums == {p: hashlib.sha256((result.parent / p).read_bytes()).hexdigest() for p in sums}
+    assert set(sums) == {"measure_encoders.py", "shapes.json"}
+
+
+def test_an_earlier_result_is_not_overwritten(result):
+    before = result.read_bytes()
+    done = run(result.parent, *FAST)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "result.json exists" in done.stderr
+    assert result.read_bytes() == before
+
+
+def overcommits() -> bool:
+    """Whether this system hands out memory that it has not got."""
+    setting = Path("/proc/sys/vm/overcommit_memory")
+    return not setting.is_file() or setting.read_text().strip() == "1"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(overcommits(), reason="memory that is not there is only missed when it is used")
+def test_a_cell_that_does_not_fit_is_a_failure_beside_the_others(tmp_path):
+    # In the second cell the feed-forward part of the second shape takes 1.3 TB.
+    write_portable(tmp_path, ["1x8@1", "1x8:999999@1"], [(1, 4), (20_000, 16), (2, 4)], vocab_size=50)
+    done = run(tmp_path, *FAST)
+    assert done.returncode == 0, done.stderr
+    found = read_portable(tmp_path / "result.json")
+    assert [(r["model"], r["batch_size"]) for r in found["rows"]] == [
+        *(("1x8@1", 1), ("1x8:999999@1", 1), ("1x8@1", 20_000), ("1x8@1", 2), ("1x8:999999@1", 2)),
+    ]
+    failure = Failure.model_validate(found["failures"][0])
+    assert (failure.model, failure.batch_size, failure.seq_len) == ("1x8:999999@1", 20_000, 16)
+    assert failure.reason == "out of memory"
+    assert list(found["speedup"]) == ["1x8:999999@1_vs_1x8@1", "1x8:999999@1_vs_1x8@1@2x4"]
+    assert [row["status"] for row in json.loads((tmp_path / "result.json").read_text())["rows"]].count(
+        "out of memory"
+    ) == 1
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_keeps_the_finished_cells(tmp_path, sent):
+    write_portable(tmp_path, ["1x16@2"], [(1, 4), (2, 4), (3, 4)], vocab_size=50)
+    command = [sys.executable, "measure_encoders.py", "--device", "cpu", "--min-runs", "1", "--min-seconds", "1.5"]
+    # A shell that started the tests in the background may have had SIGINT ignored.
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stdout
+    assert "1x16@2" in process.stdout.readline()
+    process.send_signal(sent)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted; result.json holds the finished cells" in said
+    found = read_portable(tmp_path / "result.json")
+    assert [(r["batch_size"], r["seq_len"]) for r in found["rows"]] == [(1, 4)]
+    assert found["notes"] == ["result.json is of a measurement that was interrupted; only the finished cells are in it"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["measure_encoders.py", "result.json", "shapes.json"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (None, "shapes.json belongs beside this file"),
+        ("{", "cannot be used: JSONDecodeError"),
+        ("[]", "cannot be used"),
+        ({"schema": 2}, "has schema 2; this file reads 1"),
+        ({"cells": []}, "at least one shape and one cell"),
+        ({"cells": [[0, 8]]}, "every number whole and at least 1"),
+        ({"cells": [[1, 8, 2]]}, "cannot be used: ValueError"),
+        ({"shapes": {"a": {"layers": 1, "hidden": 10, "ffn": 4, "heads": 3}}}, "heads must divide the hidden width"),
+        ({"shapes": {"a": {"layers": 1}}}, "cannot be used: TypeError"),
+    ],
+)
+def test_a_plan_that_cannot_be_used_names_its_file(tmp_path, capsys, plan, said):
+    write_portable(tmp_path, ["1x16@2"], [(1, 4)])
+    path = tmp_path / "shapes.json"
+    if plan is None:
+        path.unlink()
+    else:
+        path.write_text(plan if isinstance(plan, str) else json.dumps(json.loads(path.read_text()) | plan))
+    with pytest.raises(SystemExit) as caught:
+        measure_encoders.read_plan(path)
+    assert caught.value.code == 2
+    told = capsys.readouterr().err
+    assert str(path) in told
+    assert said in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--half", "--device", "cpu"], 2, "--half needs a CUDA device"),
+        (["--min-runs", "0"], 2, "--min-runs must be at least 1"),
+        (["--min-seconds", "nan"], 2, "--min-seconds between 0"),
+        (["--out", "missing/result.json"], 2, "or its folder does not"),
+    ],
+)
+def test_wrong_usage_is_said_before_anything_is_measured(tmp_path, monkeypatch, capsys, arguments, code, said):
+    paths = write_portable(tmp_path, ["1x16@2"], [(1, 4)])
+    monkeypatch.setattr(measure_encoders, "__file__", str(paths[0]))
+    monkeypatch.setattr(sys, "argv", ["measure_encoders.py", *arguments])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        measure_encoders.main()
+    assert caught.value.code == code
+    assert said in capsys.readouterr().err
+
+
+def changed(result: Path, tmp_path: Path, *keys: str | int, value: object) -> Path:
+    """A copy of a result with one value changed."""
+    tree = json.loads(result.read_text())
+    at = tree
+    for key in keys[:-1]:
+        at = at[key]
+    at[keys[-1]] = copy.deepcopy(value)
+    path = tmp_path / "changed.json"
+    path.write_text(json.dumps(tree))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "said"),
+    [
+        (["schema"], 2, "has schema 2; this kdcli reads 1"),
+        (["kind"], "other", "is not a result of measure_encoders.py"),
+        (["rows"], [], "rows: List should have at least 1 item"),
+        (["rows", 0, "p50_ms"], -1.0, r"rows\.0\S*\.p50_ms: Input should be greater than 0"),
+        (["rows", 0, "p50_ms"], 1e9, "the percentiles do not ascend"),
+        (["rows", 0, "mean_ms"], float("nan"), r"mean_ms: Input should be a finite number"),
+        (["rows", 0, "n"], "4", r"n: Input should be a valid integer"),
+        (["rows", 0, "status"], "fine", "status"),
+        (["rows", 0, "iqr_over_p50"], -0.1, "iqr_over_p50: Input should be greater than or equal to 0"),
+        (["rows", 0, "model"], "9x9", "the row of 9x9 is of none of the models"),
+        (["rows", 0, "model"], "1x16:40@2", "a model stands twice in a cell"),
+        (["rows", 0, "seq_len"], 9, "speed-up 1x16:40@2_vs_2x32@4 is of no two rows"),
+        (["rows", 0, "more"], 1, "Extra inputs"),
+        (["speedup", "1x16:40@2_vs_2x32@4", "low"], 1e9, "between the quartiles"),
+        (["speedup", "x_vs_y"], {"median": 1.0, "low": 1.0, "high": 1.0, "batch_size": 1, "seq_len": 8}, "of no two"),
+        (["environment"], None, "environment: Input should be an object"),
+    ],
+)
+def test_a_damaged_or_foreign_result_names_its_file(result, tmp_path, keys, value, said):
+    path = changed(result, tmp_path, *keys, value=value)
+    with pytest.raises(UsageError, match=said) as caught:
+        read_portable(path)
+    assert str(path) in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_status_that_does_not_go_with_the_spread(result, tmp_path):
+    is_ok = json.loads(result.read_text())["rows"][0]["status"] == "ok"
+    with pytest.raises(UsageError, match="does not go with an iqr_over_p50"):
+        read_portable(changed(result, tmp_path, "rows", 0, "status", value="noisy" if is_ok else "ok"))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"schema": 1}'])
+def test_what_is_no_result_at_all(tmp_path, content):
+    path = tmp_path / "some.json"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"some\.json"):
+        read_portable(path)
+
+
+def test_every_way_of_cutting_a_result_short_is_found(result, tmp_path):
+    content = result.read_bytes()
+    for length in range(0, len(content.rstrip()), 37):
+        (tmp_path / "cut.json").write_bytes(content[:length])
+        with pytest.raises(UsageError, match=r"cut\.json"):
+            read_portable(tmp_path / "cut.json")
+
+
+def test_a_file_that_is_missing_or_a_folder(tmp_path):
+    for path in (tmp_path / "none.json", tmp_path):
+        with pytest.raises(UsageError, match="could not be read"):
+            read_portable(path)
+
+
+def test_a_result_of_another_version_of_the_file_is_noted(result, tmp_path):
+    path = changed(result, tmp_path, "sha256", "measure_encoders.py", value="0" * 64)
+    assert read_portable(path)["notes"] == [
+        "changed.json was measured by another version of measure_encoders.py than that of this kdcli"
+    ]
