@@ -13,7 +13,6 @@ from kdcli.judge import Judge, readable, reference, shown_label, summed_up
 from kdcli.report.schema import Evaluation
 from kdcli.types import Answer, Example, Task
 
-
 CLASS = Task("nli", "class", ("text",), ("accuracy", "macro_f1"), ("yes", "no", "maybe"))
 MULTI = Task("topics", "multi", ("text",), ("micro_f1", "exact"), ("sport", "art", "war"))
 SCORE = Task("likeness", "score", ("text",), ("mse", "pearson"))
