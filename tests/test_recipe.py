@@ -8,7 +8,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kdcli.errors import UsageError
-from kdcli.recipe import ELSEWHERE, DistillRecipe, TrainSettings, leaf_keys, resolve
+from kdcli.recipe import (
+    ELSEWHERE,
+    VERBS,
+    DistillRecipe,
+    DownstreamSettings,
+    EvaluateRecipe,
+    FinetuneRecipe,
+    LabelledSettings,
+    TrainSettings,
+    combinations,
+    downstream_recipe,
+    gates,
+    grid_options,
+    leaf_keys,
+    resolve,
+    shipped,
+    verb_of,
+)
 
 
 @pytest.fixture
@@ -20,11 +37,16 @@ def write(tmp_path):
     return make
 
 
+def refusal(function, *arguments) -> str:
+    """Message and hint of the `UsageError` that a call must end in."""
+    with pytest.raises(UsageError) as caught:
+        function(*arguments)
+    return f"{caught.value.message}\n{caught.value.hint or ''}"
+
+
 def refused(**kwargs) -> str:
     """Message and hint of the `UsageError` that resolving must end in."""
-    with pytest.raises(UsageError) as caught:
-        resolve(DistillRecipe, **{"recipe": None, **kwargs})
-    return f"{caught.value.message}\n{caught.value.hint or ''}"
+    return refusal(lambda: resolve(DistillRecipe, **{"recipe": None, **kwargs}))
 
 
 def test_option_beats_set_beats_recipe_beats_default(write):
@@ -197,3 +219,200 @@ def test_resolved_yaml_reads_back_as_the_same_recipe(tmp_path_factory, given_opt
 def test_resolved_yaml_is_yaml_that_others_read():
     resolved = resolve(DistillRecipe, recipe="demo")
     assert yaml.safe_load(resolved.to_yaml()) == resolved.recipe.model_dump()
+
+
+class TestGridOptions:
+    def test_values_are_read_as_yaml_and_keys_of_train_may_be_short(self):
+        pairs = ["lr=2e-5,3e-5", "train.clip=1, 2.5", "warmup-steps=10", " keep =last,best", "data.source=a/b,1e3x"]
+        assert grid_options(FinetuneRecipe, pairs) == {
+            "grid.train.lr": [2e-5, 3e-5],
+            "grid.train.clip": [1, 2.5],
+            "grid.train.warmup_steps": [10],
+            "grid.keep": ["last", "best"],
+            "grid.data.source": ["a/b", "1e3x"],
+        }
+        assert grid_options(FinetuneRecipe, []) == {}
+
+    @pytest.mark.parametrize("pair", ["lr", "lr=", "", "="])
+    def test_of_another_form(self, pair):
+        message = refusal(grid_options, FinetuneRecipe, [pair])
+        assert f"--grid takes KEY=VALUE,VALUE…, got '{pair}'" in message
+        assert "--grid lr=2e-5,3e-5,5e-5" in message
+
+    @pytest.mark.parametrize(
+        ("pair", "said"),
+        [
+            ("train.lrr=1", "unknown key 'train.lrr' (--grid); did you mean 'train.lr'?"),
+            ("learning_rate=1", "unknown key 'learning_rate' (--grid); did you mean 'train.lr'?"),
+            ("train=1", "'train' (--grid) is a section: it must hold keys"),
+        ],
+    )
+    def test_of_another_key(self, pair, said):
+        assert said in refusal(grid_options, FinetuneRecipe, [pair])
+
+
+class TestCombinations:
+    def resolved(self, recipe=None, sets=(), **options):
+        return resolve(FinetuneRecipe, recipe=recipe, sets=sets, options=options)
+
+    def test_without_a_grid_the_recipe_itself_with_one_seed(self):
+        resolved = self.resolved(seeds=3, task="sst2")
+        ((chosen, only),) = combinations(resolved)
+        assert chosen == {}
+        assert only.recipe == resolved.recipe.model_copy(update={"seeds": 1})
+
+    def test_every_combination_the_last_key_fastest(self):
+        pairs = grid_options(FinetuneRecipe, ["lr=2e-5,3e-5", "keep=last,best", "batch_size=8"])
+        resolved = self.resolved(seeds=4, **pairs)
+        found = combinations(resolved)
+        assert [s for s, _ in found] == [
+            {"train.lr": lr, "train.batch_size": 8, "keep": keep} for lr in (2e-5, 3e-5) for keep in ("last", "best")
+        ]
+        for chosen, of in found:
+            recipe = of.recipe
+            assert (recipe.train.lr, recipe.train.batch_size, recipe.keep) == tuple(chosen.values())
+            assert (recipe.grid, recipe.seeds) == ({}, 1)
+            assert of.origins["train.lr"] == "grid"
+            assert not [key for key in of.origins if key.startswith(("grid", "seeds"))]
+        # The recipe that they were made of is as it was.
+        assert resolved.recipe.train.lr == FinetuneRecipe().train.lr
+        assert resolved.recipe.grid == {"train": {"lr": [2e-5, 3e-5], "batch_size": [8]}, "keep": ["last", "best"]}
+
+    @pytest.mark.parametrize("text", ["grid: {train: {lr: [1e-3, 2e-3]}}\n", "grid:\n  train.lr: [1e-3, 2e-3]\n"])
+    def test_a_grid_of_a_recipe(self, write, text):
+        found = combinations(self.resolved(recipe=write(text)))
+        assert [of.recipe.train.lr for _, of in found] == [1e-3, 2e-3]
+
+    def test_an_option_replaces_the_same_key_of_a_recipe_and_no_other(self, write):
+        recipe = write("grid: {train: {lr: [1e-3, 2e-3], clip: [1.0, 2.0]}}\n")
+        found = combinations(self.resolved(recipe=recipe, **grid_options(FinetuneRecipe, ["lr=5e-3"])))
+        assert [s for s, _ in found] == [{"train.lr": 5e-3, "train.clip": clip} for clip in (1.0, 2.0)]
+
+    def test_one_reads_back_as_a_recipe(self, write):
+        pairs = grid_options(FinetuneRecipe, ["lr=2e-5,3e-5"])
+        for _, of in combinations(self.resolved(seeds=2, **pairs)):
+            assert resolve(FinetuneRecipe, recipe=write(of.to_yaml())).recipe == of.recipe
+
+    @pytest.mark.parametrize(
+        ("pair", "said"),
+        [
+            ("grid.train.lr=0.1", "grid.train.lr must hold a list of values, got 0.1"),
+            ("grid.train.lr=[]", "grid.train.lr must hold a list of values, got []"),
+            ("grid.train.lrr=[1.0]", "unknown key 'train.lrr' (grid); did you mean 'train.lr'?"),
+            ("grid.train=[1.0]", "'train' (grid) is a section"),
+            ("grid.train.lr=[1e-3, high]", "'train.lr' must be a valid number, got 'high' (grid)"),
+            ("grid.keep=[last, frist]", "'keep' must be 'last' or 'best', got 'frist' (grid)"),
+            ("grid.train.epochs=[3.0, 0]", "'train.epochs' must be greater than 0, got 0 (grid)"),
+        ],
+    )
+    def test_what_cannot_be_tried_is_refused(self, pair, said):
+        assert said in refusal(combinations, self.resolved(sets=[pair]))
+
+
+class TestGates:
+    def test_metric_and_least_value(self):
+        assert gates(["accuracy=0.9", " matched/accuracy =1", "f1=5e-1"]) == {
+            "accuracy": 0.9,
+            "matched/accuracy": 1.0,
+            "f1": 0.5,
+        }
+
+    @pytest.mark.parametrize("pair", ["accuracy", "accuracy=", "accuracy=high", "=0.9", "accuracy=true", "a=[1]"])
+    def test_of_another_form(self, pair):
+        message = refusal(gates, [pair])
+        assert f"--min-metric takes METRIC=VALUE, got '{pair}'" in message
+        assert "--min-metric accuracy=0.9" in message
+
+
+class TestVerbOf:
+    @pytest.mark.parametrize(
+        ("name", "verb"), [("minilm-6x384", "distill"), ("sst2", "finetune"), ("no-such", "distill")]
+    )
+    def test_a_shipped_recipe_is_of_its_folder(self, name, verb):
+        assert verb_of(name) == verb
+
+    @pytest.mark.parametrize(
+        ("text", "verb"), [("verb: evaluate\n", "evaluate"), ("verb: finetune\ntask: own\n", "finetune")]
+    )
+    def test_a_file_is_of_the_verb_it_says(self, write, text, verb):
+        assert verb_of(write(text)) == verb
+
+    def test_a_file_that_says_none_is_of_distill(self, write):
+        assert verb_of(write("train: {lr: 1e-3}\n")) == "distill"
+
+    def test_a_verb_that_there_is_not(self, write):
+        file = write("verb: finetun\n")
+        message = refusal(verb_of, file)
+        assert f"{file} is a recipe of 'finetun'; did you mean 'finetune'?; known: distill, finetune" in message
+
+    def test_no_two_verbs_ship_a_recipe_of_one_name(self):
+        names = [name for verb in VERBS for name in shipped(verb)]
+        assert len(names) == len(set(names))
+
+
+class TestDownstreamRecipe:
+    def test_a_shipped_recipe_with_the_seed_of_the_run(self):
+        found = downstream_recipe(DownstreamSettings(), "cola", 7).recipe
+        plain = resolve(FinetuneRecipe, recipe="cola").recipe
+        assert (found.task, found.train.seed, found.train.epochs) == ("cola", 7, 10.0)
+        assert found == plain.model_copy(update={"train": plain.train.model_copy(update={"seed": 7})})
+
+    def test_a_task_without_one(self):
+        found = downstream_recipe(DownstreamSettings(source="mine.jsonl"), "own", 0).recipe
+        assert found == FinetuneRecipe(task="own", data=LabelledSettings(source="mine.jsonl"))
+
+    def test_the_source_is_a_folder_of_tasks_or_the_data_itself(self, tmp_path):
+        (tmp_path / "sst2").mkdir()
+        given = DownstreamSettings(source=str(tmp_path))
+        assert downstream_recipe(given, "sst2", 0).recipe.data.source == str(tmp_path / "sst2")
+        assert downstream_recipe(given, "cola", 0).recipe.data.source == str(tmp_path)
+
+    def test_overrides_are_over_the_recipe_and_the_seed(self):
+        overrides = {"train": {"epochs": 1.0, "seed": 3}, "keep": "best", "data": {"max_length": 64}}
+        found = downstream_recipe(DownstreamSettings(overrides=overrides), "cola", 7)
+        recipe = found.recipe
+        assert (recipe.train.epochs, recipe.train.seed, recipe.keep, recipe.data.max_length) == (1.0, 3, "best", 64)
+        assert recipe.train.batch_size == resolve(FinetuneRecipe, recipe="cola").recipe.train.batch_size
+
+    def test_an_override_that_finetune_does_not_know(self):
+        for overrides, said in (
+            ({"train": {"lrr": 1.0}}, "did you mean 'train.lr'?"),
+            ({"train": {"lr": "fast"}}, "'train.lr' must be a valid number, got 'fast'"),
+            ({"teacher": "x"}, "unknown key 'teacher'"),
+        ):
+            assert said in refusal(downstream_recipe, DownstreamSettings(overrides=overrides), "cola", 0)
+
+
+class TestOpenKeys:
+    """Sections whose keys are those of something else: columns of a file, settings of a loss, keys of another verb."""
+
+    def test_any_key_below_them_is_taken(self):
+        sets = ["data.columns.text=body text", "data.columns.label=y", "grid.train.lr=[1e-3]"]
+        recipe = resolve(FinetuneRecipe, recipe=None, sets=sets).recipe
+        assert recipe.data.columns == {"text": "body text", "label": "y"}
+        assert recipe.grid == {"train": {"lr": [1e-3]}}
+        two = resolve(EvaluateRecipe, recipe=None, sets=["data.columns.text=[a, b]"]).recipe
+        assert two.data.columns == {"text": ["a", "b"]}
+        sets = ["eval.overrides.train.lr=1e-3", "eval.overrides.keep=best"]
+        assert resolve(DistillRecipe, recipe=None, sets=sets).recipe.eval.overrides == {
+            "train": {"lr": 1e-3},
+            "keep": "best",
+        }
+
+    @pytest.mark.parametrize(
+        ("pair", "said"),
+        [
+            ("data.colums.text=a", "unknown key 'data.colums.text'"),
+            ("data.columns=a", "'data.columns' must be a valid dictionary, got 'a' (--set)"),
+            ("data.columns.text=5", "'data.columns.text.str' must be a valid string, got 5 (--set)"),
+            ("data.columns.text.x=a", "got {'x': 'a'}"),
+            ("task.text=a", "unknown key 'task.text'"),
+        ],
+    )
+    def test_no_key_that_only_looks_like_one(self, pair, said):
+        assert said in refusal(lambda: resolve(FinetuneRecipe, recipe=None, sets=[pair]))
+
+    def test_they_read_back_as_they_were(self, write):
+        sets = ["data.columns.text=[a, 'b: c']", "grid.train.lr=[1e-3, 2]", "grid.keep=[last]", "choose_on=en"]
+        first = resolve(FinetuneRecipe, recipe=None, sets=sets)
+        assert resolve(FinetuneRecipe, recipe=write(first.to_yaml())).recipe == first.recipe
