@@ -13,7 +13,7 @@ import torch
 from kdcli import disk, run_dir
 from kdcli.errors import MachineError, UsageError
 from kdcli.recipe import DistillRecipe, resolve
-from kdcli.run_dir import CHECKPOINTS, KEEP, LOG, RECIPE, REPORT, RunDir
+from kdcli.run_dir import BEST, CHECKPOINTS, KEEP, LOG, RECIPE, REPORT, RunDir, numbered
 
 
 def recipe(*sets: str) -> str:
@@ -208,6 +208,94 @@ class TestCheckpoints:
         run.save_checkpoint(1, tensors(1.0), {})
         run.drop_checkpoints()
         assert listing(run.path) == [LOG, RECIPE]
+
+
+class TestBest:
+    def test_comes_back_as_it_was_and_only_the_last_is_kept(self, run):
+        run.save_best(3, tensors(1.0))
+        run.save_best(9, tensors(2.0))
+        found = run.load_best(9)
+        assert set(found) == set(tensors(2.0))
+        assert all(torch.equal(found[k], v) for k, v in tensors(2.0).items())
+        assert listing(run.path / CHECKPOINTS) == [BEST]
+
+    def test_of_another_step_is_refused(self, run):
+        run.save_best(3, tensors(1.0))
+        with pytest.raises(MachineError, match="is not of step 9") as caught:
+            run.load_best(9)
+        assert "--overwrite" in caught.value.hint
+
+    @pytest.mark.parametrize("damage", ["gone", "empty", "cut"])
+    def test_damaged_is_refused_by_name(self, run, damage):
+        run.save_best(3, tensors(1.0))
+        file = run.path / CHECKPOINTS / BEST
+        whole = file.read_bytes()
+        file.write_bytes({"gone": b"", "empty": b"", "cut": whole[:-9]}[damage])
+        if damage == "gone":
+            file.unlink()
+        with pytest.raises(MachineError, match=r"best\.safetensors cannot be read"):
+            run.load_best(3)
+
+    @pytest.mark.parametrize("where", ["save_file", "_fsync"])
+    def test_full_disk_keeps_the_one_before(self, run, monkeypatch, where):
+        run.save_best(3, tensors(1.0))
+        monkeypatch.setattr(run_dir, where, fail_with_no_space)
+        with pytest.raises(MachineError, match="the disk is full"):
+            run.save_best(6, tensors(2.0))
+        monkeypatch.undo()
+        assert torch.equal(run.load_best(3)["module/student/weight"], torch.full((4, 3), 1.0))
+
+    def test_kill_while_writing_leaves_the_one_before(self, run, monkeypatch):
+        run.save_best(3, tensors(1.0))
+        child = os.fork()
+        if child == 0:
+            monkeypatch.setattr(Path, "rename", lambda *_: os._exit(9))
+            run.save_best(6, tensors(2.0))
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        assert torch.equal(run.load_best(3)["optimizer/0/step"], torch.tensor(1.0))
+        run.save_best(6, tensors(2.0))
+        assert torch.equal(run.load_best(6)["optimizer/0/step"], torch.tensor(2.0))
+
+    def test_is_no_checkpoint_to_go_on_from_and_is_dropped_with_them(self, run):
+        run.save_best(3, tensors(1.0))
+        assert run.load_checkpoint(pytest.fail) is None
+        for step in range(5):
+            run.save_checkpoint(step, tensors(step), {})
+        assert (run.path / CHECKPOINTS / BEST).exists()
+        run.drop_checkpoints()
+        assert listing(run.path) == [LOG, RECIPE]
+
+
+class TestNumbered:
+    @pytest.fixture(autouse=True)
+    def somewhere(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+
+    def made(self, *, taken=False):
+        path = numbered("finetune-x", taken=taken)
+        path.mkdir(parents=True, exist_ok=True)
+        return path.as_posix()
+
+    def test_a_free_one_each_time(self):
+        assert [self.made() for _ in range(3)] == ["runs/finetune-x", "runs/finetune-x-2", "runs/finetune-x-3"]
+
+    def test_the_last_one_to_go_on_with(self):
+        assert self.made(taken=True) == "runs/finetune-x"
+        assert self.made(taken=True) == "runs/finetune-x"
+        self.made()
+        self.made()
+        assert self.made(taken=True) == "runs/finetune-x-3"
+
+    def test_a_gap_is_filled(self):
+        for _ in range(3):
+            self.made()
+        Path("runs/finetune-x-2").rmdir()
+        assert self.made() == "runs/finetune-x-2"
+
+    def test_nothing_is_made(self):
+        numbered("finetune-x", taken=False)
+        assert not Path("runs").exists()
 
 
 class TestLog:
