@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "losses": {"errors", "types"},
     "models": {"disk", "errors", "types"},
     "data": {"disk", "errors", "types"},
-    "bench": {"disk", "errors", "types", "kdcli"},
+    "bench": {"disk", "errors", "models", "types", "kdcli"},
     "report": {"disk", "errors", "types"},
     "metrics": {"data", "errors", "types"},
     "chain": {"errors", "models", "recipe", "run_dir", "types"},
