@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import signal
@@ -14,7 +15,8 @@ from torch import nn
 from kdcli.data.batches import BatchPlan
 from kdcli.engine import start, train
 from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
-from kdcli.run_dir import RunDir
+from kdcli.held_out import evaluate
+from kdcli.run_dir import BEST, CHECKPOINTS, RunDir
 from kdcli.types import Job, Plan, StepLoss, real_tokens
 
 CPU = torch.device("cpu")
@@ -259,3 +261,193 @@ def test_a_batch_smaller_than_the_processes_is_refused(monkeypatch):
     monkeypatch.setattr(type(accelerator), "num_processes", 9)
     with pytest.raises(UsageError, match="one sequence for each of 9 processes"):
         train(accelerator, CPU, job_of({"net": Net()}), plan_of(), None)
+
+
+class Held(Rows):
+    """Held-out examples that say which they are, and of what lengths a batch was padded to."""
+
+    def batch(self, indices):
+        found = super().batch(indices)
+        longest = int(found["attention_mask"].sum(1).max())
+        return {name: tensor[:, :longest] for name, tensor in found.items()} | {"number": torch.from_numpy(indices)}
+
+
+def judged_job(net, metrics, n=21):
+    """A job whose outputs are the examples' own numbers and tokens; `metrics` gets them."""
+    job = job_of({"net": net})
+
+    def step(batch):
+        loss = net(batch)
+        outputs = None
+        if "number" in batch:
+            # As with labels of words, outputs are as wide as the batch was padded.
+            outputs = batch["number"][:, None] + batch["attention_mask"].double() / 2
+        return StepLoss(loss, {"net": loss}, outputs)
+
+    return dataclasses.replace(job, step=step, held_out=Held(n), judge=metrics, best="score")
+
+
+class TestJudge:
+    def train(self, tmp_path, metrics, n=21, net=None, **changes):
+        run_dir = RunDir.claim(tmp_path / "run", "x: 1\n", resume=True)
+        net = net or Net(dropout=0.3)
+        outcome = train(start(CPU, torch.float32), CPU, judged_job(net, metrics, n), plan_of(**changes), run_dir)
+        return outcome, net, run_dir
+
+    @pytest.mark.parametrize("micro", [1, 4, 5, 8])
+    def test_it_gets_every_output_once_in_order_whatever_the_micro_batch(self, tmp_path, micro):
+        calls = []
+
+        def metrics(outputs):
+            calls.append([float(o[0]) for o in outputs])
+            assert all(o.dtype == np.float32 for o in outputs)
+            return {"score": float(len(outputs)), "other": 0.5}
+
+        _, _, run_dir = self.train(tmp_path, metrics, micro_batch_size=micro)
+        # The first token of every example is real.
+        assert calls == [[i + 0.5 for i in range(21)]] * 4
+        found = {r["step"]: r["metrics"] for r in run_dir.read_log() if "metrics" in r}
+        assert found == {step: {"score": 21.0, "other": 0.5} for step in (0, 5, 10, 12)}
+
+    def test_judging_changes_nothing_of_the_training(self, tmp_path):
+        _, judged, _ = self.train(tmp_path, lambda outputs: {"score": 1.0}, eval_every=1)
+        plain = Net(dropout=0.3)
+        run({"net": plain})
+        kept = Net(dropout=0.3)
+        # The first of equal scores is the best, so these are the weights after one step.
+        run({"net": kept}, stop_after=1)
+        assert torch.equal(weights(judged), weights(kept))
+        assert not torch.equal(weights(judged), weights(plain))
+
+    @pytest.mark.parametrize(
+        ("scores", "best"),
+        [
+            ({5: 0.1, 10: 0.3, 12: 0.2}, 10),
+            ({5: 0.3, 10: 0.3, 12: 0.3}, 5),
+            ({5: -0.3, 10: -0.2, 12: -0.1}, 12),
+            ({5: 0.0, 10: -1.0, 12: -1.0}, 5),
+        ],
+    )
+    def test_the_weights_of_the_best_step_are_kept(self, tmp_path, scores, best):
+        """Step 0 is judged too, and never kept, however good it seems."""
+        values = iter([9.9, *scores.values()])
+        outcome, net, run_dir = self.train(tmp_path, lambda _: {"score": next(values)})
+        expected = Net(dropout=0.3)
+        run({"net": expected}, stop_after=best)
+        assert outcome.best_step == best
+        assert torch.equal(weights(net), weights(expected))
+        assert outcome.steps == 12
+        assert not net.training
+        assert (run_dir.path / CHECKPOINTS / BEST).exists()
+
+    def test_without_a_metric_to_choose_by_the_last_are_kept(self, tmp_path):
+        values = iter([0.0, 3.0, 2.0, 1.0])
+        net, run_dir = Net(), RunDir.claim(tmp_path / "run", "x: 1\n")
+        job = dataclasses.replace(judged_job(net, lambda _: {"score": next(values)}), best=None)
+        outcome = train(start(CPU, torch.float32), CPU, job, plan_of(), run_dir)
+        last = Net()
+        run({"net": last})
+        assert outcome.best_step is None
+        assert torch.equal(weights(net), weights(last))
+        assert not (run_dir.path / CHECKPOINTS / BEST).exists()
+
+    @pytest.mark.parametrize("cut", [6, 9, 11])
+    @pytest.mark.parametrize(
+        "scores", [{5: 0.5, 10: 0.4, 12: 0.3}, {5: 0.4, 10: 0.5, 12: 0.3}, {5: 0.1, 10: 0.2, 12: 0.3}]
+    )
+    def test_a_resumed_run_keeps_the_same(self, tmp_path, cut, scores):
+        """Also where the best one was judged before the checkpoint that it goes on from, or after it and again."""
+        at = {"step": 0}
+
+        def metrics(_):
+            return {"score": scores.get(at["step"], 0.0)}
+
+        def job(net, stop=None):
+            at["step"], whole = 0, judged_job(net, metrics)
+
+            def indices(step):
+                at["step"] = step
+                if step == stop:
+                    raise KeyboardInterrupt
+                return whole.order.indices(step)
+
+            return dataclasses.replace(whole, order=Order(indices))
+
+        results = []
+        for side, stops in (("whole", [None]), ("cut", [cut, None])):
+            for stop in stops:
+                net, run_dir = Net(dropout=0.3), RunDir.claim(tmp_path / side, "x: 1\n", resume=True)
+                try:
+                    outcome = train(start(CPU, torch.float32), CPU, job(net, stop), plan_of(), run_dir)
+                except KeyboardInterrupt:
+                    continue
+            log = [{k: v for k, v in r.items() if k != "seconds"} for r in run_dir.read_log()]
+            results.append((outcome.best_step, weights(net).tolist(), log))
+        assert results[0] == results[1]
+        assert results[0][0] == max(scores, key=scores.get)
+
+    def test_a_best_file_that_is_gone_is_said(self, tmp_path):
+        def metrics(_):
+            (tmp_path / "run" / CHECKPOINTS / BEST).unlink(missing_ok=True)
+            return {"score": 0.5}
+
+        with pytest.raises(MachineError, match=r"best\.safetensors cannot be read"):
+            self.train(tmp_path, metrics)
+
+
+class Order:
+    """An order of examples that is watched."""
+
+    def __init__(self, indices):
+        self.indices = indices
+
+
+class TestEvaluate:
+    def test_the_loss_is_the_mean_over_all_that_counts(self):
+        net = Net()
+        found = evaluate(start(CPU, torch.float32), CPU, judged_job(net, lambda _: {}, n=70))
+        whole = Held(70).batch(np.arange(70))
+        assert found.losses["loss"] == pytest.approx(float(net(whole).detach()), abs=1e-6)
+        assert found.losses["net"] == found.losses["loss"]
+        assert [float(o[0]) for o in found.outputs] == [i + 0.5 for i in range(70)]
+
+    def test_out_of_memory_halves_what_is_judged_at_once(self):
+        net, sizes = Net(), []
+        job = judged_job(net, lambda _: {}, n=40)
+
+        def small_memory(batch):
+            sizes.append(len(batch["input_ids"]))
+            if len(batch["input_ids"]) > 10:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return job.step(batch)
+
+        found = evaluate(start(CPU, torch.float32), CPU, dataclasses.replace(job, step=small_memory))
+        assert sizes[:3] == [32, 16, 8]
+        assert [float(o[0]) for o in found.outputs] == [i + 0.5 for i in range(40)]
+        assert found.losses["loss"] == pytest.approx(float(net(Held(40).batch(np.arange(40))).detach()), abs=1e-6)
+
+    def test_nothing_held_out(self):
+        job = dataclasses.replace(judged_job(Net(), lambda _: {}), held_out=None)
+        with pytest.raises(ValueError, match="holds nothing out"):
+            evaluate(start(CPU, torch.float32), CPU, job)
+
+    @pytest.mark.parametrize("ranks", [2, 3, 5])
+    @pytest.mark.parametrize("n", [4, 21])
+    def test_the_shares_of_several_ranks_make_up_the_whole(self, monkeypatch, ranks, n):
+        """Each takes its share; together they are what one would have found, also where one has nothing to do."""
+        net = Net()
+        one = evaluate(start(CPU, torch.float32), CPU, judged_job(net, lambda _: {}, n=n))
+        accelerator, parts = start(CPU, torch.float32), []
+        monkeypatch.setattr(type(accelerator), "num_processes", ranks)
+        monkeypatch.setattr("kdcli.held_out.any_rank", lambda *_: False)
+        # What every rank would send, and then what each is sent back.
+        monkeypatch.setattr("kdcli.held_out.gather_object", lambda own: parts.append(own[0]) or parts)
+        for rank in range(ranks):
+            monkeypatch.setattr(type(accelerator), "process_index", rank)
+            found = evaluate(accelerator, CPU, judged_job(net, lambda _: {}, n=n))
+        assert len(parts) == ranks
+        assert sum(len(outputs) for _, _, outputs in parts) == n
+        assert max(len(outputs) for _, _, outputs in parts) == -(-n // ranks)
+        assert found.losses == pytest.approx(one.losses, abs=1e-6)
+        assert len(found.outputs) == n
+        assert [float(o[0]) for o in found.outputs] == [i + 0.5 for i in range(n)]
