@@ -90,6 +90,11 @@ def load_for_task(
     misfit = _misfit(source, config, task, label_map)
     if misfit is not None and not new_head:
         raise UsageError(f"{source} cannot do task {task.name}: {misfit}", "fine-tune it first: kdcli finetune")
+    if misfit is not None and label_map is not None:
+        raise UsageError(
+            f"head.label_map has no head to reorder: of {source}, {misfit}",
+            "leave it out; the new head is in the data's order",
+        )
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     if task.kind == "tokens" and _is_byte_level(tokenizer):
         tokenizer = _spaced(load_tokenizer(source, trust_remote_code=trust_remote_code, add_prefix_space=True))

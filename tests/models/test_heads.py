@@ -462,3 +462,8 @@ def test_a_byte_level_tokenizer_puts_a_space_before_each_word(tmp_path, make):
 def test_other_tokenizers_stay_as_they_are(encoder_dir):
     headed = load(encoder_dir("bert"), "tokens")
     assert headed.tokenizer.backend_tokenizer.to_str() == tiny_tokenizer().backend_tokenizer.to_str()
+
+
+def test_a_mapping_without_a_head_to_reorder_is_refused(encoder_dir):
+    with pytest.raises(UsageError, match=r"head\.label_map has no head to reorder"):
+        load(encoder_dir("bert"), "class", label_map=[2, 0, 1])
