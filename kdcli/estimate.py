@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from kdcli.report.views import count, duration, megabytes
+from kdcli.report.text import count, duration, megabytes
 from kdcli.types import Outcome, Plan
 
 PROBE_STEPS = 4

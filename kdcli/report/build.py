@@ -10,22 +10,34 @@ from markupsafe import Markup
 
 from kdcli.disk import write_atomic
 from kdcli.report.evaluations import comparisons, headline, matrix, per_class, scores, set_name, tasks, worst
+from kdcli.report.latency import (
+    BENCHMARK,
+    NOISE,
+    agreement_table,
+    cell_tables,
+    facts,
+    latency_csv,
+    not_measured,
+    projection_table,
+    published_speedups,
+    remarks,
+)
 from kdcli.report.markdown import markdown
 from kdcli.report.pictures import pictures
 from kdcli.report.schema import Report
 from kdcli.report.selection import run_table, setting_table
-from kdcli.report.text import Listing, cut, number
+from kdcli.report.text import Listing, cut, duration, megabytes, names_of, number
 from kdcli.report.views import (
     ASSISTANT,
     FEW_SETS,
     TEACHER,
     UNDISTILLED,
-    duration,
-    latency_csv,
-    megabytes,
     overview,
     title,
 )
+
+FEW_CELLS = 4
+"""Cells up to which the table of each is open."""
 
 
 def write_report(folder: Path, report: Report) -> None:
@@ -46,20 +58,29 @@ def html(report: Report) -> str:
         loader=PackageLoader("kdcli.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     header, rows = overview(report)
+    benchmark = report.command == BENCHMARK
+    beyond = (agreement_table(report), published_speedups(report), projection_table(report)) if benchmark else ()
     return environment.get_template("report.html.jinja").render(
         report=report,
         title=title(report),
-        facts=_facts(report),
+        facts=facts(report) if benchmark else _facts(report),
+        cells=cell_tables(report) if benchmark else [],
+        few_cells=FEW_CELLS,
+        remarks=remarks(report) if benchmark else [],
+        not_measured=not_measured(report),
+        beyond=[listing for listing in beyond if listing is not None],
+        noise=NOISE,
         scores=scores(report),
         evaluations=[(f"{e.model} on {headline(e)}", matrix(e), per_class(e), worst(e)) for e in report.evaluations],
         comparisons=comparisons(report),
         selection=(setting_table(report.selection), run_table(report.selection)) if report.selection else None,
-        about=list(report.models)[-1],
-        heading="Teacher and student" if TEACHER in report.models else "Models" if len(report.models) > 1 else "Model",
+        about=_about(report),
+        heading=_heading(report),
         overview=Listing("", header, rows),
         # The SVG is made by matplotlib, which escapes the names in it.
         pictures=[(p.caption, Markup(p.svg)) for p in pictures(report)],  # noqa: S704
-        published=list(dict.fromkeys(key for row in report.published for key in row.values)),
+        # A benchmark that judged nothing has a table of the published speed-ups alone.
+        published=names_of(row.values for row in report.published) if report.quality or not benchmark else [],
         chain=ASSISTANT in report.models and len(report.models) > 2,
         cut=cut,
         duration=duration,
@@ -68,6 +89,19 @@ def html(report: Report) -> str:
         recipe=yaml.safe_dump(report.recipe, sort_keys=False, allow_unicode=True),
         environment=yaml.safe_dump({**report.environment, **report.versions}, sort_keys=False, allow_unicode=True),
     )
+
+
+def _about(report: Report) -> str:
+    """The model that the facts are about, where it needs to be said."""
+    *_, last = report.models
+    several = [name for name in report.models if name not in (TEACHER, ASSISTANT)]
+    return last if len(several) > 1 and report.command != BENCHMARK else ""
+
+
+def _heading(report: Report) -> str:
+    if TEACHER in report.models and report.command != BENCHMARK:
+        return "Teacher and student"
+    return "Models" if len(report.models) > 1 else "Model"
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:

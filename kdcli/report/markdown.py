@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from kdcli.report.evaluations import comparisons, confusion_listing, headline, matrix, per_class, scores, worst
+from kdcli.report.latency import (
+    BENCHMARK,
+    agreement_table,
+    cell_tables,
+    not_measured,
+    projection_table,
+    published_speedups,
+    remarks,
+)
 from kdcli.report.schema import Evaluation, Report
 from kdcli.report.selection import run_table, setting_table
-from kdcli.report.text import Listing, names_of, number, plain, table
-from kdcli.report.views import FEW_LABELS, duration, megabytes, overview, title
+from kdcli.report.text import Listing, duration, megabytes, names_of, number, plain, table
+from kdcli.report.views import FEW_LABELS, overview, title
 
 FEW_MISTAKES = 5
 """Mistakes of each evaluation that are shown."""
@@ -26,6 +35,8 @@ def markdown(report: Report) -> str:
         *table(header, rows),
         "",
     ]
+    if report.command == BENCHMARK:
+        lines += _latency(report)
     for listing in scores(report):
         lines += _section(listing)
     if (compared := comparisons(report)) is not None:
@@ -40,7 +51,7 @@ def markdown(report: Report) -> str:
             lines += _details(evaluation)
     else:
         lines += ["Confusion matrices, scores by class and the worst examples stand in report.html.", ""]
-    if report.published:
+    if report.published and (report.quality or report.command != BENCHMARK):
         lines += ["## Published", ""]
         for row in report.published:
             values = ", ".join(f"{k} {v:g}" for k, v in row.values.items())
@@ -56,6 +67,20 @@ def markdown(report: Report) -> str:
 def _section(listing: Listing, level: str = "##") -> list[str]:
     note = [plain(listing.note), ""] if listing.note else []
     return [f"{level} {plain(listing.title)}", "", *table(listing.header, listing.rows), "", *note]
+
+
+def _latency(report: Report) -> list[str]:
+    """What a benchmark measured, what it did not and why, and what it only calculated."""
+    lines = []
+    if missing := not_measured(report):
+        lines += ["## Not measured", "", *(f"* {plain(sentence)}" for sentence in missing), ""]
+    for listing in cell_tables(report):
+        lines += _section(listing)
+    for sentence in remarks(report):
+        lines += [plain(sentence), ""]
+    for found in (agreement_table(report), published_speedups(report), projection_table(report)):
+        lines += _section(found) if found is not None else []
+    return lines
 
 
 def _training(report: Report) -> list[str]:

@@ -18,6 +18,12 @@ class Listing:
     marked: int | None = None
 
 
+def filled(header: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """A table without the columns in which no row says anything."""
+    keep = [i for i in range(len(header)) if any(row[i] for row in rows)]
+    return [header[i] for i in keep], [[row[i] for i in keep] for row in rows]
+
+
 def number(value: float | None) -> str:
     """A loss or metric with four significant digits."""
     return "" if value is None else f"{value:.4g}"
@@ -48,3 +54,23 @@ def table(header: list[str], rows: list[list[str]]) -> list[str]:
     """The lines of a Markdown table."""
     line, *lines = ["| " + " | ".join(map(plain, row)) + " |" for row in (header, *rows)]
     return [line, "|" + "---|" * len(header), *lines]
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def count(value: int) -> str:
+    """A number of things in thousands, millions or billions."""
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return str(value)
+
+
+def megabytes(value: int) -> str:
+    """A number of bytes."""
+    return f"{value / 10**6:,.1f} MB" if value < 10**9 else f"{value / 10**9:,.2f} GB"

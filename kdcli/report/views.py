@@ -1,9 +1,7 @@
-"""What a report says, as rows of text; the terminal table, latency.csv and the model card."""
+"""What a report says, as rows of text; the terminal table and the model card."""
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,10 +10,12 @@ import yaml
 from rich.markup import escape
 from rich.table import Table
 
+from kdcli.report.console import latency_parts, rich_table, section
 from kdcli.report.evaluations import MOST_LABELS, comparisons, confusion_listing, matrix, scores, set_name, tasks
-from kdcli.report.schema import Report
+from kdcli.report.latency import BENCHMARK, Cell, cells, interval, speedup_of
+from kdcli.report.schema import Card, Report
 from kdcli.report.selection import setting_table
-from kdcli.report.text import Listing, names_of, number, plain, table
+from kdcli.report.text import Listing, count, duration, filled, megabytes, names_of, number, plain, table
 
 TEACHER = "teacher"
 """Name of the model that a report of `distill` compares with."""
@@ -29,17 +29,20 @@ UNDISTILLED = " undistilled"
 ASSISTANT = "assistant"
 """Name of the model between teacher and student."""
 
+SIZES = (
+    *("parameters", "(embedding)", "(transformer)", "papers: embedding", "papers: transformer"),
+    *("size", "multiply-adds"),
+)
+"""Columns of the main table on what a model weighs."""
+
 FEW_SETS = 3
 """Sets of a task up to which each stands in the main table too."""
 
+FEW_NAMES = 5
+"""Models up to which a title names each that was measured beside another."""
+
 FEW_LABELS = 10
 """Labels up to which a confusion matrix is shown as text."""
-
-WIDE = 90
-"""Characters of a heading line beyond which a table of few rows is turned on its side."""
-
-LONG = 14
-"""Characters of a heading up to which a column of numbers is not folded on a terminal."""
 
 PIPELINES = {
     "AutoModelForSequenceClassification": "text-classification",
@@ -51,23 +54,18 @@ PIPELINES = {
 
 def overview(report: Report) -> tuple[list[str], list[list[str]]]:
     """The main table: one row a model, teacher first, then what the undistilled student achieves."""
-    batches = sorted({(r.batch_size, r.seq_len) for r in report.latency})
+    # Those of a benchmark have a table of their own for each cell.
+    batches = [] if report.command == BENCHMARK else sorted(cells(report))
     columns = [(task, metric) for task, of in _quality_shown(report).items() for metric in names_of(of.values())]
-    header = ["model", "shape", "parameters", "(embedding)", "(transformer)", "size", "multiply-adds"]
+    header = ["model", "shape", *SIZES]
     header += [f"ms {b}x{length}" for b, length in batches]
     header += [f"speed-up {b}x{length}" for b, length in batches]
     header += [_quality_name(report, *column) for column in columns]
+    shapes = {name: f"{card.layers}x{card.hidden}" for name, card in report.models.items()}
+    named = report.command == BENCHMARK and all(name == shape for name, shape in shapes.items())
     rows = []
     for name, card in report.models.items():
-        row = [
-            name,
-            f"{card.layers}x{card.hidden}",
-            count(card.params_total),
-            count(card.params_embedding),
-            count(card.params_transformer),
-            megabytes(card.bytes),
-            count(card.multiply_adds),
-        ]
+        row = [name, "" if named else shapes[name], *_sizes(card)]
         row += [_latency(report, name, cell) for cell in batches]
         row += [_speedup(report, name, cell) for cell in batches]
         row += [_quality(report, name, *column) for column in columns]
@@ -75,12 +73,27 @@ def overview(report: Report) -> tuple[list[str], list[list[str]]]:
     for name in [n for n in report.models if any(n + UNDISTILLED in of for of in report.quality.values())]:
         row = [name + UNDISTILLED] + [""] * (len(header) - 1 - len(columns))
         rows.append(row + [_quality(report, name + UNDISTILLED, *column) for column in columns])
-    keep = [i for i in range(len(header)) if any(row[i] for row in rows)]
-    return [header[i] for i in keep], [[row[i] for i in keep] for row in rows]
+    return filled(header, rows)
+
+
+def _sizes(card: Card) -> list[str]:
+    of_papers = [card.paper_params_embedding, card.paper_params_transformer]
+    return [
+        *map(count, (card.params_total, card.params_embedding, card.params_transformer)),
+        *("" if value is None else count(value) for value in of_papers),
+        megabytes(card.bytes),
+        count(card.multiply_adds),
+    ]
 
 
 def title(report: Report) -> str:
-    """What the report is of: `bert-base-uncased → 12x384 (assistant) → 6x384`, or `bert-base-uncased on sst2`."""
+    """What the report is of: `bert-base-uncased → 12x384 (assistant) → 6x384`, `bert-base-uncased on sst2`, or
+    `6x384, 3x384 beside 12x768`."""
+    if report.command == BENCHMARK:
+        baseline, *measured = report.models
+        if len(measured) > FEW_NAMES:
+            return f"{', '.join(measured[:FEW_NAMES])} and {len(measured) - FEW_NAMES} more beside {baseline}"
+        return f"{', '.join(measured)} beside {baseline}" if measured else baseline
     if TEACHER not in report.models:
         models = [short(_origin(report)) if name == FINETUNED else name for name in report.models]
         return " on ".join(filter(None, [", ".join(models), ", ".join(_tasks(report))]))
@@ -109,13 +122,17 @@ def terminal(report: Report) -> Iterable[Table | str]:
     header, rows = overview(report)
     # A title of the table itself would be folded to the table's width.
     yield f"[bold]kdcli {escape(report.command)}: {escape(title(report))}[/bold]"
-    main = Table(header_style="bold")
-    main.add_column("")
-    for row in rows:
-        main.add_column(escape(row[0]), justify="right", overflow="fold")
-    for i, fact in enumerate(header[1:], 1):
-        main.add_row(escape(fact), *(escape(row[i]) for row in rows))
-    yield main
+    if report.command == BENCHMARK:
+        yield rich_table(Listing("", header, rows))
+        yield from latency_parts(report)
+    else:
+        main = Table(header_style="bold")
+        main.add_column("")
+        for row in rows:
+            main.add_column(escape(row[0]), justify="right", overflow="fold")
+        for i, fact in enumerate(header[1:], 1):
+            main.add_row(escape(fact), *(escape(row[i]) for row in rows))
+        yield main
     several = {name for name, found in tasks(report).items() if len({e.set for e in found}) > FEW_SETS}
     listings = [listing for name, listing in zip(tasks(report), scores(report), strict=True) if name in several]
     # What has few sets stands in the table above; here only how much it was judged on.
@@ -130,41 +147,8 @@ def terminal(report: Report) -> Iterable[Table | str]:
     if report.selection is not None:
         listings.append(setting_table(report.selection))
     for listing in listings:
-        yield f"[bold]{escape(listing.title)}[/bold]"
-        yield _rich(listing)
-        if listing.note:
-            yield escape(listing.note)
+        yield from section(listing)
     yield from map(escape, report.notes)
-
-
-def _rich(listing: Listing) -> Table:
-    made = Table(header_style="bold")
-    if len(listing.rows) < len(listing.header) and sum(len(h) + 3 for h in listing.header) > WIDE:
-        # Few rows of many facts read better on their side.
-        made.add_column("")
-        for row in listing.rows:
-            made.add_column(escape(row[0]), justify="right", overflow="fold")
-        for i, fact in enumerate(listing.header[1:], 1):
-            made.add_row(escape(fact), *(escape(row[i]) for row in listing.rows))
-        return made
-    for i, column in enumerate(zip(listing.header, *listing.rows, strict=True)):
-        # Where it is too narrow, names fold and numbers do not.
-        whole = len(column[0]) <= LONG and all(cell[:1] in "+-0123456789" for cell in column[1:])
-        made.add_column(escape(column[0]), justify="right" if i else "left", overflow="fold", no_wrap=whole)
-    for i, row in enumerate(listing.rows):
-        made.add_row(*map(escape, row), style="bold" if i == listing.marked else None)
-    return made
-
-
-def latency_csv(report: Report) -> str:
-    """latency.csv: the latency rows as they stand in report.json."""
-    text = io.StringIO()
-    rows = [row.model_dump() for row in report.latency]
-    if rows:
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return text.getvalue()
 
 
 def model_card(report: Report, name: str, auto_class: str = "AutoModel") -> str:
@@ -261,29 +245,21 @@ def _results(report: Report, name: str, has_head: bool) -> list[str]:
     return lines[:-1]
 
 
-def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 def _on_hub(model: str) -> bool:
     return bool(re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", model)) and model != "demo" and not Path(model).exists()
 
 
-def _latency(report: Report, name: str, cell: tuple[int, int]) -> str:
-    for row in report.latency:
-        if row.model == name and (row.batch_size, row.seq_len) == cell:
-            return f"{row.p50_ms:.1f}" + ("" if row.status == "ok" else f" ({row.status})")
-    return ""
+def _latency(report: Report, name: str, cell: Cell) -> str:
+    row = next((row for row in cells(report).get(cell, []) if row.model == name), None)
+    if row is None:
+        return ""
+    return f"{row.p50_ms:.1f}" + ("" if row.status == "ok" else f" ({row.status})")
 
 
-def _speedup(report: Report, name: str, cell: tuple[int, int]) -> str:
-    for key, s in report.speedup.items():
-        if key.split("@")[0].startswith(f"{name}_vs_") and (s.batch_size, s.seq_len) == cell:
-            return f"{s.median:.2f}x ({s.low:.2f}–{s.high:.2f})"
-    return ""
+def _speedup(report: Report, name: str, cell: Cell) -> str:
+    row = next((row for row in cells(report).get(cell, []) if row.model == name), None)
+    found = speedup_of(report, row) if row else None
+    return interval(found) if found else ""
 
 
 def _quality_shown(report: Report) -> dict[str, dict[str, dict[str, float]]]:
@@ -302,16 +278,3 @@ def _quality_name(report: Report, task: str, metric: str) -> str:
 def _quality(report: Report, name: str, task: str, metric: str) -> str:
     value = report.quality[task].get(name, {}).get(metric)
     return number(value)
-
-
-def count(value: int) -> str:
-    """A number of things in thousands, millions or billions."""
-    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return str(value)
-
-
-def megabytes(value: int) -> str:
-    """A number of bytes."""
-    return f"{value / 10**6:,.1f} MB" if value < 10**9 else f"{value / 10**9:,.2f} GB"

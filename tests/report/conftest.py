@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from benchmark_reports import benchmark_values, compared_benchmark_values, hostile_benchmark
 from reports import (
     evaluate_values,
     evaluation,
@@ -61,3 +62,20 @@ def compared() -> Report:
 def languages() -> Report:
     """Two models on a task of five sets."""
     return Report.model_validate(evaluate_values(("ar", "de", "en", "sw", "zh"), "xnli"))
+
+
+@pytest.fixture
+def benchmark() -> Report:
+    """Three shapes on three backends in four cells."""
+    return Report.model_validate(benchmark_values())
+
+
+@pytest.fixture
+def runs() -> Report:
+    """Four models in one cell, each judged on a task."""
+    return Report.model_validate(compared_benchmark_values())
+
+
+@pytest.fixture
+def hostile_latency() -> Report:
+    return hostile_benchmark()

@@ -40,7 +40,10 @@ frame.srcdoc = {page};
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 @pytest.mark.parametrize(
     ("kind", "pictures"),
-    [("report", 2), ("hostile", 4), ("finetuned", 2), ("grid", 3), ("labels", 2), ("compared", 0), ("languages", 0)],
+    [
+        *[("report", 2), ("hostile", 4), ("finetuned", 2), ("grid", 3), ("labels", 2), ("compared", 0)],
+        *[("languages", 0), ("benchmark", 3), ("runs", 3), ("hostile_latency", 8)],
+    ],
 )
 @pytest.mark.parametrize("width", [390, 1280])
 def test_page_never_scrolls_sideways(request, tmp_path, width, kind, pictures):

@@ -14,10 +14,11 @@ from rich.console import Console
 
 from kdcli.errors import MachineError
 from kdcli.report.build import html, write_report
+from kdcli.report.latency import latency_csv
 from kdcli.report.markdown import markdown
 from kdcli.report.pictures import pictures
 from kdcli.report.schema import Report
-from kdcli.report.views import latency_csv, model_card, overview, short, terminal, title
+from kdcli.report.views import model_card, overview, short, terminal, title
 
 LOADS = {"src", "srcset", "href", "xlink:href", "data", "action", "formaction", "poster", "background"}
 
