@@ -79,6 +79,16 @@ def test_the_setting_of_the_best_mean_is_chosen_and_its_best_seed(whole):
     assert "chosen by accuracy (validation; mean over its seeds)" in " ".join(result.stdout.split())
 
 
+def test_a_setting_is_not_chosen_for_one_lucky_seed(given, tmp_path, monkeypatch):
+    scores = iter([0.1, 0.95, 0.6, 0.7, 0.65, 0.6])
+    monkeypatch.setattr("kdcli.commands.finetune.summed_up", lambda *_: {"accuracy": next(scores)})
+    asked = ["--grid", "lr=1e-3,2e-3,3e-3", "--max-steps", "1"]
+    assert kdcli(*given, *asked, "-o", tmp_path / "out").exit_code == 0
+    selection = report_of(tmp_path / "out").selection
+    assert (selection.settings, selection.seed) == ({"train.lr": 2e-3}, 6)
+    assert [r.metrics["accuracy"] for r in selection.runs] == [0.1, 0.95, 0.6, 0.7, 0.65, 0.6]
+
+
 def test_only_the_chosen_model_is_kept_and_it_is_that_of_its_run(given, whole, tmp_path):
     out, _ = whole
     chosen = out / "runs" / f"lr=0.003,seed={report_of(out).selection.seed}"
