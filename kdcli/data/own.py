@@ -17,6 +17,9 @@ HEAD = 100
 """Rows that are looked at, and held, to find out which column is which."""
 NAMES_SAID = 10
 
+SPAN_LENGTH = 384
+"""Tokens of a window of a context, as for SQuAD: beside the question and the overlap some must be left."""
+
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _TEXT_ROLES = ("text", "pair", "label")
 _ROLES: Mapping[Kind, tuple[str, ...]] = {
@@ -111,7 +114,8 @@ def own_task(
         said.append(f"{labels.empty} without an answer")
     unread = [c for c in head[0][1] if c not in (*reading.texts, reading.label)]
     log(f"task {name}: {', '.join(said)}" + (f"; not read: {', '.join(unread)}" if unread else ""))
-    return Task(name, found, reading.texts, metrics, names, reading.label, impossible=impossible)
+    length = SPAN_LENGTH if found == "span" else Task.max_length
+    return Task(name, found, reading.texts, metrics, names, reading.label, impossible=impossible, max_length=length)
 
 
 def _given(columns: Mapping[str, str | list[str]]) -> tuple[Kind | None, dict[str, tuple[str, ...]]]:

@@ -104,10 +104,10 @@ def spoil(lines: list[dict], kind: str) -> list[dict]:
     return lines
 
 
-def encoder(folder: Path) -> Path:
+def encoder(folder: Path, **changes: object) -> Path:
     """A tiny BERT that learns within a few steps, with its tokenizer, saved as a stock model directory."""
     torch.manual_seed(0)
-    tiny_encoder("bert", initializer_range=0.1).save_pretrained(folder)
+    tiny_encoder("bert", initializer_range=0.1, **changes).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
 

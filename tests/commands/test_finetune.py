@@ -148,6 +148,17 @@ def test_every_kind_of_own_task_is_learned_saved_and_judged(encoder, tmp_path, k
     assert last["held_out"]["loss"] < log_of(out)[0]["held_out"]["loss"]
 
 
+def test_answers_are_found_without_saying_how_long_a_window_is(tmp_path):
+    encoder = own_files.encoder(tmp_path / "encoder", max_position_embeddings=512)
+    lines = own_files.rows("span", 16)
+    lines[0]["context"] += " w3" * 400
+    own_files.write(tmp_path / "train.jsonl", lines)
+    asked = ["--max-steps", "1", "--batch-size", "8", "--set", "measure.latency=false", "-o", tmp_path / "out"]
+    result = kdcli("finetune", encoder, "--task", "own", "--data", tmp_path / "train.jsonl", *asked)
+    assert result.exit_code == 0, result.output
+    assert any("more than one window of 384 tokens" in note for note in report_of(tmp_path / "out").notes)
+
+
 def test_a_run_names_what_it_is_of_and_prints_its_report(given, tmp_path):
     result = kdcli(*given, "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
