@@ -1,0 +1,200 @@
+"""`kdcli export`: a directory that runs as its README says, or none."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from encoders import tiny_config, tiny_tokenizer
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
+
+from kdcli.commands import export
+from kdcli.errors import MachineError, UsageError
+from kdcli.models import export as files
+
+NAMES = {0: "no", 1: "maybe", 2: "yes"}
+HEADS = {
+    "class": (AutoModelForSequenceClassification, {"id2label": NAMES, "label2id": {v: k for k, v in NAMES.items()}}),
+    "multi": (
+        AutoModelForSequenceClassification,
+        {"id2label": NAMES, "problem_type": "multi_label_classification"},
+    ),
+    "score": (AutoModelForSequenceClassification, {"num_labels": 1, "problem_type": "regression"}),
+    "tokens": (AutoModelForTokenClassification, {"id2label": NAMES}),
+    "span": (AutoModelForQuestionAnswering, {}),
+    "none": (AutoModel, {}),
+}
+ONE = "A first text.", "A second and somewhat longer one."
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Save a tiny model with a head."""
+
+    def save(head, **changes):
+        auto, settings = HEADS.get(head, (head, {}))
+        torch.manual_seed(0)
+        folder = tmp_path / "source"
+        config = tiny_config("bert", num_hidden_layers=1, initializer_range=0.3, **settings | changes)
+        auto.from_config(config).save_pretrained(folder)
+        tiny_tokenizer().save_pretrained(folder)
+        return folder
+
+    return save
+
+
+def exported(source, folder, **changes):
+    options = {"format": "onnx", "int8": False, "overwrite": False, "trust_remote_code": False}
+    return export.run(str(source), output_dir=folder, **options | changes)
+
+
+def snippet(folder):
+    """What the README's lines print, run as they stand."""
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text("utf-8"), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("head", "format"), [*((h, "onnx") for h in HEADS), ("class", "openvino"), ("none", "openvino")]
+)
+def test_readme_runs_and_says_what_torch_says(head, format, saved, tmp_path):
+    source = saved(head)
+    done = exported(source, tmp_path / "out", format=format)
+    said = snippet(done.folder)
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    model = HEADS[head][0].from_pretrained(source).eval()
+    texts = (["Where is it?"], ["It is in the house."]) if head == "span" else (list(ONE),)
+    inputs = tokenizer(*texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        found = model(**inputs)
+    if head == "none":
+        assert said.startswith(str(tuple(found.last_hidden_state.shape)))
+    elif head == "class":
+        assert said == str([NAMES[i] for i in found.logits.argmax(-1).tolist()])
+    elif head == "multi":
+        assert said == str([[NAMES[i] for i in (row > 0).nonzero().ravel().tolist()] for row in found.logits])
+    elif head == "score":
+        assert json.loads(said) == pytest.approx(found.logits[:, 0].tolist(), abs=1e-4)
+    elif head == "tokens":
+        assert said == str([[NAMES[i] for i in row] for row in found.logits.argmax(-1).tolist()])
+    else:
+        span = inputs["input_ids"][0][found.start_logits.argmax() : found.end_logits.argmax() + 1]
+        assert said == tokenizer.decode(span).strip()
+
+
+def test_what_a_directory_holds(saved, tmp_path):
+    done = exported(saved("class"), tmp_path / "out", int8=True)
+    names = {f.name for f in done.folder.iterdir()}
+    assert names >= {"model.onnx", "config.json", "tokenizer.json", "tokenizer_config.json", "README.md", "export.json"}
+    assert not any(name.startswith(".") or name.endswith(".part") for name in names)
+    facts = json.loads((done.folder / "export.json").read_text("utf-8"))
+    assert facts == json.loads(done.to_json())
+    assert facts["precision"] == "int8"
+    assert facts["files"] == {"model.onnx": (done.folder / "model.onnx").stat().st_size}
+    assert 0 < facts["relative"] <= facts["limits"]["relative"]
+    assert AutoConfig.from_pretrained(done.folder).id2label == NAMES
+    readme = (done.folder / "README.md").read_text("utf-8")
+    assert f"{facts['relative']:.1e} relative error" in readme
+    assert str(tmp_path) not in readme + done.to_json()
+    table, where = list(done.renderables())
+    assert "README.md" in where
+    assert table.row_count == 7
+
+
+def test_a_head_that_is_left_out_is_said(saved, tmp_path):
+    done = exported(saved(AutoModelForMaskedLM), tmp_path / "out")
+    assert done.facts["outputs"] == ["last_hidden_state"]
+    (note,) = done.facts["notes"]
+    assert "BertForMaskedLM" in note
+    assert note in (done.folder / "README.md").read_text("utf-8")
+
+
+def test_only_an_export_is_replaced(saved, tmp_path):
+    source, out = saved("none"), tmp_path / "out"
+    out.mkdir()
+    (out / "mine.txt").write_text("mine", "utf-8")
+    for overwrite in (False, True):
+        with pytest.raises(UsageError, match="not empty") as caught:
+            exported(source, out, overwrite=overwrite)
+        assert "left alone" in caught.value.hint
+    (out / "mine.txt").unlink()
+    exported(source, out)
+    before = (out / "model.onnx").read_bytes()
+    (out / "of-before.txt").write_text("", "utf-8")
+    with pytest.raises(UsageError, match="not empty") as caught:
+        exported(source, out)
+    assert "--overwrite" in caught.value.hint
+    exported(saved("none", hidden_size=16), out, overwrite=True)
+    assert (out / "model.onnx").read_bytes() != before
+    assert not (out / "of-before.txt").exists()
+
+
+def test_into_the_current_directory(saved, tmp_path, monkeypatch):
+    source, out = saved("none"), tmp_path / "here"
+    out.mkdir()
+    monkeypatch.chdir(out)
+    exported(source, export.Path())
+    assert (out / "model.onnx").is_file()
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["here", "source"]
+
+
+def test_default_directory_is_numbered(saved, tmp_path, monkeypatch):
+    source = saved("none")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(export, "export_onnx", quick)
+    assert [exported(source, None).folder.as_posix() for _ in range(2)] == [
+        "runs/export-source-onnx",
+        "runs/export-source-onnx-2",
+    ]
+    assert exported(source, None, overwrite=True).folder.name == "export-source-onnx-2"
+    assert exported(source, None, int8=True).folder.name == "export-source-onnx-int8"
+
+
+def quick(model, folder, *, int8):
+    """An export that writes no real graph."""
+    (folder / "model.onnx").write_text("graph", "utf-8")
+    return files.ModelFile(folder / "model.onnx", ("input_ids", "attention_mask"), ("last_hidden_state",), 0.0, 0.0)
+
+
+def test_a_wrong_file_leaves_nothing(saved, tmp_path, monkeypatch):
+    source, out = saved("none"), tmp_path / "runs" / "out"
+    monkeypatch.setattr(files, "difference", lambda reference, other: (1.0, 1.0))
+    with pytest.raises(MachineError, match="does not compute what torch does"):
+        exported(source, out)
+    assert list(out.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"format": "onx"}, "unknown format 'onx'; did you mean 'onnx'?"),
+        ({"format": "openvino", "int8": True}, "--int8 is of ONNX only, not of openvino"),
+    ],
+)
+def test_options_that_do_not_fit(options, said, tmp_path):
+    with pytest.raises(UsageError) as caught:
+        exported("nowhere", tmp_path / "out", **options)
+    assert caught.value.message == said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_library_is_said_before_anything_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MachineError, match="onnxruntime") as caught:
+        exported("nowhere", tmp_path / "out")
+    assert caught.value.hint == "pip install 'kdcli[onnx]'"
+    assert list(tmp_path.iterdir()) == []
