@@ -24,7 +24,8 @@ from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
 
 from kdcli.downstream import Downstream, fitting, judged, load_model, prepare
 from kdcli.engine import start, train
-from kdcli.recipe import FinetuneRecipe, resolve
+from kdcli.recipe import resolve
+from kdcli.settings import FinetuneRecipe
 from kdcli.types import Job, Plan
 
 CPU = torch.device("cpu")

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from kdcli.errors import UsageError
 from kdcli.models.shape import parse_shape
-from kdcli.recipe import DistillRecipe, Resolved
+from kdcli.recipe import Resolved
 from kdcli.run_dir import numbered
+from kdcli.settings import DistillRecipe
 from kdcli.types import ModelShape
 
 

@@ -125,7 +125,8 @@ def distill(
 ) -> None:
     """Train a smaller student of an encoder on unlabelled text (MiniLM, MiniLMv2)."""
     _prepare_libraries(quiet, verbose)
-    from kdcli.recipe import DistillRecipe, Invocation, resolve
+    from kdcli.recipe import resolve
+    from kdcli.settings import DistillRecipe, Invocation
 
     options = {
         "teacher": teacher,
@@ -198,7 +199,8 @@ def finetune(
 ) -> None:
     """Fine-tune an encoder on a labelled task and report what it scores."""
     _prepare_libraries(quiet, verbose)
-    from kdcli.recipe import FinetuneRecipe, Invocation, grid_options, resolve, shipped
+    from kdcli.recipe import grid_options, resolve, shipped
+    from kdcli.settings import FinetuneRecipe, Invocation
 
     options = {
         "model": model,
@@ -257,7 +259,8 @@ def evaluate(
 ) -> None:
     """Judge fine-tuned models on a labelled task and compare them."""
     _prepare_libraries(quiet, verbose)
-    from kdcli.recipe import EvaluateRecipe, Invocation, gates, resolve
+    from kdcli.recipe import gates, resolve
+    from kdcli.settings import EvaluateRecipe, Invocation
 
     options = {"models": models, "task": task, "data.source": data, "dtype": dtype}
     resolved = resolve(EvaluateRecipe, recipe=recipe, sets=sets or (), options=options)
@@ -277,6 +280,96 @@ def evaluate(
     _print(result, as_json=json)
     if result is not None:
         command.hold_gates(result, extras)
+
+
+@app.command()
+def benchmark(
+    models: Annotated[list[str] | None, typer.Argument(help="Hub ids, directories, or shapes such as 6x384.")] = None,
+    baseline: Annotated[str | None, typer.Option(help="What the others are compared with; default the first.")] = None,
+    preset: Annotated[str | None, typer.Option(help="minilm, tinybert or serving.")] = None,
+    backend: Annotated[
+        list[str] | None, typer.Option(metavar="NAME[-DTYPE]", help="torch, compile, onnx, openvino; e.g. onnx-int8.")
+    ] = None,
+    batch_size: Annotated[list[int] | None, typer.Option(help="Sequences; may be repeated.")] = None,
+    seq_len: Annotated[list[int] | None, typer.Option(help="Tokens; may be repeated.")] = None,
+    padding: Annotated[str | None, typer.Option(help="full, random, or data (lengths of --data).")] = None,
+    data: Data = None,
+    project: Annotated[str | None, typer.Option(metavar="CARD,…", help="Estimate for cards, e.g. p100,k80.")] = None,
+    portable: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a runner for old machines.")] = None,
+    compare: Annotated[
+        list[Path] | None, typer.Option(metavar="RUN", help="Report runs side by side; measures nothing; repeatable.")
+    ] = None,
+    max_latency_ms: Annotated[float | None, typer.Option(help="Exit 5 above this p50 in the first cell.")] = None,
+    min_speedup: Annotated[float | None, typer.Option(help="Exit 5 below this speed-up in the first cell.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 6 when a measurement is unstable.")] = False,
+    output_dir: OutputDir = None,
+    recipe: Recipe = None,
+    sets: Sets = None,
+    device: Device = "auto",
+    overwrite: Overwrite = False,
+    trust_remote_code: RemoteCode = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Measure latency of models or shapes beside a baseline, interleaved, on several backends."""
+    _prepare_libraries(quiet, verbose)
+    from kdcli.recipe import resolve
+    from kdcli.settings import BenchmarkRecipe, Invocation
+
+    options = {
+        "models": models,
+        "baseline": baseline,
+        "preset": preset,
+        "backends": backend,
+        "batch_sizes": batch_size,
+        "seq_lens": seq_len,
+        "padding": padding,
+        "project": project.split(",") if project else None,
+        "data.source": data,
+    }
+    resolved = resolve(BenchmarkRecipe, recipe=recipe, sets=sets or (), options=options)
+    invocation = Invocation(
+        output_dir=output_dir, device=device, overwrite=overwrite, trust_remote_code=trust_remote_code
+    )
+    from kdcli.commands import benchmark as command
+
+    if portable is not None:
+        _print(command.write_runner(resolved, portable), as_json=json)
+        return
+    if compare:
+        _print(command.compare(resolved, invocation, compare), as_json=json)
+        return
+    result = command.run(resolved, invocation)
+    _print(result, as_json=json)
+    command.hold_gates(result, command.Gates(max_latency_ms, min_speedup, strict))
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(help="Hub id, directory, or 'demo'; its head goes with it.")],
+    file_format: Annotated[str, typer.Option("--format", metavar="onnx|openvino", help="What to write.")],
+    int8: Annotated[bool, typer.Option("--int8", help="Quantise (ONNX).")] = False,
+    output_dir: OutputDir = None,
+    overwrite: Overwrite = False,
+    trust_remote_code: RemoteCode = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write a model as ONNX or OpenVINO, compared with torch before it is kept."""
+    _prepare_libraries(quiet, verbose)
+    from kdcli.commands import export as command
+
+    result = command.run(
+        model,
+        format=file_format,
+        int8=int8,
+        output_dir=output_dir,
+        overwrite=overwrite,
+        trust_remote_code=trust_remote_code,
+    )
+    _print(result, as_json=json)
 
 
 @recipes.command("ls")
@@ -311,7 +404,8 @@ def doctor(json: Json = False) -> None:
 
 
 def _resolved(name: str, verb: str | None) -> Any:
-    from kdcli.recipe import VERBS, resolve, verb_of
+    from kdcli.recipe import resolve, verb_of
+    from kdcli.settings import VERBS
 
     verb = verb or verb_of(name)
     if verb not in VERBS:

@@ -26,8 +26,8 @@ from kdcli.models.capture import Capture, capture, unreached
 from kdcli.models.heads import Headed, load_for_task
 from kdcli.models.shape import positions_of
 from kdcli.progress import Progress
-from kdcli.recipe import FinetuneRecipe, LabelledSettings
 from kdcli.run_dir import RunDir
+from kdcli.settings import FinetuneRecipe, LabelledSettings
 from kdcli.types import Batch, Examples, Job, Needs, Order, Outcome, Plan, StepLoss, Task
 
 MISPLACED_ALLOWED = 0.01

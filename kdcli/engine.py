@@ -26,7 +26,8 @@ from accelerate.utils import broadcast
 from torch import Tensor, nn
 
 from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
-from kdcli.held_out import CPU_MICRO_BATCH, any_rank, is_out_of_memory, pass_over, sum_over_ranks, to_device
+from kdcli.held_out import CPU_MICRO_BATCH, any_rank, pass_over, sum_over_ranks, to_device
+from kdcli.memory import is_out_of_memory
 from kdcli.processes import stop_requests
 from kdcli.progress import Progress
 from kdcli.run_dir import RunDir

@@ -66,11 +66,10 @@ class Estimate:
         yield "from a few steps run just now; nothing was written"
 
 
-def estimate_leg(folder: str, outcome: Outcome, plan: Plan, examples: int) -> LegEstimate:
+def estimate_leg(folder: str, outcome: Outcome, plan: Plan, steps_of_pass: float) -> LegEstimate:
     """Scale a probe up: its first step warms up, the median of the others is the time of a step; evaluations on top."""
     timed = outcome.step_seconds[1:] or outcome.step_seconds
     a_step = statistics.median(timed)
     evaluations = 1 + -(-plan.steps // plan.eval_every)
     seconds = plan.steps * a_step + evaluations * outcome.evaluation_seconds
-    passes = plan.steps * plan.batch_size / examples
-    return LegEstimate(folder, plan.steps, passes, seconds, a_step, outcome.peak_memory_bytes)
+    return LegEstimate(folder, plan.steps, plan.steps / steps_of_pass, seconds, a_step, outcome.peak_memory_bytes)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from kdcli.bench.latency import Latency
 from kdcli.downstream import Downstream, fit, quality_of
-from kdcli.finish import Finished, finish
+from kdcli.finish import Finished, finish, measured
 from kdcli.models.card import describe
 from kdcli.models.heads import AUTO_CLASS, Headed
 from kdcli.models.load import save_model
 from kdcli.progress import Progress
-from kdcli.recipe import FinetuneRecipe, Resolved
+from kdcli.recipe import Resolved
 from kdcli.report.views import FINETUNED
 from kdcli.run_dir import RunDir
+from kdcli.settings import FinetuneRecipe
 from kdcli.types import Outcome
 
 WEIGHTS = "model.safetensors"
@@ -74,16 +76,17 @@ def finish_run(
     selection: dict[str, Any] | None = None,
 ) -> Finished:
     """Report a fine-tuned model; see `kdcli.finish`."""
+    latency = Latency()
+    if measure:
+        of = [(FINETUNED, str(folder))]
+        latency = measured(of, recipe.measure, task.device, trust_remote_code=task.trust_remote_code)
     return finish(
         RunDir(folder),
         command="finetune",
         recipe=recipe.model_dump(),
         cards={FINETUNED: card},
         folders={FINETUNED: folder},
-        measured=[(FINETUNED, str(folder))],
-        measure=recipe.measure if measure else recipe.measure.model_copy(update={"latency": False}),
-        device=task.device,
-        trust_remote_code=task.trust_remote_code,
+        latency=latency,
         outcome=outcome,
         quality=quality_of(evaluations),
         notes=notes,

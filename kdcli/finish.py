@@ -12,15 +12,15 @@ from typing import Any
 import torch
 
 from kdcli.bench.environment import environment, versions
-from kdcli.bench.latency import Latency, measure_latency
+from kdcli.bench.latency import Latency, Protocol, Subject, measure_latency
 from kdcli.disk import write_atomic
 from kdcli.progress import Progress
-from kdcli.recipe import MeasureSettings
 from kdcli.report.build import write_report
 from kdcli.report.published import published_for
 from kdcli.report.schema import Report
 from kdcli.report.views import model_card, terminal
 from kdcli.run_dir import REPORT, RunDir
+from kdcli.settings import MeasureSettings
 from kdcli.types import Outcome
 
 TRAINING = (
@@ -52,6 +52,22 @@ class Finished:
         yield f"{what} in {self.folder} (report.html)"
 
 
+def measured(
+    models: Iterable[tuple[str, str]], settings: MeasureSettings, device: torch.device, *, trust_remote_code: bool
+) -> Latency:
+    """Latency in float32 of (name, directory or hub id), the first the baseline; nothing where it is not wanted."""
+    if not settings.latency:
+        return Latency()
+    Progress.say("measuring latency")
+    protocol = Protocol(
+        device=str(device),
+        min_runs=settings.min_runs,
+        min_seconds=settings.min_seconds,
+        trust_remote_code=trust_remote_code,
+    )
+    return measure_latency([Subject(name, source) for name, source in models], protocol)
+
+
 def finish(
     run: RunDir,
     *,
@@ -59,10 +75,7 @@ def finish(
     recipe: Mapping[str, Any],
     cards: Mapping[str, Mapping[str, Any]],
     folders: Mapping[str, Path],
-    measured: Iterable[tuple[str, str]],
-    measure: MeasureSettings,
-    device: torch.device,
-    trust_remote_code: bool,
+    latency: Latency,
     outcome: Outcome | None,
     quality: Mapping[str, Mapping[str, Mapping[str, float]]],
     notes: Iterable[str],
@@ -70,32 +83,21 @@ def finish(
     evaluations: Iterable[Mapping[str, Any]] = (),
     comparisons: Iterable[Mapping[str, Any]] = (),
     selection: Mapping[str, Any] | None = None,
+    projections: Iterable[Mapping[str, Any]] = (),
 ) -> Finished:
-    """Measure latency, write the report and the model cards, drop the checkpoints.
+    """Write the report and the model cards, drop the checkpoints.
 
     Args:
         run: the run directory; its log gives the curve.
         cards: CARD by model name, teacher first.
         folders: where each model made by this run was saved.
-        measured: (name, directory or hub id) of what latency is measured of, teacher first.
-        measure: the recipe's `measure:` section; latency is taken in float32.
+        latency: what was measured, see `measured`.
         quality: task → model → metric → value.
         notes: sentences a reader should know.
         outcome: of the training; None where nothing was trained.
         auto_class: with which a reader loads the models made by this run.
-        evaluations, comparisons, selection: as in `kdcli.report.schema`.
+        evaluations, comparisons, selection, projections: as in `kdcli.report.schema`.
     """
-    latency = Latency([], {})
-    if measure.latency:
-        Progress.say("measuring latency")
-        latency = measure_latency(
-            list(measured),
-            device=device,
-            dtype=torch.float32,
-            min_runs=measure.min_runs,
-            min_seconds=measure.min_seconds,
-            trust_remote_code=trust_remote_code,
-        )
     shapes = {f"{card['layers']}x{card['hidden']}" for name, card in cards.items() if name != "teacher"}
     report = Report.model_validate(
         {
@@ -112,6 +114,9 @@ def finish(
             "quality": {task: {m: dict(v) for m, v in of.items()} for task, of in quality.items()},
             "latency": latency.rows,
             "speedup": latency.speedups,
+            "failures": latency.failures,
+            "agreements": latency.agreements,
+            "projections": list(projections),
             "published": published_for(shapes),
             "notes": list(notes),
             "evaluations": list(evaluations),

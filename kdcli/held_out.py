@@ -12,6 +12,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from kdcli.errors import MachineError
+from kdcli.memory import is_out_of_memory
 from kdcli.types import Batch, Examples, Job
 
 CPU_MICRO_BATCH = 32
@@ -96,9 +97,3 @@ def any_rank(accelerator: Accelerator, device: torch.device, flag: bool) -> bool
     if accelerator.num_processes == 1:
         return flag
     return bool(sum_over_ranks(accelerator, device, torch.tensor([float(flag)])).item())
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether the error says that the device or the machine has no memory left."""
-    text = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "not enough memory" in text

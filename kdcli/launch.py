@@ -11,7 +11,7 @@ from kdcli.bench.device import choose_device, choose_dtype
 from kdcli.engine import start
 from kdcli.errors import ChildFailed, UsageError
 from kdcli.processes import fan_out, joined
-from kdcli.recipe import Invocation, TrainSettings
+from kdcli.settings import Invocation, TrainSettings
 from kdcli.types import Plan
 
 

@@ -41,7 +41,9 @@ def command(*path):
 
 
 def test_the_verbs_and_their_options_are_frozen():
-    assert set(command().commands) == {"distill", "finetune", "evaluate", "recipes", "doctor"}
+    assert set(command().commands) == {
+        *("distill", "finetune", "evaluate", "benchmark", "export", "recipes", "doctor"),
+    }
     assert set(command("recipes").commands) == {"ls", "show", "validate"}
     assert options_of("distill") == DISTILL
     assert options_of("finetune") == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} | {
@@ -52,6 +54,14 @@ def test_the_verbs_and_their_options_are_frozen():
     training = {"--max-steps", "--epochs", "--batch-size", "--lr", "--seed", "--resume", "--dry-run", "--report-to"}
     judging = {"--task", "--predictions", "--submission", "--min-metric"}
     assert options_of("evaluate") == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} - training | judging
+
+    measuring = {"--baseline", "--preset", "--backend", "--batch-size", "--seq-len", "--padding", "--project"}
+    measuring |= {"--portable", "--compare", "--max-latency-ms", "--min-speedup", "--strict"}
+    shared = {"--output-dir", "-o", "--recipe", "-r", "--set", "--data", "--device", "--overwrite"}
+    shared |= {"--trust-remote-code", "--json", "--quiet", "-q", "--verbose", "-v"}
+    assert options_of("benchmark") == measuring | shared
+    written = {"--format", "--int8", "--output-dir", "-o", "--overwrite", "--trust-remote-code"}
+    assert options_of("export") == written | {"--json", "--quiet", "-q", "--verbose", "-v"}
 
 
 def options_of(verb):

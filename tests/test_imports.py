@@ -23,52 +23,43 @@ ALLOWED: dict[str, set[str]] = {
     "yaml_text": set(),
     "disk": {"errors"},
     "processes": {"errors"},
-    "recipe": {"errors", "yaml_text"},
+    "settings": set(),
+    "memory": set(),
+    "recipe": {"errors", "settings", "yaml_text"},
     "run_dir": {"disk", "errors", "yaml_text"},
-    "held_out": {"errors", "types"},
-    "engine": {"errors", "held_out", "processes", "progress", "run_dir", "types"},
+    "held_out": {"errors", "memory", "types"},
+    "engine": {"errors", "held_out", "memory", "processes", "progress", "run_dir", "types"},
     "losses": {"errors", "types"},
     "models": {"disk", "errors", "types"},
     "data": {"disk", "errors", "types"},
-    "bench": {"disk", "errors", "models", "types", "kdcli"},
+    "bench": {"disk", "errors", "memory", "models", "types", "kdcli"},
     "report": {"disk", "errors", "types"},
     "metrics": {"data", "errors", "types"},
-    "chain": {"errors", "models", "recipe", "run_dir", "types"},
+    "chain": {"errors", "models", "recipe", "run_dir", "settings", "types"},
     "estimate": {"engine", "errors", "report", "types"},
-    "launch": {"bench", "engine", "errors", "processes", "recipe", "types"},
+    "launch": {"bench", "engine", "errors", "processes", "settings", "types"},
     "judge": {"data", "metrics", "types"},
     "downstream": {
-        *("data", "engine", "errors", "held_out", "judge", "launch", "losses", "models", "progress", "recipe"),
-        *("run_dir", "types"),
+        *("data", "engine", "errors", "held_out", "judge", "launch", "losses", "models", "progress"),
+        *("run_dir", "settings", "types"),
     },
-    "finetune_run": {"downstream", "finish", "models", "progress", "recipe", "report", "run_dir", "types"},
-    "finish": {"bench", "disk", "engine", "errors", "progress", "recipe", "report", "run_dir", "types"},
+    "finetune_run": {
+        *("bench", "downstream", "finish", "models", "progress", "recipe", "report", "run_dir", "settings", "types"),
+    },
+    "finish": {"bench", "disk", "progress", "report", "run_dir", "settings", "types"},
     "commands": {
-        *(
-            "bench",
-            "chain",
-            "data",
-            "disk",
-            "downstream",
-            "finetune_run",
-            "engine",
-            "errors",
-            "estimate",
-            "finish",
-            "held_out",
-            "judge",
-            "launch",
-        ),
-        *("losses", "metrics", "models", "processes", "progress", "recipe", "report", "run_dir", "types"),
+        *("bench", "chain", "data", "disk", "downstream", "engine", "errors", "estimate", "finetune_run", "finish"),
+        *("held_out", "judge", "launch", "losses", "metrics", "models", "processes", "progress", "recipe", "report"),
+        *("run_dir", "settings", "types"),
     },
-    "cli": {"bench", "commands", "errors", "kdcli", "processes", "progress", "recipe"},
+    "cli": {"bench", "commands", "errors", "kdcli", "processes", "progress", "recipe", "settings"},
     "__main__": {"cli"},
     "kdcli": set(),
 }
 AT_HELP = {"errors", "kdcli"}
 """What cli.py may import outside its functions."""
 
-NO_TORCH = {"errors", "recipe", "yaml_text", "disk", "processes", "progress", "cli", "__main__", "kdcli"}
+NO_TORCH = {"errors", "recipe", "settings", "yaml_text", "disk", "processes", "progress", "cli", "__main__", "kdcli"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "joblib", "click"}
 FORBIDDEN_CALLS = {
     *("eval", "exec", "torch.load", "torch.save", "yaml.load", "yaml.full_load", "yaml.unsafe_load"),
@@ -199,6 +190,6 @@ def test_recipes_are_listed_without_torch():
     assert not loaded_by(HELP.format(["recipes", "ls"])) & {"torch", "transformers", "numpy"}
 
 
-@pytest.mark.parametrize("module", ["recipe", "errors", "disk", "processes"])
+@pytest.mark.parametrize("module", ["recipe", "settings", "errors", "disk", "processes"])
 def test_module_loads_no_torch(module):
     assert not loaded_by(f"import kdcli.{module}") & {"torch", "transformers", "numpy"}

@@ -15,7 +15,7 @@ import yaml
 import kdcli
 from kdcli.errors import KdcliError
 from kdcli.models.layout import LAYOUTS
-from kdcli.recipe import DistillRecipe
+from kdcli.settings import DistillRecipe
 from kdcli.yaml_text import read_yaml
 
 ROOT = Path(__file__).parents[1]

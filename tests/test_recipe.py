@@ -10,13 +10,6 @@ from hypothesis import strategies as st
 from kdcli.errors import UsageError
 from kdcli.recipe import (
     ELSEWHERE,
-    VERBS,
-    DistillRecipe,
-    DownstreamSettings,
-    EvaluateRecipe,
-    FinetuneRecipe,
-    LabelledSettings,
-    TrainSettings,
     combinations,
     downstream_recipe,
     gates,
@@ -25,6 +18,15 @@ from kdcli.recipe import (
     resolve,
     shipped,
     verb_of,
+)
+from kdcli.settings import (
+    VERBS,
+    DistillRecipe,
+    DownstreamSettings,
+    EvaluateRecipe,
+    FinetuneRecipe,
+    LabelledSettings,
+    TrainSettings,
 )
 
 

@@ -8,7 +8,8 @@ import yaml
 from kdcli.data.tasks import tasks
 from kdcli.losses import check_settings
 from kdcli.models.shape import parse_shape
-from kdcli.recipe import VERBS, DistillRecipe, FinetuneRecipe, combinations, resolve, shipped, summary
+from kdcli.recipe import combinations, resolve, shipped, summary
+from kdcli.settings import VERBS, DistillRecipe, FinetuneRecipe
 from kdcli.types import ModelShape
 
 BASE, DEMO = ModelShape(12, 768, 3072, 12), ModelShape(4, 128, 512, 4)

@@ -12,8 +12,9 @@ import torch
 
 from kdcli import disk, run_dir
 from kdcli.errors import MachineError, UsageError
-from kdcli.recipe import DistillRecipe, resolve
+from kdcli.recipe import resolve
 from kdcli.run_dir import BEST, CHECKPOINTS, KEEP, LOG, RECIPE, REPORT, RunDir, numbered
+from kdcli.settings import DistillRecipe
 
 
 def recipe(*sets: str) -> str:

@@ -1,55 +1,210 @@
-"""The process in which latency is measured: request as JSON on stdin, answer as the last line of stdout."""
+"""The process in which latency is measured: request as JSON on stdin, answers as lines of JSON on stdout.
+
+A line comes as soon as there is something to say, so that what is measured survives an end before the end.
+"""
 
 from __future__ import annotations
 
-import functools
 import gc
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModel, PretrainedConfig
+from transformers import AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
+
+from kdcli.bench.backends import LIMITS, Runner, agreement, runner
+from kdcli.bench.shapes import config_of, is_shape
+from kdcli.memory import is_out_of_memory, peak_of
+from kdcli.types import Batch
 
 WARM_RUNS, WARM_SECONDS = 10, 1.0
 OK, NOISY = 0.10, 0.25
 """Interquartile range over median up to which a cell is called ok, and noisy; above it is unstable."""
+
+RUNS_OF_P99 = 100
+"""Runs below which a 99th percentile would be one run or two."""
+
+Say = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass
+class _Loaded:
+    """A subject ready to run; `first_call_ms` is known after its first call."""
+
+    spec: Mapping[str, str]
+    config: PretrainedConfig
+    runner: Runner
+    load_seconds: float
+    weights_bytes: int
+    first_call_ms: float | None = None
+
+    @property
+    def named(self) -> dict[str, str]:
+        """How the report names it."""
+        return {"model": self.spec["name"], "backend": self.spec["backend"], "dtype": self.spec["precision"]}
+
+    @property
+    def label(self) -> str:
+        """The name in speed-ups: the model, and what it ran on where that is not plain torch."""
+        name, backend, precision = (self.spec[k] for k in ("name", "backend", "precision"))
+        return name if (backend, precision) == ("torch", "fp32") else f"{name}/{backend}-{precision}"
 
 
 def main() -> None:
     """Serve one request."""
     request = json.loads(sys.stdin.read())
     torch.set_num_threads(request["threads"])
-    device, dtype = torch.device(request["device"]), getattr(torch, request["dtype"])
-    models = {}
-    for name, source in request["models"]:
-        model = AutoModel.from_pretrained(
-            source, dtype=dtype, use_safetensors=True, trust_remote_code=request["trust_remote_code"]
-        )
-        models[name] = model.eval().to(device)
-    rows: list[dict[str, Any]] = []
-    speedups: dict[str, dict[str, Any]] = {}
-    baseline = next(iter(models))
+    with tempfile.TemporaryDirectory() as folder:
+        serve(request, Path(folder), lambda answer: print(json.dumps(answer), flush=True))
+
+
+def serve(request: Mapping[str, Any], folder: Path, say: Say) -> None:
+    """Load every subject, compare its output with torch's in float32, measure cell after cell."""
+    device = torch.device(request["device"])
+    subjects = _load(request, device, folder, say)
     for batch_size, seq_len in request["cells"]:
-        calls = {
-            name: functools.partial(model, input_ids=full_length_ids(model.config, batch_size, seq_len).to(device))
-            for name, model in models.items()
-        }
-        times = interleaved(calls, device, request["min_runs"], request["min_seconds"])
-        rows += [_row(name, request, batch_size, seq_len, np.asarray(taken) * 1e3) for name, taken in times.items()]
-        # The first cell has the plain name; the others say which they are.
-        cell = "" if [batch_size, seq_len] == request["cells"][0] else f"@{batch_size}x{seq_len}"
-        for name in [n for n in models if n != baseline]:
-            speedups[f"{name}_vs_{baseline}{cell}"] = {
-                **_speedup(times[baseline], times[name]),
+        _cell(request, device, subjects, batch_size, seq_len, say)
+
+
+def _load(request: Mapping[str, Any], device: torch.device, folder: Path, say: Say) -> list[_Loaded]:
+    loaded: list[_Loaded] = []
+    references: dict[str, Any] = {}
+    for number, spec in enumerate(request["subjects"]):
+        began = time.perf_counter()
+        model = _model(spec["source"], request["trust_remote_code"]).to(device)
+        read = time.perf_counter() - began
+        sample, mask = _sample(spec["source"], model, request["texts"])
+        plain = (spec["backend"], spec["precision"]) == ("torch", "fp32")
+        if not plain and spec["source"] not in references:
+            with torch.inference_mode():
+                on_device = {k: v.to(device) for k, v in sample.items()}
+                references[spec["source"]] = model(**on_device).last_hidden_state.float().cpu().numpy()
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        began = time.perf_counter()
+        made = runner(
+            model,
+            spec["backend"],
+            spec["precision"],
+            device=device,
+            threads=request["threads"],
+            folder=folder / str(number),
+        )
+        subject = _Loaded(spec, model.config, made, read + time.perf_counter() - began, weights)
+        if not plain and not _agrees(subject, sample, mask, references[spec["source"]], say):
+            continue
+        loaded.append(subject)
+    return loaded
+
+
+def _model(source: str, trust_remote_code: bool) -> PreTrainedModel:
+    if is_shape(source):
+        torch.manual_seed(0)
+        made: PreTrainedModel = AutoModel.from_config(config_of(source), dtype=torch.float32)
+    else:
+        made = AutoModel.from_pretrained(
+            source, dtype=torch.float32, use_safetensors=True, trust_remote_code=trust_remote_code
+        )
+    return made.eval()
+
+
+def _sample(source: str, model: PreTrainedModel, texts: Sequence[str]) -> tuple[Batch, Any]:
+    """What backends are compared on: real text where the model has a tokenizer, else random ids; padded either way."""
+    if texts and not is_shape(source):
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        found = tokenizer(list(texts), padding=True, truncation=True, max_length=128, return_tensors="pt")
+        batch = {k: v for k, v in found.items() if k in ("input_ids", "attention_mask", "token_type_ids")}
+    else:
+        batch = cell_batch(model.config, [64, 48, 17, 5])
+    return batch, batch["attention_mask"].numpy()
+
+
+def _agrees(subject: _Loaded, sample: Batch, mask: Any, reference: Any, say: Say) -> bool:
+    """Compare with torch in float32; a subject that is fast and wrong is not measured."""
+    with torch.inference_mode():
+        output = subject.runner.output(subject.runner.call(subject.runner.prepare(sample)))
+    found = agreement(reference, output, mask)
+    limit = LIMITS[subject.spec["precision"]]
+    wrong = not found["relative"] <= limit
+    say({"agreements": [subject.named | found | {"limit": limit, "wrong": wrong}]})
+    return not wrong
+
+
+def _cell(
+    request: Mapping[str, Any],
+    device: torch.device,
+    subjects: Sequence[_Loaded],
+    batch_size: int,
+    seq_len: int,
+    say: Say,
+) -> None:
+    """Measure all subjects in one cell; one that does not fit is a failure and the others go on."""
+    lengths = lengths_of(request["padding"], request["lengths"], batch_size, seq_len)
+    calls: dict[int, Callable[[], Any]] = {}
+    peaks: dict[int, int | None] = {}
+    failures = []
+    for number, subject in enumerate(subjects):
+        prepared = subject.runner.prepare(cell_batch(subject.config, lengths))
+        call = subject.runner.call
+        try:
+            with torch.inference_mode():
+                began = time.perf_counter()
+                peaks[number] = peak_of(lambda call=call, x=prepared: _timed(lambda: call(x), device), device)  # type: ignore[misc]
+                if subject.first_call_ms is None:
+                    subject.first_call_ms = 1e3 * (time.perf_counter() - began)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            failures.append(subject.named | {"batch_size": batch_size, "seq_len": seq_len, "reason": "out of memory"})
+            continue
+        calls[number] = lambda call=call, x=prepared: call(x)  # type: ignore[misc]
+    if not calls:
+        say({"failures": failures})
+        return
+    times = interleaved(calls, device, request["min_runs"], request["min_seconds"])
+    rows = [
+        _row(subjects[n], request, batch_size, seq_len, sum(lengths), peaks[n], np.asarray(taken) * 1e3)
+        for n, taken in times.items()
+    ]
+    # The first cell has the plain name; the others say which they are.
+    cell = "" if [batch_size, seq_len] == list(request["cells"][0]) else f"@{batch_size}x{seq_len}"
+    speedups = {}
+    if 0 in times:
+        for n in [n for n in times if n != 0]:
+            speedups[f"{subjects[n].label}_vs_{subjects[0].label}{cell}"] = {
+                **_speedup(times[0], times[n]),
                 "batch_size": batch_size,
                 "seq_len": seq_len,
             }
-    print(json.dumps({"rows": rows, "speedups": speedups}))
+    say({"rows": rows, "speedups": speedups, "failures": failures})
+
+
+def lengths_of(padding: str, lengths: Sequence[int], batch_size: int, seq_len: int) -> list[int]:
+    """Real tokens of each row of a cell."""
+    drawn = np.random.Generator(np.random.PCG64(batch_size))
+    if padding == "random":
+        found = drawn.integers(max(1, seq_len // 4), seq_len + 1, batch_size)
+    elif padding == "data":
+        found = np.minimum(drawn.choice(np.asarray(lengths), batch_size), seq_len)
+    else:
+        found = np.full(batch_size, seq_len)
+    return [int(n) for n in found]
+
+
+def cell_batch(config: PretrainedConfig, lengths: Sequence[int]) -> Batch:
+    """Random ids of the given lengths, padded on the right to the longest of them."""
+    longest = max(lengths)
+    mask_BL = (torch.arange(longest)[None, :] < torch.tensor(lengths)[:, None]).long()
+    pad = config.pad_token_id if config.pad_token_id is not None else 0
+    ids_BL = full_length_ids(config, len(lengths), longest).where(mask_BL.bool(), pad)
+    return {"input_ids": ids_BL, "attention_mask": mask_BL}
 
 
 def full_length_ids(config: PretrainedConfig, batch_size: int, seq_len: int) -> Tensor:
@@ -66,15 +221,16 @@ def full_length_ids(config: PretrainedConfig, batch_size: int, seq_len: int) -> 
 
 
 def interleaved(
-    calls: Mapping[str, Callable[[], Any]], device: torch.device, min_runs: int, min_seconds: float
-) -> dict[str, list[float]]:
-    """Seconds of every run by model; the i-th of each were taken in the same round, in an order drawn anew each round.
+    calls: Mapping[Any, Callable[[], Any]], device: torch.device, min_runs: int, min_seconds: float
+) -> dict[Any, list[float]]:
+    """Seconds of every run by subject; the i-th of each were taken in one round, in an order drawn anew each round.
 
-    Every model first runs alone for at least `WARM_RUNS` runs and `WARM_SECONDS`. Rounds go on until there are
+    Every subject first runs alone for at least `WARM_RUNS` runs and `WARM_SECONDS`. Rounds go on until there are
     `min_runs` of them and they have together lasted `min_seconds`.
     """
     rng = np.random.Generator(np.random.PCG64(0))
-    times: dict[str, list[float]] = {name: [] for name in calls}
+    keys = list(calls)
+    times: dict[Any, list[float]] = {key: [] for key in keys}
     collecting = gc.isenabled()
     with torch.inference_mode():
         for call in calls.values():
@@ -87,8 +243,8 @@ def interleaved(
         try:
             began, rounds = time.perf_counter(), 0
             while rounds < min_runs or time.perf_counter() - began < min_seconds:
-                for name in rng.permutation(list(calls)):
-                    times[name].append(_timed(calls[name], device))
+                for i in rng.permutation(len(keys)):
+                    times[keys[i]].append(_timed(calls[keys[i]], device))
                 rounds += 1
         finally:
             if collecting:
@@ -112,24 +268,37 @@ def _speedup(baseline: Sequence[float], candidate: Sequence[float]) -> dict[str,
     return {"median": median, "low": low, "high": high}
 
 
-def _row(name: str, request: Mapping[str, Any], batch_size: int, seq_len: int, ms: Any) -> dict[str, Any]:
-    p25, p50, p75, p90, p95 = np.percentile(ms, [25, 50, 75, 90, 95]).tolist()
+def _row(
+    subject: _Loaded,
+    request: Mapping[str, Any],
+    batch_size: int,
+    seq_len: int,
+    tokens: int,
+    peak: int | None,
+    ms: Any,
+) -> dict[str, Any]:
+    p25, p50, p75, p90, p95, p99 = np.percentile(ms, [25, 50, 75, 90, 95, 99]).tolist()
     spread = (p75 - p25) / p50
     return {
-        "model": name,
-        "backend": "torch",
+        "model": subject.spec["name"],
+        "backend": subject.spec["backend"],
         "device": request["device"],
-        "dtype": request["dtype"],
+        "dtype": subject.spec["precision"],
         "batch_size": batch_size,
         "seq_len": seq_len,
-        "padding": "full",
+        "padding": request["padding"],
         "n": len(ms),
         "p50_ms": p50,
         "p90_ms": p90,
         "p95_ms": p95,
+        "p99_ms": p99 if len(ms) >= RUNS_OF_P99 else None,
         "mean_ms": float(ms.mean()),
         "iqr_over_p50": spread,
         "status": "ok" if spread <= OK else "noisy" if spread <= NOISY else "unstable",
+        "tokens_per_second": 1e3 * tokens / p50,
+        "load_seconds": subject.load_seconds,
+        "first_call_ms": subject.first_call_ms,
+        "peak_memory_bytes": None if peak is None else peak + subject.weights_bytes,
     }
 
 

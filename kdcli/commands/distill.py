@@ -18,6 +18,7 @@ from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from kdcli.bench.latency import Latency
 from kdcli.chain import Leg, chain, default_output_dir, shapes_of
 from kdcli.data.batches import BatchPlan
 from kdcli.data.corpus import Corpus, open_corpus
@@ -26,7 +27,7 @@ from kdcli.engine import track, train
 from kdcli.errors import UsageError
 from kdcli.estimate import PROBE_STEPS, Estimate, LegEstimate, estimate_leg
 from kdcli.finetune_run import WEIGHTS, run_inside
-from kdcli.finish import Finished, finish
+from kdcli.finish import Finished, finish, measured
 from kdcli.launch import launch, plan_of
 from kdcli.losses import bind, check_settings
 from kdcli.metrics.probe import probe_demo
@@ -36,9 +37,10 @@ from kdcli.models.layout import layout_for
 from kdcli.models.load import Loaded, load_encoder, location, save_model
 from kdcli.models.shape import Built, build_student
 from kdcli.progress import Progress
-from kdcli.recipe import DistillRecipe, FinetuneRecipe, Invocation, Resolved, downstream_recipe
+from kdcli.recipe import Resolved, downstream_recipe
 from kdcli.report.views import UNDISTILLED
 from kdcli.run_dir import RunDir
+from kdcli.settings import DistillRecipe, FinetuneRecipe, Invocation
 from kdcli.types import Batch, Job, ModelShape, Needs, Objective, Outcome, Plan, Signals, StepLoss, real_tokens
 
 HELD_OUT = "held-out relations"
@@ -313,7 +315,11 @@ def _report(
     folders = {name: leg.model_folder(name) for name in students}
     for name, student in students.items():
         cards[name] = describe(student.encoder, str(folders[name]), folders[name])
-    measure = recipe.measure if final else recipe.measure.model_copy(update={"latency": False})
+    latency = Latency()
+    if final:
+        models = [("teacher", source), *((name, str(folder)) for name, folder in folders.items())]
+        trusted = context.invocation.trust_remote_code
+        latency = measured(models, recipe.measure, context.device, trust_remote_code=trusted)
     quality = _held_out(run_dir, list(students))
     if recipe.data.source == "demo":
         quality = _demo_quality(recipe, leg, teacher, students) | quality
@@ -330,10 +336,7 @@ def _report(
         recipe=recipe.model_dump(),
         cards=cards,
         folders=folders,
-        measured=[("teacher", source), *((name, str(folder)) for name, folder in folders.items())],
-        measure=measure,
-        device=context.device,
-        trust_remote_code=context.invocation.trust_remote_code,
+        latency=latency,
         outcome=outcome,
         quality=quality,
         notes=notes,
@@ -384,7 +387,7 @@ def _dry_run(context: _Context, legs: list[Leg]) -> Estimate:
         probe = replace(plan, stop_after=min(plan.steps, PROBE_STEPS))
         outcome = train(context.accelerator, context.device, _job(context, students, teacher), probe, None)
         cards |= {name: describe(s.encoder, str(leg.model_folder(name)), None) for name, s in students.items()}
-        found.append(estimate_leg(str(leg.folder), outcome, plan, len(context.corpus.train)))
+        found.append(estimate_leg(str(leg.folder), outcome, plan, len(context.corpus.train) / plan.batch_size))
         first = next(iter(students.values())).encoder
         teacher = Loaded(first, teacher.tokenizer, next(iter(leg.shapes.values())), str(leg.folder))
     return Estimate(cards, found)

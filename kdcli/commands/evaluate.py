@@ -22,7 +22,7 @@ from kdcli.data.tasks import OWN
 from kdcli.disk import disk_errors, write_atomic
 from kdcli.downstream import features_of, judged, quality_of
 from kdcli.errors import GateError, UsageError, did_you_mean
-from kdcli.finish import Finished, finish
+from kdcli.finish import Finished, finish, measured
 from kdcli.judge import Judge, Prediction, shown_label, summed_up
 from kdcli.launch import launch
 from kdcli.metrics.bootstrap import Scorer, paired_bootstrap
@@ -30,9 +30,10 @@ from kdcli.models.card import describe
 from kdcli.models.heads import GENERIC, Headed, load_for_task
 from kdcli.models.load import load_config, location
 from kdcli.progress import Progress
-from kdcli.recipe import EvaluateRecipe, Invocation, Resolved
+from kdcli.recipe import Resolved
 from kdcli.report.views import short
 from kdcli.run_dir import RunDir, numbered
+from kdcli.settings import EvaluateRecipe, Invocation
 
 
 @dataclass(frozen=True)
@@ -181,10 +182,12 @@ def _report(
         recipe=recipe.model_dump(),
         cards=cards,
         folders={},
-        measured=[(name, location(of.headed.source)) for name, of in found.items()],
-        measure=recipe.measure,
-        device=device,
-        trust_remote_code=invocation.trust_remote_code,
+        latency=measured(
+            [(name, location(of.headed.source)) for name, of in found.items()],
+            recipe.measure,
+            device,
+            trust_remote_code=invocation.trust_remote_code,
+        ),
         outcome=None,
         quality=quality_of(evaluations),
         notes=notes,
@@ -256,12 +259,14 @@ def _said_of_test(
 
 
 def _check_gates(data: Labelled, extras: Extras) -> None:
-    metrics = [*data.task.metrics, *(f"{of_set}/{m}" for of_set in data.sets if of_set for m in data.task.metrics)]
+    least = [m for m in data.task.metrics if m != "mse" and not m.endswith("_threshold")]
+    metrics = [*least, *(f"{of_set}/{m}" for of_set in data.sets if of_set for m in least)]
     for metric in extras.gates:
         if metric not in metrics:
             raise UsageError(
-                f"--min-metric {metric}: task {data.task.name} has no such metric{did_you_mean(metric, metrics)}",
-                f"its metrics: {', '.join(metrics)}",
+                f"--min-metric {metric}: task {data.task.name} has no such metric of which more is better"
+                f"{did_you_mean(metric, metrics)}",
+                f"it has {', '.join(metrics)}",
             )
 
 

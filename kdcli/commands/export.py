@@ -43,6 +43,7 @@ session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionPro
 
 def run(inputs):
     return session.run(None, {{i.name: inputs[i.name] for i in session.get_inputs()}})
+
 """,
     "openvino": """import openvino
 {imports}
@@ -53,6 +54,7 @@ model = openvino.Core().compile_model("model.xml", "CPU", {{"INFERENCE_PRECISION
 
 def run(inputs):
     return list(model({{i.any_name: inputs[i.any_name] for i in model.inputs}}).values())
+
 """,
 }
 """Format → the lines that load a file and define `run`: arrays by name → list of outputs."""

@@ -24,9 +24,10 @@ from kdcli.judge import summed_up
 from kdcli.launch import launch
 from kdcli.models.card import describe
 from kdcli.progress import Progress
-from kdcli.recipe import FinetuneRecipe, Invocation, Resolved, combinations
+from kdcli.recipe import Resolved, combinations
 from kdcli.report.views import FINETUNED
 from kdcli.run_dir import RECIPE, REPORT, RunDir, numbered
+from kdcli.settings import FinetuneRecipe, Invocation
 from kdcli.types import Outcome
 
 
@@ -177,7 +178,8 @@ def _dry_run(task: Downstream, runs: list[_Run]) -> Estimate:
         probe = replace(plan, stop_after=min(plan.steps, PROBE_STEPS))
         outcome = train(task.accelerator, task.device, job, probe, None)
         card = describe(headed.model, FINETUNED, None)
-        leg = estimate_leg(str(of.folder), outcome, plan, len(job.examples))
+        order, _ = planned(task, recipe)
+        leg = estimate_leg(str(of.folder), outcome, plan, order.steps_of_pass)
         seeds = sum(r.settings == of.settings for r in runs)
         name = leg.folder if seeds == 1 else f"{leg.folder} and {seeds - 1} more seeds"
         legs.append(replace(leg, folder=name, seconds=seeds * leg.seconds))

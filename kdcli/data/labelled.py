@@ -93,6 +93,8 @@ def open_labelled(
         raise UsageError(
             f"task {task.name}: no {split} split in {source or task.hub}", f"it should hold {split}.* (see docs)"
         )
+    # One file that has no split in its name is all there is; it is called what it is.
+    split = "train" if {p for _, p in found.values()} == {"train"} else split
     sets = {s: _drawn(_read(task, o, p, withheld=withheld), judged_rows) for s, (o, p) in found.items()}
     return Labelled(_with_sets(task, list(sets)), train, sets, split)
 

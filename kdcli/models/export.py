@@ -36,7 +36,7 @@ COMPARED = ((3, 17), (2, 150), (1, 9))
 EXACT = 1e-4
 """Largest absolute difference a float32 file may have, for outputs up to 1; above, in proportion to the largest."""
 LIMITS = {"fp32": 1e-3, "half": 0.02, "int8": 0.4}
-"""Largest relative error of a file. Measured of all-MiniLM-L6-v2: 1e-6, 2e-4 and 0.17; with other weights
+"""Largest relative error of a file. Measured of all-MiniLM-L6-v2: 1e-6, 1e-3 and 0.18; with other weights
 it is more than 1."""
 
 

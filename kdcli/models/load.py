@@ -105,7 +105,10 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
             aside.mkdir(parents=True)
             model.save_pretrained(aside)
             tokenizer.save_pretrained(aside)
+            mode = (aside / "config.json").stat().st_mode
             for file in sorted(aside.iterdir()):
+                # safetensors writes for the owner alone.
+                file.chmod(mode)
                 file.replace(folder / file.name)
         finally:
             shutil.rmtree(aside, ignore_errors=True)

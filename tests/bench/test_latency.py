@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections import Counter
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +16,13 @@ from encoders import tiny_config, tiny_encoder
 from kdcli.bench import latency as latency_file
 from kdcli.bench import worker
 from kdcli.bench.environment import environment, latency_threads, versions
-from kdcli.bench.latency import measure_latency
+from kdcli.bench.latency import Latency, Protocol, Subject, measure_latency
 from kdcli.bench.worker import full_length_ids, interleaved
 from kdcli.errors import MachineError
-from kdcli.report.schema import LatencyRow, Speedup
+from kdcli.report.schema import Agreement, Failure, LatencyRow, Speedup
 
 CPU = torch.device("cpu")
-FEW = {"device": CPU, "dtype": torch.float32, "min_runs": 12, "min_seconds": 0.01}
+FEW = Protocol(device="cpu", min_runs=12, min_seconds=0.01)
 
 
 @pytest.fixture
@@ -28,7 +30,7 @@ def two_models(tmp_path):
     torch.manual_seed(0)
     for name, layers in (("teacher", 3), ("student", 1)):
         tiny_encoder("bert", num_hidden_layers=layers).save_pretrained(tmp_path / name)
-    return [(name, str(tmp_path / name)) for name in ("teacher", "student")]
+    return [Subject(name, str(tmp_path / name)) for name in ("teacher", "student")]
 
 
 @pytest.mark.slow
@@ -37,7 +39,7 @@ def test_two_models_in_one_real_worker(two_models, tmp_path, monkeypatch):
     (tmp_path / "types.py").write_text("raise SystemExit('a file of the user was imported')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    found = measure_latency(two_models, cells=((1, 16), (2, 8)), **FEW)
+    found = measure_latency(two_models, replace(FEW, cells=((1, 16), (2, 8))))
     rows = [LatencyRow.model_validate(row) for row in found.rows]
     assert [(r.model, r.batch_size, r.seq_len) for r in rows] == [
         ("teacher", 1, 16),
@@ -50,7 +52,11 @@ def test_two_models_in_one_real_worker(two_models, tmp_path, monkeypatch):
         assert 0 < row.p50_ms <= row.p90_ms <= row.p95_ms
         expected = "ok" if row.iqr_over_p50 <= 0.10 else "noisy" if row.iqr_over_p50 <= 0.25 else "unstable"
         assert row.status == expected
-        assert (row.backend, row.device, row.dtype, row.padding) == ("torch", "cpu", "float32", "full")
+        assert (row.backend, row.device, row.dtype, row.padding) == ("torch", "cpu", "fp32", "full")
+        assert row.tokens_per_second is not None
+        assert row.tokens_per_second > 0
+        assert None not in (row.load_seconds, row.first_call_ms)
+        assert row.p99_ms is None or row.n >= 100
     assert rows[0].n == rows[1].n, "runs are paired"
     speedups = {key: Speedup.model_validate(value) for key, value in found.speedups.items()}
     assert list(speedups) == ["student_vs_teacher", "student_vs_teacher@2x8"]
@@ -59,16 +65,113 @@ def test_two_models_in_one_real_worker(two_models, tmp_path, monkeypatch):
 
 def test_worker_that_fails_says_why(tmp_path):
     with pytest.raises(MachineError, match=r"the latency worker failed: .*nowhere") as caught:
-        measure_latency([("teacher", str(tmp_path / "nowhere"))], **FEW)
+        measure_latency([Subject("teacher", str(tmp_path / "nowhere"))], FEW)
     assert caught.value.exit_code == 3
     assert "measure.latency=false" in str(caught.value.hint)
 
 
 def test_worker_that_is_killed_says_by_what(monkeypatch):
-    killed = subprocess.CompletedProcess([], -9, stdout="", stderr="")
-    monkeypatch.setattr(latency_file.subprocess, "run", lambda *a, **k: killed)
+    killed = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+    start = subprocess.Popen
+    monkeypatch.setattr(latency_file.subprocess, "Popen", lambda command, **how: start(killed, **how))
     with pytest.raises(MachineError, match="was ended by SIGKILL: it left no message"):
-        measure_latency([("teacher", "x")], **FEW)
+        measure_latency([Subject("teacher", "x")], FEW)
+
+
+SAYS = """
+import json, sys, time
+sys.stdin.read()
+print("a library says hello")
+print(json.dumps({"rows": [{"model": "a"}], "speedups": {"b_vs_a": {}}}), flush=True)
+"""
+
+
+def test_what_is_measured_before_the_user_stops_is_kept(monkeypatch):
+    class Stopped(subprocess.Popen):
+        def wait(self, *arguments, **how):
+            if self.poll() is None and not self.stopped:
+                self.stopped = True
+                raise KeyboardInterrupt
+            return super().wait(*arguments, **how)
+
+        stopped = False
+
+    slow = [sys.executable, "-c", SAYS + "import os; os.close(1); time.sleep(60)"]
+    monkeypatch.setattr(latency_file.subprocess, "Popen", lambda command, **how: Stopped(slow, **how))
+    found = measure_latency([Subject("a", "x")], FEW)
+    assert found.interrupted
+    assert (found.rows, found.speedups) == ([{"model": "a"}], {"b_vs_a": {}})
+
+
+def served(monkeypatch, tmp_path, subjects, **changes):
+    monkeypatch.setattr(worker, "WARM_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "WARM_RUNS", 1)
+    protocol = replace(FEW, min_runs=3, min_seconds=0.0, **changes)
+    request = {"subjects": [asdict(s) for s in subjects], "threads": 1, **asdict(protocol)}
+    found = Latency()
+    worker.serve(request, tmp_path, found.add)
+    return found
+
+
+def test_shapes_need_no_weights(monkeypatch, tmp_path):
+    subjects = [Subject(s, s) for s in ("2x24:48@12", "1x24:48@12")]
+    found = served(monkeypatch, tmp_path, subjects, cells=[[1, 16], [2, 8]])
+    assert [r["model"] for r in found.rows] == ["2x24:48@12", "1x24:48@12"] * 2
+    assert list(found.speedups) == ["1x24:48@12_vs_2x24:48@12", "1x24:48@12_vs_2x24:48@12@2x8"]
+
+
+def test_a_cell_that_does_not_fit_is_a_failure_and_the_rest_goes_on(monkeypatch, tmp_path):
+    of = worker.peak_of
+
+    def peak_of(call, device):
+        if next(calls) == 1:
+            raise torch.OutOfMemoryError("no memory")
+        return of(call, device)
+
+    calls = iter(range(100))
+    monkeypatch.setattr(worker, "peak_of", peak_of)
+    subjects = [Subject(s, s) for s in ("2x24:48@12", "1x24:48@12")]
+    found = served(monkeypatch, tmp_path, subjects, cells=[[1, 16], [2, 8]])
+    (failure,) = found.failures
+    assert (failure["model"], failure["batch_size"], failure["reason"]) == ("1x24:48@12", 1, "out of memory")
+    assert [(r["model"], r["batch_size"]) for r in found.rows] == [
+        ("2x24:48@12", 1),
+        ("2x24:48@12", 2),
+        ("1x24:48@12", 2),
+    ]
+    Failure.model_validate(failure)
+
+
+def test_a_backend_that_is_wrong_is_not_measured(monkeypatch, tmp_path):
+    monkeypatch.setitem(worker.LIMITS, "bf16", 0.0)
+    subjects = [Subject("a", "1x24:48@12"), Subject("a", "1x24:48@12", "torch", "bf16")]
+    found = served(monkeypatch, tmp_path, subjects, cells=[[1, 16]])
+    (row,) = found.agreements
+    assert row["wrong"]
+    assert row["relative"] > 0
+    Agreement.model_validate(row)
+    assert [r["dtype"] for r in found.rows] == ["fp32"]
+    monkeypatch.setitem(worker.LIMITS, "bf16", 0.1)
+    found = served(monkeypatch, tmp_path, subjects, cells=[[1, 16]])
+    assert [r["dtype"] for r in found.rows] == ["fp32", "bf16"]
+    assert list(found.speedups) == ["a/torch-bf16_vs_a"]
+
+
+def test_lengths_of_a_cell():
+    assert worker.lengths_of("full", (), 3, 16) == [16, 16, 16]
+    drawn = worker.lengths_of("random", (), 200, 16)
+    assert set(drawn) <= set(range(4, 17))
+    assert drawn == worker.lengths_of("random", (), 200, 16)
+    assert max(drawn) == 16
+    assert min(drawn) == 4
+    assert set(worker.lengths_of("data", (5, 90), 50, 16)) == {5, 16}
+
+
+def test_a_batch_is_padded_on_the_right():
+    batch = worker.cell_batch(tiny_config("bert"), [3, 5])
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
+    assert batch["input_ids"][0, 3:].tolist() == [0, 0]
+    assert 0 not in batch["input_ids"][1].tolist()
 
 
 def test_models_take_turns_in_changing_order(monkeypatch):

@@ -289,7 +289,10 @@ def test_no_model_and_no_task(models, data, tmp_path):
     [
         (["--task", "sst"], "unknown task 'sst'; did you mean 'sst2'?"),
         (["--task", "sst2"], "task sst2 reads the column 'sentence', which is not there; there are text, label"),
-        (["--task", "own", "--min-metric", "acuracy=0.9"], "task own has no such metric; did you mean 'accuracy'?"),
+        (
+            ["--task", "own", "--min-metric", "acuracy=0.9"],
+            "no such metric of which more is better; did you mean 'accuracy'?",
+        ),
         (["--task", "own", "--min-metric", "matched/accuracy=0.9"], "task own has no such metric"),
         (["--task", "own", "--min-metric", "accuracy"], "--min-metric takes METRIC=VALUE, got 'accuracy'"),
         (["--task", "own", "--min-metric", "accuracy=high"], "--min-metric takes METRIC=VALUE, got 'accuracy=high'"),

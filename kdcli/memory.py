@@ -1,0 +1,46 @@
+"""Memory: how much one call takes beyond what was there before it, and how its lack shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def peak_of(call: Callable[[], Any], device: torch.device) -> int | None:
+    """Bytes by which memory grew at most during a call; None where the system does not tell.
+
+    On CUDA what PyTorch allocated; on Linux the resident memory of this process, whose peak the system resets on
+    demand.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        return int(torch.cuda.max_memory_allocated(device) - before)
+    try:
+        RESET.write_text("5")
+        before = _status("VmRSS")
+    except OSError:
+        call()
+        return None
+    call()
+    return max(0, _status("VmHWM") - before)
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether the error says that the device or the machine has no memory left."""
+    text = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "not enough memory" in text
+
+
+def _status(key: str) -> int:
+    found = re.search(rf"{key}:\s+(\d+) kB", STATUS.read_text("utf-8"))
+    if found is None:
+        raise OSError(f"{STATUS} does not name {key}")
+    return 1024 * int(found[1])

@@ -1,0 +1,213 @@
+"""The settings of every verb: what its recipe may hold, with types, limits and defaults. No torch, no logic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """Base of every section of a recipe: unknown keys and values of another type are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class TrainSettings(Section):
+    """`train:`, shared by every verb that trains. `batch_size` is global: over all devices and micro-batches."""
+
+    lr: float = Field(3e-4, gt=0)
+    max_steps: int | None = Field(None, gt=0)
+    epochs: float = Field(3.0, gt=0)
+    batch_size: int = Field(256, gt=0)
+    micro_batch_size: int | None = Field(None, gt=0)
+    warmup_steps: int | None = Field(None, ge=0)
+    warmup_fraction: float = Field(0.05, ge=0, lt=1)
+    weight_decay: float = Field(0.01, ge=0)
+    beta2: float = Field(0.999, gt=0, lt=1)
+    clip: float = Field(1.0, gt=0)
+    seed: int = Field(0, ge=0)
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    checkpoint_every: int = Field(500, gt=0)
+    log_every: int = Field(10, gt=0)
+    eval_every: int = Field(250, gt=0)
+
+
+class DataSettings(Section):
+    """`data:`, shared by every verb."""
+
+    source: str = "Salesforce/wikitext:wikitext-103-raw-v1"
+    max_length: int = Field(128, ge=8)
+    column: str | None = None
+    pack_isolated: bool = False
+    held_out_blocks: int = Field(256, gt=0)
+
+
+class StudentSettings(Section):
+    """`student:` of `distill`.
+
+    `layers` names the teacher layers to copy; null means evenly spaced. `dropout` sets every dropout rate of the
+    student while it is distilled; null leaves the teacher's.
+    """
+
+    to: list[str] = Field(default_factory=list)
+    init: Literal["teacher", "random"] = "teacher"
+    layers: list[int] | None = None
+    dropout: float | None = Field(None, ge=0, lt=1)
+
+
+class MeasureSettings(Section):
+    """`measure:`, the latency part of a report: every cell goes on until both minima are reached."""
+
+    latency: bool = True
+    min_runs: int = Field(50, gt=0)
+    min_seconds: float = Field(5.0, ge=0)
+
+
+class DownstreamSettings(Section):
+    """`eval:`, the tasks on which a report scores students beside their teacher, each fine-tuned in the same way.
+
+    `source` is a directory with a folder for each task, or the data of the only task; null is where each task's row
+    says. `overrides` holds keys of `finetune` to set over the task's own recipe.
+    """
+
+    tasks: list[str] = Field(default_factory=list)
+    source: str | None = None
+    overrides: dict[str, Any] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """What the command line adds to a recipe: where and how to run, nothing that says what comes out."""
+
+    arguments: tuple[str, ...] = ()
+    output_dir: Path | None = None
+    device: str = "auto"
+    processes: int | None = None
+    resume: bool = False
+    overwrite: bool = False
+    dry_run: bool = False
+    report_to: str = "none"
+    trust_remote_code: bool = False
+
+
+class DistillRecipe(Section):
+    """What `kdcli distill` needs to know. `loss` holds the keys of the method's own `Settings`."""
+
+    verb: Literal["distill"] = "distill"
+    teacher: str | None = None
+    method: str = "minilm"
+    assistant: str = "auto"
+    student: StudentSettings = StudentSettings()
+    loss: dict[str, Any] = Field(default_factory=dict)
+    data: DataSettings = DataSettings()
+    train: TrainSettings = TrainSettings()
+    eval: DownstreamSettings = DownstreamSettings()
+    measure: MeasureSettings = MeasureSettings()
+
+
+class LabelledSettings(Section):
+    """`data:` of the verbs that work on a labelled task.
+
+    `source` null is where the task's row says; `train` names another place for the training split (cross-lingual
+    tasks); `columns` says what the columns of an own task are; `max_length` null is the task's own; `stride` is the
+    overlap of the windows of a long context; `train_rows` and `judged_rows` cut the data to a fixed random choice.
+    """
+
+    source: str | None = None
+    train: str | None = None
+    columns: dict[str, str | list[str]] = Field(default_factory=dict)
+    max_length: int | None = Field(None, ge=8)
+    stride: int = Field(128, ge=0)
+    split: Literal["validation", "test"] = "validation"
+    train_rows: int | None = Field(None, gt=0)
+    judged_rows: int | None = Field(None, gt=0)
+
+
+class HeadSettings(Section):
+    """`head:`; `label_map` is the data's number of each label of a checkpoint whose labels are in another order."""
+
+    label_map: list[int] | None = None
+
+
+class FinetuneTrainSettings(TrainSettings):
+    """`train:` of `finetune`: the middle of what the papers try on GLUE."""
+
+    lr: float = Field(3e-5, gt=0)
+    batch_size: int = Field(32, gt=0)
+    warmup_fraction: float = Field(0.1, ge=0, lt=1)
+    eval_every: int = Field(500, gt=0)
+
+
+class FinetuneRecipe(Section):
+    """What `kdcli finetune` needs to know.
+
+    `grid` holds recipe keys with a list of values each; every combination is run with `seeds` seeds from `train.seed`
+    on. `keep` says which weights of a run are the result: the last ones, or those of the best evaluation. `choose_on`
+    names the set whose metric chooses among evaluations and runs; null is the mean over all sets.
+    """
+
+    verb: Literal["finetune"] = "finetune"
+    model: str | None = None
+    task: str | None = None
+    seeds: int = Field(1, gt=0)
+    grid: dict[str, Any] = Field(default_factory=dict)
+    keep: Literal["last", "best"] = "last"
+    choose_on: str | None = None
+    head: HeadSettings = HeadSettings()
+    data: LabelledSettings = LabelledSettings()
+    train: FinetuneTrainSettings = FinetuneTrainSettings()
+    measure: MeasureSettings = MeasureSettings()
+
+
+class EvaluateRecipe(Section):
+    """What `kdcli evaluate` needs to know; the first of `models` is the one the others are compared with."""
+
+    verb: Literal["evaluate"] = "evaluate"
+    models: list[str] = Field(default_factory=list)
+    task: str | None = None
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
+    resamples: int = Field(1000, ge=100)
+    worst: int = Field(20, ge=0)
+    head: HeadSettings = HeadSettings()
+    data: LabelledSettings = LabelledSettings()
+    measure: MeasureSettings = MeasureSettings(latency=False)
+
+
+class BenchmarkDataSettings(Section):
+    """`data:` of `benchmark`: text whose lengths `padding: data` draws from, and on which backends are compared."""
+
+    source: str | None = None
+    column: str | None = None
+
+
+class BenchmarkRecipe(Section):
+    """What `kdcli benchmark` needs to know.
+
+    `models` are hub ids, directories or shapes; `baseline` goes first, else the first of them is it. `preset` gives
+    models and cells that are not given here. `backends` are named `BACKEND[-PRECISION]`, such as `onnx-int8`.
+    `project` names cards for which times are estimated.
+    """
+
+    verb: Literal["benchmark"] = "benchmark"
+    models: list[str] = Field(default_factory=list)
+    baseline: str | None = None
+    preset: str | None = None
+    backends: list[str] = Field(default_factory=lambda: ["torch"], min_length=1)
+    batch_sizes: list[Annotated[int, Field(gt=0)]] = Field(default_factory=list)
+    seq_lens: list[Annotated[int, Field(gt=0)]] = Field(default_factory=list)
+    padding: Literal["full", "random", "data"] = "full"
+    project: list[str] = Field(default_factory=list)
+    data: BenchmarkDataSettings = BenchmarkDataSettings()
+    measure: MeasureSettings = MeasureSettings()
+
+
+VERBS: dict[str, type[Section]] = {
+    "distill": DistillRecipe,
+    "finetune": FinetuneRecipe,
+    "evaluate": EvaluateRecipe,
+    "benchmark": BenchmarkRecipe,
+}
+"""Settings model of each verb that takes recipes."""
