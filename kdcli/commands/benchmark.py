@@ -103,6 +103,7 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> Finished
     run_dir.check(resolved.to_yaml(), resume=False, overwrite=invocation.overwrite)
     cards = {n: _card(m, invocation) for n, m in zip(names, models, strict=True)}
     protocol = _protocol(recipe, models, device, cells, invocation)
+    projections = _projected(cards, recipe.project, cells)
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
     latency = _measured(names, models, backends, protocol)
     notes = ["interrupted: only the cells measured until then are here"] if latency.interrupted else []
@@ -116,7 +117,7 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> Finished
         outcome=None,
         quality={},
         notes=notes,
-        projections=_projected(cards, recipe.project, cells),
+        projections=projections,
     )
     if latency.interrupted:
         raise Interrupted("interrupted", f"what was measured until then is in {folder}")

@@ -1,0 +1,226 @@
+"""`kdcli benchmark` through its runner: what is asked of the worker, what is reported, gates, refusals."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from kdcli.bench import latency
+from kdcli.bench.latency import Latency
+from kdcli.cli import app
+from kdcli.commands import benchmark as command
+
+SMALL = ["2x24:48@12", "1x24:48@12"]
+FEW = ["--set", "measure.min_runs=3", "--set", "measure.min_seconds=0.0", "--seq-len", "16", "--batch-size", "1"]
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["benchmark", *map(str, arguments)])
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Every request of a worker; the answer is made up, the first subject taking 8 ms and each further one half."""
+    requests = []
+
+    def measured(subjects, protocol):
+        requests.append((subjects, protocol))
+        found = Latency()
+        for batch_size, seq_len in protocol.cells:
+            for n, subject in enumerate(subjects):
+                found.rows.append(row(subject, protocol, batch_size, seq_len, 8.0 / 2**n))
+                if n:
+                    name = subject.name
+                    name += "" if subject.backend == "torch" else f"/{subject.backend}-{subject.precision}"
+                    cell = "" if (batch_size, seq_len) == tuple(protocol.cells[0]) else f"@{batch_size}x{seq_len}"
+                    found.speedups[f"{name}_vs_{subjects[0].name}{cell}"] = {
+                        **{"median": 2.0**n, "low": 1.9**n, "high": 2.1**n},
+                        **{"batch_size": batch_size, "seq_len": seq_len},
+                    }
+        return found
+
+    monkeypatch.setattr(command, "measure_latency", measured)
+    return requests
+
+
+def row(subject, protocol, batch_size, seq_len, ms, status="ok"):
+    return {
+        **{"model": subject.name, "backend": subject.backend, "device": protocol.device, "dtype": subject.precision},
+        **{"batch_size": batch_size, "seq_len": seq_len, "padding": protocol.padding, "n": 60, "status": status},
+        **{"p50_ms": ms, "p90_ms": ms, "p95_ms": ms, "p99_ms": None, "mean_ms": ms, "iqr_over_p50": 0.01},
+        **{"tokens_per_second": 1e3, "load_seconds": 0.1, "first_call_ms": 1.0, "peak_memory_bytes": 10},
+    }
+
+
+@pytest.mark.slow
+def test_two_shapes_for_real(tmp_path):
+    result = run(*SMALL, *FEW, "-o", tmp_path / "out", "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+    assert json.loads(result.stdout) == report
+    assert [r["model"] for r in report["latency"]] == SMALL
+    assert list(report["speedup"]) == [f"{SMALL[1]}_vs_{SMALL[0]}"]
+    assert report["command"] == "benchmark"
+    assert (tmp_path / "out" / "latency.csv").read_text("utf-8").count("\n") == 3
+
+
+def test_every_backend_has_a_worker_with_the_baseline_in_it(asked, tmp_path):
+    backends = ["--backend", "torch", "--backend", "compile", "--backend", "torch-bf16"]
+    result = run(SMALL[1], "--baseline", SMALL[0], *backends, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    names = [[(s.name, s.backend, s.precision) for s in subjects] for subjects, _ in asked]
+    plain, bf16 = ("torch", "fp32"), ("torch", "bf16")
+    assert names == [
+        [(SMALL[0], *plain), (SMALL[1], *plain), (SMALL[0], *bf16), (SMALL[1], *bf16)],
+        [(SMALL[0], *plain), (SMALL[0], "compile", "fp32"), (SMALL[1], "compile", "fp32")],
+    ]
+    report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+    kept = [(r["model"], r["backend"], r["dtype"]) for r in report["latency"] if r["batch_size"] == 1]
+    assert len(set(kept)) == len(kept) == 6, "the baseline's rows stand once"
+
+
+@pytest.mark.parametrize(
+    ("preset", "shapes", "cells"),
+    [
+        ("minilm", ["12x768", "6x768", "12x384", "6x384", "4x384", "3x384"], [(128, 128)]),
+        ("tinybert", ["12x768", "4x312:1200@12", "6x768"], [(128, 128)]),
+    ],
+)
+def test_a_preset_brings_models_and_cells_and_options_win(asked, tmp_path, monkeypatch, preset, shapes, cells):
+    monkeypatch.setattr(command, "_card", lambda model, invocation: card(model))
+    assert run("--preset", preset, "-o", tmp_path / "a").exit_code == 0
+    (subjects, protocol), *_ = asked
+    assert [s.source for s in subjects] == shapes
+    assert list(protocol.cells) == cells
+    assert run("--preset", preset, "--batch-size", "1", "-o", tmp_path / "b").exit_code == 0
+    assert list(asked[1][1].cells) == [(1, 128)]
+
+
+def card(model):
+    layers, _, rest = model.partition("x")
+    values = {"id": model, "model_type": "bert", "layers": int(layers), "hidden": int(rest.split(":")[0])}
+    values |= dict.fromkeys(("ffn", "params_total", "params_embedding", "params_transformer", "params_nonzero"), 48)
+    return values | {"heads": 12, "multiply_adds": 10, "bytes": 10, "sha256": None}
+
+
+def test_gates_are_held_after_the_table_is_printed(asked, tmp_path):
+    result = run(*SMALL, "--min-speedup", "1.5", "--max-latency-ms", "5", "--strict", "-o", tmp_path / "a")
+    assert result.exit_code == 0, result.output
+    result = run(*SMALL, "--min-speedup", "2.5", "-o", tmp_path / "b")
+    assert result.exit_code == 5
+    assert "2.00 times as fast, below 2.5" in result.stderr
+    assert SMALL[1] in result.stdout
+    result = run(*SMALL, "--max-latency-ms", "3", "-o", tmp_path / "c")
+    assert result.exit_code == 5
+    assert "4.00 ms, above 3 ms" in result.stderr
+
+
+def test_strict_does_not_take_an_unstable_measurement(monkeypatch, tmp_path):
+    def unstable(subjects, protocol):
+        return Latency(rows=[row(s, protocol, 1, 16, 1.0, "unstable") for s in subjects])
+
+    monkeypatch.setattr(command, "measure_latency", unstable)
+    assert run(*SMALL, *FEW, "-o", tmp_path / "a").exit_code == 0
+    result = run(*SMALL, *FEW, "--strict", "-o", tmp_path / "b")
+    assert result.exit_code == 6
+    assert "2 of 2 measurements are unstable" in result.stderr
+
+
+def test_ctrl_c_keeps_what_was_measured(monkeypatch, tmp_path):
+    def stopped(subjects, protocol):
+        return Latency(rows=[row(subjects[0], protocol, 1, 16, 1.0)], interrupted=True)
+
+    monkeypatch.setattr(command, "measure_latency", stopped)
+    result = run(*SMALL, *FEW, "-o", tmp_path / "out")
+    assert result.exit_code == 130
+    report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+    assert [r["model"] for r in report["latency"]] == [SMALL[0]]
+    assert "interrupted" in report["notes"][0]
+
+
+def test_a_wrong_backend_is_an_error_and_the_rest_is_reported(monkeypatch, tmp_path):
+    def wrong(subjects, protocol):
+        said = {"model": SMALL[1], "backend": "torch", "dtype": "bf16", "max_abs": 9.0, "relative": 0.5, "cosine": 0.1}
+        rows = [row(s, protocol, 1, 16, 1.0) for s in subjects if s.precision == "fp32"]
+        return Latency(rows=rows, agreements=[said | {"limit": 0.1, "wrong": True}])
+
+    monkeypatch.setattr(command, "measure_latency", wrong)
+    result = run(*SMALL, *FEW, "--backend", "torch-bf16", "-o", tmp_path / "out")
+    assert result.exit_code == 3
+    assert "wrong output" in result.stderr
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_lengths_of_real_data(asked, tmp_path, model_dir, text_file):
+    result = run(model_dir, SMALL[0], "--padding", "data", "--data", text_file, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    (_, protocol), *_ = asked
+    assert set(protocol.lengths) == {4}, "four words a line"
+    assert len(protocol.texts) == 16
+
+
+def test_projections_stand_apart(asked, tmp_path):
+    result = run("12x768", "6x384", "--project", "p100", "-o", tmp_path / "out", "--batch-size", "128")
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+    of = {p["model"]: p for p in report["projections"]}
+    assert of["6x384"]["published"] == 5.3
+    assert abs(of["6x384"]["error"]) < 0.15
+    assert all(r["device"] == "cpu" for r in report["latency"])
+
+
+def test_runs_side_by_side(asked, tmp_path):
+    for name in ("one", "two"):
+        assert run(*SMALL, "-o", tmp_path / name).exit_code == 0
+    before = len(asked)
+    result = run("--compare", tmp_path / "one", "--compare", tmp_path / "two" / "report.json", "-o", tmp_path / "both")
+    assert result.exit_code == 0, result.output
+    assert len(asked) == before, "nothing is measured"
+    report = json.loads((tmp_path / "both" / "report.json").read_text("utf-8"))
+    assert list(report["models"])[:2] == [f"one: {SMALL[0]}", f"one: {SMALL[1]}"]
+    assert len(report["latency"]) == 2 * len(json.loads((tmp_path / "one" / "report.json").read_text())["latency"])
+
+
+def test_the_runner_for_old_machines(tmp_path):
+    result = run(*SMALL, "--portable", tmp_path / "old")
+    assert result.exit_code == 0, result.output
+    assert {p.name for p in (tmp_path / "old").iterdir()} == {"measure_encoders.py", "shapes.json"}
+    assert "--compare result.json" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "no model given"),
+        (["--preset", "minilmm"], "did you mean 'minilm'"),
+        ([*SMALL, "--backend", "onxx"], "did you mean 'onnx'"),
+        ([*SMALL, "--backend", "torch-int8"], "has no precision 'int8'"),
+        ([*SMALL, "--padding", "data"], "needs --data"),
+        ([SMALL[0], SMALL[0]], "two models are called"),
+        (["./nowhere"], "no model directory"),
+        ([*SMALL, "--project", "p1000"], "p100"),
+        (["--compare", "nowhere.json"], "cannot be read"),
+        (["./nowhere", "--portable", "old"], "is a model"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_and_nothing_written(asked, tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments, "-o", "out")
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr.replace("\n", " ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_report_is_named(tmp_path):
+    (tmp_path / "report.json").write_text('{"models": {}', "utf-8")
+    result = run("--compare", tmp_path, "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "report.json is not valid JSON" in result.stderr.replace("\n", "")
+    (tmp_path / "report.json").write_text('{"models": {"a": {}}, "command": "x"}', "utf-8")
+    assert "is not a report of kdcli" in run("--compare", tmp_path, "-o", tmp_path / "out").stderr.replace("\n", "")
+
+
+def test_cells_by_default():
+    assert latency.CELLS == ((1, 128), (8, 128))
