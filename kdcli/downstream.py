@@ -156,7 +156,7 @@ def planned(task: Downstream, recipe: FinetuneRecipe) -> tuple[BucketPlan, Plan]
         UsageError: the warm-up leaves nothing of the run.
     """
     assert task.train is not None
-    order = BucketPlan(task.train.rows.lengths, recipe.train.batch_size, recipe.train.seed)
+    order = BucketPlan(task.train.rows.lengths, recipe.train.batch_size, recipe.train.seed, recipe.train.pool)
     return order, plan_of(recipe.train, order.steps_of_pass)
 
 
@@ -228,7 +228,7 @@ def _predictions(accelerator: Accelerator, device: torch.device, judge: Judge, j
 def _say_padding(task: Downstream, recipe: FinetuneRecipe) -> None:
     assert task.train is not None
     lengths, size = task.train.rows.lengths, recipe.train.batch_size
-    bucketed = BucketPlan(lengths, size, recipe.train.seed)
+    bucketed = BucketPlan(lengths, size, recipe.train.seed, recipe.train.pool)
     plain = BatchPlan(len(lengths), size, recipe.train.seed)
     drawn = [lengths[plain.indices(step)] for step in range(1, min(200, bucketed.steps_of_pass) + 1)]
     random = 1 - sum(int(b.sum()) for b in drawn) / sum(len(b) * int(b.max()) for b in drawn)

@@ -133,12 +133,16 @@ class HeadSettings(Section):
 
 
 class FinetuneTrainSettings(TrainSettings):
-    """`train:` of `finetune`: the middle of what the papers try on GLUE."""
+    """`train:` of `finetune`: the middle of what the papers try on GLUE.
+
+    `pool` is how many batches are drawn together and sorted by length; 1 draws each batch at random.
+    """
 
     lr: float = Field(3e-5, gt=0)
     batch_size: int = Field(32, gt=0)
     warmup_fraction: float = Field(0.1, ge=0, lt=1)
     eval_every: int = Field(500, gt=0)
+    pool: int = Field(64, gt=0)
 
 
 class FinetuneRecipe(Section):

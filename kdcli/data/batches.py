@@ -10,9 +10,6 @@ import numpy as np
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
-POOL = 64
-"""Batches whose examples are drawn together and sorted by length."""
-
 
 @dataclass(frozen=True)
 class BatchPlan:
@@ -42,13 +39,15 @@ def _pass_order(n: int, seed: int, number: int) -> Indices:
 class BucketPlan:
     """Shuffled passes in which the examples of a batch are of similar length, so that little of it is padding.
 
-    Every example comes exactly once in a pass: pools of `POOL` batches are drawn, each is sorted by length and cut into
-    batches, and the batches of the pass are shuffled. They differ in size by one example at most.
+    Every example comes exactly once in a pass: pools of `pool` batches are drawn, each is sorted by length and cut into
+    batches, and the batches of the pass are shuffled. They differ in size by one example at most. With a pool of 1
+    every batch is random.
     """
 
     lengths: Indices
     batch_size: int
     seed: int
+    pool: int = 64
 
     @property
     def steps_of_pass(self) -> int:
@@ -81,8 +80,8 @@ class BucketPlan:
         # Of nearly equal sizes: a remainder of one or two examples would make a step of noise.
         batches = np.array_split(rng.permutation(len(self.lengths)), self.steps_of_pass)
         found: list[Indices] = []
-        for begin in range(0, len(batches), POOL):
-            pool = batches[begin : begin + POOL]
+        for begin in range(0, len(batches), self.pool):
+            pool = batches[begin : begin + self.pool]
             near = np.concatenate(pool)
             near = near[np.argsort(self.lengths[near], kind="stable")]
             found += np.split(near, np.cumsum([len(b) for b in pool])[:-1])

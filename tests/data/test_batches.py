@@ -108,3 +108,10 @@ def test_buckets_of_equal_lengths_have_no_padding_and_are_no_fixed_blocks():
     plan = BucketPlan(np.full(100, 7), 8, 0)
     assert plan.padding() == 0.0
     assert sorted(plan.indices(1).tolist()) != list(range(8))
+
+
+def test_a_pool_of_one_batch_draws_at_random():
+    lengths = np.random.Generator(np.random.PCG64(0)).integers(1, 100, 4000)
+    random, sorted_ = BucketPlan(lengths, 20, 0, pool=1), BucketPlan(lengths, 20, 0)
+    assert random.padding() > 0.4 > 0.05 > sorted_.padding()
+    assert sorted(np.concatenate(drawn(random, 0)).tolist()) == list(range(4000))
