@@ -30,6 +30,9 @@ from kdcli.run_dir import RunDir
 from kdcli.settings import FinetuneRecipe, LabelledSettings
 from kdcli.types import Batch, Examples, Job, Needs, Order, Outcome, Plan, StepLoss, Task
 
+GROUP = 8
+"""Rows of similar length that are padded together; a batch is made of several such groups."""
+
 MISPLACED_ALLOWED = 0.01
 """Share of answers that may not be in their context; more is a mistake in the data and not of an annotator."""
 
@@ -156,8 +159,10 @@ def planned(task: Downstream, recipe: FinetuneRecipe) -> tuple[BucketPlan, Plan]
         UsageError: the warm-up leaves nothing of the run.
     """
     assert task.train is not None
-    order = BucketPlan(task.train.rows.lengths, recipe.train.batch_size, recipe.train.seed, recipe.train.pool)
-    return order, plan_of(recipe.train, order.steps_of_pass)
+    lengths, settings = task.train.rows.lengths, recipe.train
+    group = settings.micro_batch_size or GROUP
+    order = BucketPlan(lengths, settings.batch_size, group, settings.seed, settings.pool)
+    return order, replace(plan_of(settings, order.steps_of_pass), micro_batch_size=group)
 
 
 def fitting(task: Downstream, recipe: FinetuneRecipe, headed: Headed) -> tuple[Job, Plan]:
@@ -207,7 +212,8 @@ def fit(task: Downstream, recipe: FinetuneRecipe, run_dir: RunDir, headed: Heade
     """
     headed = headed or load_model(recipe, task.data.task, trust_remote_code=task.trust_remote_code)
     job, plan = fitting(task, recipe, headed)
-    _say_padding(task, recipe)
+    assert isinstance(job.order, BucketPlan)
+    _say_padding(job.order)
     outcome = train(task.accelerator, task.device, job, plan, run_dir)
     if outcome.best_step is not None:
         Progress.say(f"the best weights are those of step {outcome.best_step}")
@@ -225,16 +231,14 @@ def _predictions(accelerator: Accelerator, device: torch.device, judge: Judge, j
     return judge.features.predictions(evaluate(accelerator, device, job).outputs)
 
 
-def _say_padding(task: Downstream, recipe: FinetuneRecipe) -> None:
-    assert task.train is not None
-    lengths, size = task.train.rows.lengths, recipe.train.batch_size
-    bucketed = BucketPlan(lengths, size, recipe.train.seed, recipe.train.pool)
-    plain = BatchPlan(len(lengths), size, recipe.train.seed)
-    drawn = [lengths[plain.indices(step)] for step in range(1, min(200, bucketed.steps_of_pass) + 1)]
+def _say_padding(order: BucketPlan) -> None:
+    lengths = order.lengths
+    plain = BatchPlan(len(lengths), order.batch_size, order.seed)
+    drawn = [lengths[plain.indices(step)] for step in range(1, min(200, order.steps_of_pass) + 1)]
     random = 1 - sum(int(b.sum()) for b in drawn) / sum(len(b) * int(b.max()) for b in drawn)
     Progress.say(
-        f"{len(lengths):,} rows of {lengths.mean():.0f} tokens in batches of similar length: "
-        f"{bucketed.padding():.1%} padding (drawn at random {random:.1%})"
+        f"{len(lengths):,} rows of {lengths.mean():.0f} tokens in groups of similar length: "
+        f"{order.padding():.1%} padding (in random batches {random:.1%})"
     )
 
 

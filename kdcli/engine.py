@@ -1,6 +1,6 @@
 """THE training loop. It is handed modules, a step and examples; it knows no loss, pruner, model or task.
 
-Data flow of one optimiser step: order.indices(step) → this rank's rows → micro-batches → step → gradients, weighted so
+Data flow of one optimiser step: order.indices(step) → this rank's share → micro-batches → step → gradients, weighted so
 that their sum is the gradient of the mean over the *global* batch → sum over ranks → clip each module → AdamW.
 
 Every random choice is a pure function of (seed, step, rank, micro-batch), so that a resumed run repeats an
@@ -11,11 +11,12 @@ and when one rank runs out of memory all of them can agree to halve their micro-
 
 from __future__ import annotations
 
+import atexit
 import math
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,9 @@ def start(device: torch.device, dtype: torch.dtype, report_to: str = "none") -> 
         raise UsageError(f"--report-to {report_to}: it is not installed", f"pip install {report_to}")
     if device.type == "cuda" and accelerator.num_processes == 1:
         torch.cuda.set_device(device)
+    if device.type == "cpu":
+        # A gloo group that lives on while the interpreter goes away aborts the process, after an error too.
+        atexit.register(accelerator.state.destroy_process_group)
     return accelerator
 
 
@@ -160,15 +164,17 @@ class _Run:
     def _step(self, step: int) -> dict[str, Any]:
         """One optimiser step on the global batch; the returned record is what log.jsonl holds."""
         indices = np.array_split(self.job.order.indices(step), self.accelerator.num_processes)
-        batch = self.job.examples.batch(indices[self.accelerator.process_index])
+        mine = indices[self.accelerator.process_index]
+        micros = self._micros(mine)
         lr = self.plan.lr_at(step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self._set_mode(training=True)
-        counted = torch.tensor([self.job.weigh(batch), real_tokens(batch)], dtype=torch.float64)
-        weight, tokens = self._sum_over_ranks(counted).tolist()
-        while (sums := self._gradients(step, batch, weight)) is None:
+        counted = torch.tensor([[self.job.weigh(m), real_tokens(m)] for m in micros], dtype=torch.float64)
+        weight, tokens = self._sum_over_ranks(counted.sum(0)).tolist()
+        while (sums := self._gradients(step, micros, weight)) is None:
             self._halve(step)
+            micros = self._micros(mine)
         names, values = list(sums), torch.stack(list(sums.values())).double()
         losses = dict(zip(names, self._sum_over_ranks(values).tolist(), strict=True))
         self._sum_gradients()
@@ -189,12 +195,17 @@ class _Run:
             "tokens": self.outcome.tokens,
         }
 
-    def _gradients(self, step: int, batch: Batch, weight: float) -> dict[str, Tensor] | None:
+    def _micros(self, indices: np.ndarray[Any, Any]) -> list[Batch]:
+        """This rank's examples of a step in near-equal micro-batches, each padded to its own longest row."""
+        parts = np.array_split(indices, math.ceil(len(indices) / self.micro))
+        return [self.job.examples.batch(part) for part in parts]
+
+    def _gradients(self, step: int, micros: Sequence[Batch], weight: float) -> dict[str, Tensor] | None:
         """Accumulate this rank's share of the gradient of the global mean; None when some rank ran out of memory."""
         sums: dict[str, Tensor] = {}
         out_of_memory = False
         try:
-            for number, micro in enumerate(_slices(batch, self.micro)):
+            for number, micro in enumerate(micros):
                 torch.manual_seed(_mix(self.plan.seed, step, self.accelerator.process_index, number))
                 share = self.job.weigh(micro) / weight
                 with self.accelerator.autocast():
@@ -355,12 +366,6 @@ class _Run:
 
     def _any_rank(self, flag: bool) -> bool:
         return any_rank(self.accelerator, self.device, flag)
-
-
-def _slices(batch: Batch, size: int) -> Iterator[Batch]:
-    rows = len(batch["input_ids"])
-    for begin in range(0, rows, size):
-        yield {name: tensor[begin : begin + size] for name, tensor in batch.items()}
 
 
 def _mix(*numbers: int) -> int:

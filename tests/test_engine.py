@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import signal
+import socket
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -451,3 +455,39 @@ class TestEvaluate:
         assert found.losses == pytest.approx(one.losses, abs=1e-6)
         assert len(found.outputs) == n
         assert [float(o[0]) for o in found.outputs] == [i + 0.5 for i in range(n)]
+
+
+ENDING = """
+import atexit, sys
+import torch
+import torch.distributed
+
+atexit.register(lambda: print("group at the very end:", torch.distributed.is_initialized()))
+from kdcli.engine import start
+
+start(torch.device("cpu"), torch.float32)
+print("group at work:", torch.distributed.is_initialized())
+sys.exit(3)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_leaves_its_group_before_it_ends_whatever_it_ends_with():
+    # One that takes the group along into the interpreter's end aborts now and then: exit code 134 in place of its own.
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common |= {"ACCELERATE_USE_CPU": "true"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENDING],
+            env=common | {"RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    said = [process.communicate(timeout=120)[0] for process in processes]
+    assert said == ["group at work: True\ngroup at the very end: False\n"] * 2
+    assert [process.returncode for process in processes] == [3, 3]

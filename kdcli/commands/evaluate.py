@@ -95,6 +95,7 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
     if extras.submission is not None:
         (only,) = found.values()
         to_submit = _said_of_test(recipe, only.headed, accelerator, device)
+    accelerator.end_training()
     if not accelerator.is_main_process:
         return None
     # Files may be asked for within the directory, so only now.

@@ -37,15 +37,18 @@ def _pass_order(n: int, seed: int, number: int) -> Indices:
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """Shuffled passes in which the examples of a batch are of similar length, so that little of it is padding.
+    """Shuffled passes in batches made of groups of examples of similar length, so that little is padding.
 
     Every example comes exactly once in a pass: pools of `pool` batches are drawn, each is sorted by length and cut into
-    batches, and the batches of the pass are shuffled. They differ in size by one example at most. With a pool of 1
-    every batch is random.
+    groups of `group`, the groups are dealt to the pool's batches at random, and the batches of the pass are shuffled.
+    A micro-batch of `group` examples then holds hardly any padding, while the batch, a sum of several, is a mixture of
+    lengths: where length goes with the label or the source, batches of one length would be a biased sample. Batches
+    differ in size by one example at most. With a pool of 1 every batch is random, sorted in itself.
     """
 
     lengths: Indices
     batch_size: int
+    group: int
     seed: int
     pool: int = 64
 
@@ -55,15 +58,18 @@ class BucketPlan:
         return -(-len(self.lengths) // self.batch_size)
 
     def indices(self, step: int) -> Indices:
-        """The examples of a step (1-based), [batch_size or fewer] int64."""
+        """The examples of a step (1-based), [batch_size or fewer] int64, group after group."""
         number, place = divmod(step - 1, self.steps_of_pass)
         return self._batches(number)[place]
 
     def padding(self, number: int = 0) -> float:
-        """Share of a pass's tokens that is padding."""
-        batches = self._batches(number)
-        padded = sum(len(b) * int(self.lengths[b].max()) for b in batches)
+        """Share of a pass's tokens that is padding when every group is padded to its own longest example."""
+        groups = [g for b in self._batches(number) for g in self._groups(b)]
+        padded = sum(len(g) * int(self.lengths[g].max()) for g in groups)
         return 1.0 - float(self.lengths.sum()) / padded
+
+    def _groups(self, batch: Indices) -> list[Indices]:
+        return np.array_split(batch, -(-len(batch) // self.group))
 
     def _batches(self, number: int) -> list[Indices]:
         if self._kept.get("number") != number:
@@ -84,5 +90,9 @@ class BucketPlan:
             pool = batches[begin : begin + self.pool]
             near = np.concatenate(pool)
             near = near[np.argsort(self.lengths[near], kind="stable")]
-            found += np.split(near, np.cumsum([len(b) for b in pool])[:-1])
+            sizes = np.array([len(g) for batch in pool for g in self._groups(batch)])
+            places = rng.permutation(len(sizes))
+            dealt = dict(zip(places.tolist(), np.split(near, np.cumsum(sizes[places])[:-1]), strict=True))
+            mixed = np.concatenate([dealt[place] for place in range(len(sizes))])
+            found += np.split(mixed, np.cumsum([len(b) for b in pool])[:-1])
         return [found[i] for i in rng.permutation(len(found))]

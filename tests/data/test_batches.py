@@ -52,9 +52,9 @@ def drawn(plan, number):
 
 
 @settings(max_examples=60)
-@given(LENGTHS, st.integers(1, 25), st.integers(0, 5))
-def test_every_example_comes_once_in_every_pass_of_buckets(lengths, batch_size, seed):
-    plan = BucketPlan(np.array(lengths), batch_size, seed)
+@given(LENGTHS, st.integers(1, 25), st.integers(1, 30), st.integers(0, 5), st.integers(1, 4))
+def test_every_example_comes_once_in_every_pass_of_buckets(lengths, batch_size, group, seed, pool):
+    plan = BucketPlan(np.array(lengths), batch_size, group, seed, pool)
     for number in range(3):
         batches = drawn(plan, number)
         assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
@@ -67,17 +67,17 @@ def test_every_example_comes_once_in_every_pass_of_buckets(lengths, batch_size, 
 @settings(max_examples=40)
 @given(LENGTHS, st.integers(1, 9), st.lists(st.integers(1, 200), min_size=1, max_size=12))
 def test_a_step_of_buckets_does_not_depend_on_what_was_asked_before(lengths, batch_size, steps):
-    plan = BucketPlan(np.array(lengths), batch_size, 3)
+    plan = BucketPlan(np.array(lengths), batch_size, 4, 3)
     for step in steps:
-        fresh = BucketPlan(np.array(lengths), batch_size, 3)
+        fresh = BucketPlan(np.array(lengths), batch_size, 4, 3)
         assert plan.indices(step).tolist() == fresh.indices(step).tolist()
 
 
 def test_passes_and_seeds_of_buckets_differ():
     lengths = np.random.Generator(np.random.PCG64(0)).integers(5, 120, 3000)
-    plan = BucketPlan(lengths, 16, 0)
+    plan = BucketPlan(lengths, 16, 4, 0)
     orders = [np.concatenate(drawn(plan, n)).tolist() for n in range(3)]
-    orders.append(np.concatenate(drawn(BucketPlan(lengths, 16, 1), 0)).tolist())
+    orders.append(np.concatenate(drawn(BucketPlan(lengths, 16, 4, 1), 0)).tolist())
     assert len({tuple(order) for order in orders}) == 4
     # Not only the order of the batches: other examples meet.
     met = [{frozenset(b.tolist()) for b in drawn(plan, n)} for n in range(2)]
@@ -91,27 +91,39 @@ def padding(batches, lengths):
 
 def test_buckets_hold_far_less_padding_than_batches_of_any_length():
     lengths = np.random.Generator(np.random.PCG64(0)).geometric(0.03, 20_000).clip(4, 128)
-    plan, plain = BucketPlan(lengths, 32, 0), BatchPlan(len(lengths), 32, 0)
+    plan, plain = BucketPlan(lengths, 32, 8, 0), BatchPlan(len(lengths), 32, 0)
     of_plain = padding([plain.indices(step) for step in range(1, 626)], lengths)
     for number in range(2):
-        assert plan.padding(number) == pytest.approx(padding(drawn(plan, number), lengths))
+        groups = [g for batch in drawn(plan, number) for g in np.split(batch, 4)]
+        assert plan.padding(number) == pytest.approx(padding(groups, lengths))
         assert plan.padding(number) < 0.1 * of_plain
 
 
 def test_batches_of_a_pass_do_not_come_by_length():
     lengths = np.arange(1, 2001)
-    first = [int(lengths[b].max()) for b in drawn(BucketPlan(lengths, 20, 0), 0)]
+    first = [int(lengths[b].max()) for b in drawn(BucketPlan(lengths, 20, 20, 0), 0)]
     assert abs(np.corrcoef(first, np.arange(len(first)))[0, 1]) < 0.3
 
 
 def test_buckets_of_equal_lengths_have_no_padding_and_are_no_fixed_blocks():
-    plan = BucketPlan(np.full(100, 7), 8, 0)
+    plan = BucketPlan(np.full(100, 7), 8, 4, 0)
     assert plan.padding() == 0.0
     assert sorted(plan.indices(1).tolist()) != list(range(8))
 
 
 def test_a_pool_of_one_batch_draws_at_random():
     lengths = np.random.Generator(np.random.PCG64(0)).integers(1, 100, 4000)
-    random, sorted_ = BucketPlan(lengths, 20, 0, pool=1), BucketPlan(lengths, 20, 0)
+    random, sorted_ = BucketPlan(lengths, 20, 20, 0, pool=1), BucketPlan(lengths, 20, 20, 0)
     assert random.padding() > 0.4 > 0.05 > sorted_.padding()
     assert sorted(np.concatenate(drawn(random, 0)).tolist()) == list(range(4000))
+
+
+def test_a_batch_is_a_mixture_of_lengths_and_its_groups_are_not():
+    lengths = np.random.Generator(np.random.PCG64(0)).integers(1, 100, 6400)
+    batches = drawn(BucketPlan(lengths, 32, 8, 0), 0)
+    groups = [g for batch in batches for g in np.split(batch, 4)]
+    within = np.mean([lengths[g].std() for g in groups])
+    mixed = np.mean([lengths[b].std() for b in batches])
+    assert within < 2 < 20 < mixed
+    # Means of 32 independent draws would spread by 28.9 / sqrt(32) = 5.1, of 4 groups by 28.9 / sqrt(4) = 14.4.
+    assert np.std([lengths[b].mean() for b in batches]) < 16
