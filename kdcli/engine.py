@@ -17,6 +17,7 @@ import resource
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from kdcli.memory import is_out_of_memory
 from kdcli.processes import stop_requests
 from kdcli.progress import Progress
 from kdcli.run_dir import RunDir
-from kdcli.types import Batch, Job, Outcome, Plan, real_tokens
+from kdcli.types import Batch, Job, Outcome, Pace, Plan, real_tokens
 
 SKIPS_ALLOWED = 50
 """Steps in a row that the fp16 loss scaler may skip before the run counts as diverged; it halves the scale at each."""
@@ -101,21 +102,32 @@ class _Run:
             for tensor in (*module.parameters(), *module.buffers()):
                 tensor.data.copy_(broadcast(tensor.data))
             self.parameters[name] = [p for p in module.parameters() if p.requires_grad]
-        everything = [p for of_one in self.parameters.values() for p in of_one]
-        groups = [
-            {"params": [p for p in everything if p.dim() > 1], "weight_decay": plan.weight_decay},
-            # Biases and normalisations are not decayed, as in BERT's own recipe.
-            {"params": [p for p in everything if p.dim() <= 1], "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(groups, lr=plan.lr, betas=(0.9, plan.beta2), fused=True)
+        optimizer = torch.optim.AdamW(self._groups(), lr=plan.lr, betas=(0.9, plan.beta2), fused=True)
         self.optimizer = accelerator.prepare_optimizer(optimizer, device_placement=False)
         local = math.ceil(plan.batch_size / accelerator.num_processes)
         self.micro = min(local, plan.micro_batch_size or (CPU_MICRO_BATCH if device.type == "cpu" else local))
         self.skipped = 0
         self.best: tuple[float, int] | None = None
 
+    def _groups(self) -> list[dict[str, Any]]:
+        """The trained parameters, those of one pace together; a group's `pace` is what the plan's rate is times."""
+        groups: dict[Pace, list[nn.Parameter]] = {}
+        for name, module in self.job.modules.items():
+            for path, parameter in module.named_parameters():
+                if parameter.requires_grad:
+                    pace = self.job.pace(f"{name}.{path}") if self.job.pace else Pace()
+                    # Biases and normalisations are not decayed, as in BERT's own recipe.
+                    pace = replace(pace, decayed=pace.decayed and parameter.dim() > 1)
+                    groups.setdefault(pace, []).append(parameter)
+        decay = self.plan.weight_decay
+        return [
+            {"params": of_one, "weight_decay": decay if pace.decayed else 0.0, "pace": pace.lr}
+            for pace, of_one in groups.items()
+        ]
+
     def go(self) -> Outcome:
         plan, done = self.plan, self._restore()
+        self._after(done)
         last = min(plan.steps, plan.stop_after or plan.steps)
         began = time.perf_counter() - self.outcome.seconds
         progress = Progress(plan.steps, done, self.accelerator.is_main_process)
@@ -150,6 +162,7 @@ class _Run:
         if self.best is not None and self.run is not None:
             outcome.best_step = self.best[1]
             self._load_modules(self.run.load_best(outcome.best_step))
+            self._after(outcome.best_step)
         outcome.steps = last
         outcome.tokens_per_second = outcome.tokens / outcome.seconds if outcome.seconds else 0.0
         peak = (
@@ -168,7 +181,7 @@ class _Run:
         micros = self._micros(mine)
         lr = self.plan.lr_at(step)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["pace"]
         self._set_mode(training=True)
         counted = torch.tensor([[self.job.weigh(m), real_tokens(m)] for m in micros], dtype=torch.float64)
         weight, tokens = self._sum_over_ranks(counted.sum(0)).tolist()
@@ -181,6 +194,7 @@ class _Run:
         norms = self._clip(step, losses)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self._after(step)
         self.outcome.tokens += int(tokens)
         total = losses.pop("loss")
         self.outcome.loss_first = total if self.outcome.loss_first is None else self.outcome.loss_first
@@ -194,6 +208,10 @@ class _Run:
             "grad_norm": norm,
             "tokens": self.outcome.tokens,
         }
+
+    def _after(self, done: int) -> None:
+        if self.job.after is not None:
+            self.job.after(done)
 
     def _micros(self, indices: np.ndarray[Any, Any]) -> list[Batch]:
         """This rank's examples of a step in near-equal micro-batches, each padded to its own longest row."""

@@ -227,6 +227,14 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How some parameters are trained: `lr` times the plan's rate, decayed or not."""
+
+    lr: float = 1.0
+    decayed: bool = True
+
+
+@dataclass(frozen=True)
 class Job:
     """What to train.
 
@@ -239,6 +247,8 @@ class Job:
         judge: the `outputs` of everything held out, float32, in its order → metrics; also those of padding, which
             differs from batch to batch.
         best: the metric by which the best weights of all evaluations are kept; None keeps the last weights.
+        pace: name of a parameter (module's name first) → how it is trained; None trains all alike.
+        after: told the number of steps done: before the first or, of a resumed run, the next one, and after each.
     """
 
     modules: Mapping[str, nn.Module]
@@ -249,6 +259,8 @@ class Job:
     weigh: Callable[[Batch], float]
     judge: Callable[[Sequence[np.ndarray[Any, Any]]], Mapping[str, float]] | None = None
     best: str | None = None
+    pace: Callable[[str], Pace] | None = None
+    after: Callable[[int], None] | None = None
 
 
 @dataclass

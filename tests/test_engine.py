@@ -21,7 +21,7 @@ from kdcli.engine import start, train
 from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
 from kdcli.held_out import evaluate
 from kdcli.run_dir import BEST, CHECKPOINTS, RunDir
-from kdcli.types import Job, Plan, StepLoss, real_tokens
+from kdcli.types import Job, Pace, Plan, StepLoss, real_tokens
 
 CPU = torch.device("cpu")
 
@@ -119,6 +119,41 @@ def test_the_schedule_wastes_no_step_at_rate_zero():
     rates = [plan.lr_at(s) for s in range(1, 11)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert rates[4:] == pytest.approx([1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
+
+
+def test_parameters_move_at_their_own_pace():
+    # Adam's first step is the rate itself, whatever the gradient, plus the decay.
+    net = Net()
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    paces = {"net.embed.weight": Pace(0.5), "net.out.weight": Pace(0.1, decayed=False), "net.out.bias": Pace(2.0)}
+    job = dataclasses.replace(job_of({"net": net}), pace=paces.__getitem__)
+    train(start(CPU, torch.float32), CPU, job, plan_of(steps=1, warmup_steps=0, lr=0.01, weight_decay=0.3), None)
+    for name, lr, decay in (("embed.weight", 0.005, 0.3), ("out.weight", 0.001, 0.0), ("out.bias", 0.02, 0.0)):
+        moved = net.get_parameter(name).detach() - (1 - lr * decay) * before[name]
+        seen = moved[moved.abs() > 1e-6] if name == "embed.weight" else moved
+        torch.testing.assert_close(seen.abs(), torch.full_like(seen, lr), atol=1e-5, rtol=1e-3)
+
+
+def test_after_is_told_what_is_done_and_by_a_resumed_run_too(tmp_path):
+    net, told = Net(), []
+
+    def after(done):
+        told.append((done, weights(net).clone()))
+
+    def go(resume, **changes):
+        job = dataclasses.replace(job_of({"net": net}), after=after)
+        run_dir = RunDir.claim(tmp_path / "run", "x: 1\n", resume=resume)
+        return train(start(CPU, torch.float32), CPU, job, plan_of(**changes), run_dir)
+
+    go(False, stop_after=4)
+    assert [done for done, _ in told] == [0, 1, 2, 3, 4]
+    of_four = told[-1][1]
+    assert not torch.equal(of_four, told[-2][1])
+    told.clear()
+    go(True)
+    assert [done for done, _ in told] == list(range(4, 13))
+    assert torch.equal(told[0][1], of_four)
+    assert torch.equal(told[-1][1], weights(net))
 
 
 def test_students_trained_together_move_as_each_would_alone():

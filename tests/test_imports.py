@@ -31,6 +31,8 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {"errors", "held_out", "memory", "processes", "progress", "run_dir", "types"},
     "losses": {"errors", "types"},
     "models": {"disk", "errors", "types"},
+    "pruners": {"errors", "models", "types"},
+    "sparse": {"disk", "errors", "models", "types", "kdcli"},
     "data": {"disk", "errors", "types"},
     "bench": {"disk", "errors", "memory", "models", "types", "kdcli"},
     "report": {"disk", "errors", "types"},
