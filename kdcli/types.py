@@ -52,6 +52,8 @@ class Task:
         glue: set → name of the file that the GLUE server takes; empty for other tasks.
         glue_words: the server wants the names of the labels, not their numbers.
         max_length: tokens of a row that the benchmark's protocol reads.
+        words: label words (static model pruning): one for each output of the head, in the order of `labels`; of
+            `score` one, of `span` those of start and end; empty where there are none to suggest.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Task:
     glue: Mapping[str, str] = field(default_factory=dict)
     glue_words: bool = False
     max_length: int = 128
+    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,11 @@ from kdcli.data.demo import TOPICS
 from kdcli.types import Task
 
 _ACCURACY = ("accuracy",)
+_NOUNS = ("mairpo", "sada", "kargai", "taris", "baksti", "grinu")
+"""A noun of each topic that is one token of the embedded tokenizer."""
 
 TASKS = (
-    Task("demo-topic", "class", ("text",), _ACCURACY, tuple(f"topic-{i}" for i in range(TOPICS))),
-    Task("demo-order", "class", ("text",), _ACCURACY, ("in-order", "swapped")),
-    Task("demo-coherence", "class", ("text",), _ACCURACY, ("same-topic", "other-topic")),
+    Task("demo-topic", "class", ("text",), _ACCURACY, tuple(f"topic-{i}" for i in range(TOPICS)), words=_NOUNS),
+    Task("demo-order", "class", ("text",), _ACCURACY, ("in-order", "swapped"), words=("is", "are")),
+    Task("demo-coherence", "class", ("text",), _ACCURACY, ("same-topic", "other-topic"), words=("it", "they")),
 )

@@ -7,9 +7,11 @@ from kdcli.types import Task
 
 _SQUAD = ("rajpurkar/squad", None)
 _TEXTS = ("question", "context")
+_WORDS = ("Yes", "No")
+"""Label words of start and end."""
 
 TASKS = (
-    Task("squad", "span", _TEXTS, ("f1", "exact"), label="answers", hub=_SQUAD, max_length=384),
+    Task("squad", "span", _TEXTS, ("f1", "exact"), label="answers", hub=_SQUAD, max_length=384, words=_WORDS),
     Task(
         "squad_v2",
         "span",
@@ -22,6 +24,7 @@ TASKS = (
         hub=("rajpurkar/squad_v2", None),
         impossible=True,
         max_length=384,
+        words=_WORDS,
     ),
     Task(
         "mlqa",
@@ -33,5 +36,6 @@ TASKS = (
         sets=("en", "es", "de", "ar", "hi", "vi", "zh"),
         hub_train=_SQUAD,
         max_length=512,
+        words=_WORDS,
     ),
 )

@@ -16,5 +16,6 @@ TASKS = (
         hub=(_HUB, "{set}"),
         sets=("en", "fr", "es", "de", "el", "bg", "ru", "tr", "ar", "vi", "th", "zh", "hi", "sw", "ur"),
         hub_train=(_HUB, "en"),
+        words=("Yes", "Maybe", "No"),
     ),
 )
