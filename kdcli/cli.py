@@ -293,6 +293,7 @@ def benchmark(
     batch_size: Annotated[list[int] | None, typer.Option(help="Sequences; may be repeated.")] = None,
     seq_len: Annotated[list[int] | None, typer.Option(help="Tokens; may be repeated.")] = None,
     padding: Annotated[str | None, typer.Option(help="full, random, or data (lengths of --data).")] = None,
+    task: Annotated[str | None, typer.Option(help="Judge every backend on this task too.")] = None,
     data: Data = None,
     project: Annotated[str | None, typer.Option(metavar="CARD,…", help="Estimate for cards, e.g. p100,k80.")] = None,
     portable: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a runner for old machines.")] = None,
@@ -326,6 +327,7 @@ def benchmark(
         "seq_lens": seq_len,
         "padding": padding,
         "project": project.split(",") if project else None,
+        "task": task,
         "data.source": data,
     }
     resolved = resolve(BenchmarkRecipe, recipe=recipe, sets=sets or (), options=options)
@@ -349,7 +351,7 @@ def benchmark(
 def export(
     model: Annotated[str, typer.Argument(help="Hub id, directory, or 'demo'; its head goes with it.")],
     file_format: Annotated[str, typer.Option("--format", metavar="onnx|openvino", help="What to write.")],
-    int8: Annotated[bool, typer.Option("--int8", help="Quantise (ONNX).")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Quantise to 8 bits.")] = False,
     output_dir: OutputDir = None,
     overwrite: Overwrite = False,
     trust_remote_code: RemoteCode = False,

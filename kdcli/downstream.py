@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from kdcli.data.batches import BatchPlan, BucketPlan
 from kdcli.data.labelled import Labelled, check_training, open_labelled
 from kdcli.data.spans import misplaced
+from kdcli.data.tasks import OWN
 from kdcli.engine import train
 from kdcli.errors import UsageError
 from kdcli.held_out import evaluate
@@ -23,11 +24,12 @@ from kdcli.judge import Features, Judge, Prediction
 from kdcli.launch import plan_of
 from kdcli.losses.hard import hard_loss, labelled
 from kdcli.models.capture import Capture, capture, unreached
-from kdcli.models.heads import Headed, load_for_task
+from kdcli.models.heads import GENERIC, Headed, load_for_task
+from kdcli.models.load import load_config
 from kdcli.models.shape import positions_of
 from kdcli.progress import Progress
 from kdcli.run_dir import RunDir
-from kdcli.settings import FinetuneRecipe, LabelledSettings
+from kdcli.settings import BenchmarkRecipe, EvaluateRecipe, FinetuneRecipe, LabelledSettings
 from kdcli.types import Batch, Examples, Job, Needs, Order, Outcome, Plan, StepLoss, Task
 
 GROUP = 8
@@ -107,6 +109,27 @@ def prepare(
     for note in notes:
         Progress.say(note)
     return Downstream(accelerator, device, trust_remote_code, data, train, judge, notes), headed
+
+
+def open_judged(recipe: EvaluateRecipe | BenchmarkRecipe, model: str, *, trust_remote_code: bool) -> Labelled:
+    """The judged examples of a recipe's task; the classes of an own task are those of `model`, where it names them.
+
+    Raises:
+        UsageError: see `kdcli.data.labelled`.
+    """
+    config = load_config(model, trust_remote_code=trust_remote_code)
+    named = tuple(str(config.id2label[i]) for i in range(config.num_labels))
+    own = recipe.task == OWN and not any(GENERIC.fullmatch(name) for name in named)
+    return open_labelled(
+        str(recipe.task),
+        source=recipe.data.source,
+        columns=recipe.data.columns,
+        split=recipe.data.split,
+        judged_rows=recipe.data.judged_rows,
+        training=False,
+        labels=named if own else None,
+        log=Progress.say,
+    )
 
 
 def load_model(recipe: FinetuneRecipe, task: Task, *, trust_remote_code: bool) -> Headed:

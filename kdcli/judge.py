@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from kdcli.data.features import Array, Encoded, encode
 from kdcli.data.spans import Windows, decode, windows
 from kdcli.metrics import scorer
-from kdcli.metrics.bootstrap import Scorer
+from kdcli.metrics.bootstrap import Scorer, paired_bootstrap
 from kdcli.metrics.classification import confusion, per_class
 from kdcli.metrics.spans import score_answer
 from kdcli.types import Example, Task
@@ -305,3 +305,34 @@ def readable(task: Task, example: Example, value: Any, other: Any) -> str:
     if isinstance(value, list):
         return ", ".join(dict.fromkeys(map(str, value))) or "(none)"
     return f"{value:.3g}" if isinstance(value, float) else str(value) or "(none)"
+
+
+def compared(
+    judge: Judge,
+    of_model: tuple[str, Mapping[str, Scorer]],
+    of_baseline: tuple[str, Mapping[str, Scorer]],
+    resamples: int,
+) -> list[dict[str, Any]]:
+    """How much better a model is than another on every set, as `kdcli.report.schema.Comparison` takes it.
+
+    Args:
+        of_model, of_baseline: name and scorers of each; both were asked the same examples in the same order.
+        resamples: of the bootstrap.
+    """
+    (model, scorers), (baseline, of_other) = of_model, of_baseline
+    return [
+        {
+            "model": model,
+            "baseline": baseline,
+            "task": judge.task.name,
+            "set": name,
+            "metric": metric,
+            "difference": difference,
+            "low": low,
+            "high": high,
+        }
+        for name, (begin, end) in judge.bounds.items()
+        for metric, (difference, low, high) in paired_bootstrap(
+            scorers[name], of_other[name], end - begin, resamples=resamples
+        ).items()
+    ]

@@ -135,7 +135,8 @@ class HeadSettings(Section):
 class FinetuneTrainSettings(TrainSettings):
     """`train:` of `finetune`: the middle of what the papers try on GLUE.
 
-    `pool` is how many batches are drawn together and sorted by length; 1 draws each batch at random.
+    A micro-batch, 8 rows unless `micro_batch_size` says otherwise, is a group of similar length; `pool` is how many
+    batches are drawn together to form groups from, 1 draws each batch at random.
     """
 
     lr: float = Field(3e-5, gt=0)
@@ -180,11 +181,12 @@ class EvaluateRecipe(Section):
     measure: MeasureSettings = MeasureSettings(latency=False)
 
 
-class BenchmarkDataSettings(Section):
-    """`data:` of `benchmark`: text whose lengths `padding: data` draws from, and on which backends are compared."""
+class BenchmarkDataSettings(LabelledSettings):
+    """`data:` of `benchmark`: text whose lengths `padding: data` draws from, and on which backends are compared; with a
+    task, where its examples are."""
 
-    source: str | None = None
     column: str | None = None
+    judged_rows: int | None = Field(1000, gt=0)
 
 
 class BenchmarkRecipe(Section):
@@ -192,7 +194,8 @@ class BenchmarkRecipe(Section):
 
     `models` are hub ids, directories or shapes; `baseline` goes first, else the first of them is it. `preset` gives
     models and cells that are not given here. `backends` are named `BACKEND[-PRECISION]`, such as `onnx-int8`.
-    `project` names cards for which times are estimated.
+    `project` names cards for which times are estimated. With a `task` the models need its head, every backend is judged
+    on it too, and is wrong when the task's first metric falls by more than `max_drop` below torch in float32.
     """
 
     verb: Literal["benchmark"] = "benchmark"
@@ -204,6 +207,8 @@ class BenchmarkRecipe(Section):
     seq_lens: list[Annotated[int, Field(gt=0)]] = Field(default_factory=list)
     padding: Literal["full", "random", "data"] = "full"
     project: list[str] = Field(default_factory=list)
+    task: str | None = None
+    max_drop: float = Field(0.02, ge=0)
     data: BenchmarkDataSettings = BenchmarkDataSettings()
     measure: MeasureSettings = MeasureSettings()
 

@@ -48,9 +48,12 @@ ALLOWED: dict[str, set[str]] = {
     "finetune_run": {
         *("bench", "downstream", "finish", "models", "progress", "recipe", "report", "run_dir", "settings", "types"),
     },
+    "backend_scores": {
+        *("bench", "data", "downstream", "errors", "judge", "metrics", "models", "progress", "settings", "types"),
+    },
     "finish": {"bench", "disk", "progress", "report", "run_dir", "settings", "types"},
     "commands": {
-        *("bench", "chain", "data", "disk", "downstream", "engine", "errors", "estimate", "finetune_run", "finish"),
+        *("backend_scores", "bench", "chain", "data", "disk", "downstream", "engine", "errors", "estimate", "finetune_run", "finish"),
         *("held_out", "judge", "launch", "losses", "metrics", "models", "processes", "progress", "recipe", "report"),
         *("run_dir", "settings", "types"),
     },

@@ -19,16 +19,16 @@ from kdcli.errors import MachineError, UsageError, did_you_mean
 from kdcli.models.capture import prepare_teacher
 from kdcli.models.engines import Array, Caller, library, onnx_caller, openvino_caller
 from kdcli.models.export import LIMITS as OF_FILES
-from kdcli.models.export import difference, export_onnx, export_openvino
+from kdcli.models.export import OUTPUTS, difference, export_onnx, export_openvino
 from kdcli.types import Batch
 
 BACKENDS: Mapping[str, tuple[str, ...]] = {
     "torch": ("fp32", "bf16", "fp16"),
     "compile": ("fp32", "bf16", "fp16"),
     "onnx": ("fp32", "int8"),
-    "openvino": ("fp32", "bf16"),
+    "openvino": ("fp32", "bf16", "int8"),
 }
-"""Backend → precisions it knows. int8 of OpenVINO would need NNCF and data to calibrate on."""
+"""Backend → precisions it knows."""
 
 LIMITS: Mapping[str, float] = {"fp32": OF_FILES["fp32"], "fp16": 0.03, "bf16": 0.1, "int8": OF_FILES["int8"]}
 """Precision → relative error beyond which a backend is wrong. all-MiniLM-L6-v2 has 1e-6, 0.002, 0.011 and 0.17; the
@@ -45,12 +45,13 @@ class Runner:
     Attributes:
         prepare: batch → inputs as the backend takes them, where it takes them; not to be timed.
         call: one forward pass; it is over when the call returns.
-        output: what `call` returned → last hidden state [B, L, D], float32; to be read before the next call.
+        output: what `call` returned → those of `kdcli.models.export.OUTPUTS` that the model has, float32, in that
+            order; to be read before the next call.
     """
 
     prepare: Callable[[Batch], Any]
     call: Callable[[Any], Any]
-    output: Callable[[Any], Array]
+    output: Callable[[Any], list[Array]]
 
 
 def check_backend(name: str, precision: str) -> None:
@@ -79,7 +80,7 @@ def check_backend(name: str, precision: str) -> None:
 def runner(
     model: PreTrainedModel, backend: str, precision: str, *, device: torch.device, threads: int, folder: Path
 ) -> Runner:
-    """Make an encoder ready to run.
+    """Make an encoder, or one with a head, ready to run.
 
     Args:
         model: in float32 and eval mode, on `device`; it stays as it is.
@@ -98,8 +99,9 @@ def runner(
     if backend == "onnx":
         file = export_onnx(model, folder, int8=precision == "int8").path
         return _engine_runner(onnx_caller(file, threads=threads))
-    file = export_openvino(model, folder).path
-    hint = {"fp32": "f32", "bf16": "bf16"}[precision]
+    file = export_openvino(model, folder, int8=precision == "int8").path
+    # What is not a product of int8 numbers, softmax and normalisation among it, is in float32.
+    hint = "bf16" if precision == "bf16" else "f32"
     return _engine_runner(openvino_caller(file, threads=threads, precision=hint))
 
 
@@ -147,9 +149,9 @@ def _torch_runner(model: PreTrainedModel, precision: str, device: torch.device, 
     return Runner(
         lambda batch: {name: x.to(device) for name, x in batch.items()},
         call,
-        lambda found: found.last_hidden_state.float().cpu().numpy(),
+        lambda found: [found[name].float().cpu().numpy() for name in OUTPUTS if name in found],
     )
 
 
 def _engine_runner(caller: Caller) -> Runner:
-    return Runner(caller.feed, caller, lambda found: np.array(found[0], dtype=np.float32))
+    return Runner(caller.feed, caller, lambda found: [np.array(x, dtype=np.float32) for x in found])

@@ -129,7 +129,7 @@ def _sample(source: str, model: PreTrainedModel, texts: Sequence[str]) -> tuple[
 def _agrees(subject: _Loaded, sample: Batch, mask: Any, reference: Any, say: Say) -> bool:
     """Compare with torch in float32; a subject that is fast and wrong is not measured."""
     with torch.inference_mode():
-        output = subject.runner.output(subject.runner.call(subject.runner.prepare(sample)))
+        (output,) = subject.runner.output(subject.runner.call(subject.runner.prepare(sample)))
     found = agreement(reference, output, mask)
     limit = LIMITS[subject.spec["precision"]]
     wrong = not found["relative"] <= limit

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoModel
 
+from kdcli.backend_scores import Scores, open_task, scores_on_backends
 from kdcli.bench.backends import check_backend
 from kdcli.bench.compare import gather
 from kdcli.bench.device import choose_device
@@ -23,6 +24,8 @@ from kdcli.bench.portable import write_portable
 from kdcli.bench.projection import table
 from kdcli.bench.shapes import PRESETS, config_of, counts, is_shape
 from kdcli.data.files import open_source
+from kdcli.data.labelled import Labelled
+from kdcli.downstream import quality_of
 from kdcli.errors import GateError, Interrupted, MachineError, UnstableError, UsageError, did_you_mean
 from kdcli.finish import Finished, finish
 from kdcli.models.card import describe
@@ -102,10 +105,16 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> Finished
     run_dir = RunDir(folder)
     run_dir.check(resolved.to_yaml(), resume=False, overwrite=invocation.overwrite)
     cards = {n: _card(m, invocation) for n, m in zip(names, models, strict=True)}
-    protocol = _protocol(recipe, models, device, cells, invocation)
+    labelled: Labelled | None = None
+    if recipe.task is not None:
+        labelled, headed = open_task(recipe, names, models, trust_remote_code=invocation.trust_remote_code)
+    protocol = _protocol(recipe, models, device, cells, invocation, labelled)
     projections = _projected(cards, recipe.project, cells)
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
     latency = _measured(names, models, backends, protocol)
+    scores = Scores()
+    if labelled is not None and not latency.interrupted:
+        scores = scores_on_backends(recipe, labelled, headed, backends, device)
     notes = ["interrupted: only the cells measured until then are here"] if latency.interrupted else []
     result = finish(
         run_dir,
@@ -115,12 +124,19 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> Finished
         folders={},
         latency=latency,
         outcome=None,
-        quality={},
+        quality=quality_of(scores.evaluations),
         notes=notes,
+        evaluations=scores.evaluations,
+        comparisons=scores.comparisons,
         projections=projections,
     )
     if latency.interrupted:
         raise Interrupted("interrupted", f"what was measured until then is in {folder}")
+    if scores.worse:
+        raise MachineError(
+            f"less accurate than torch in float32 by more than max_drop {recipe.max_drop:g}: {'; '.join(scores.worse)}",
+            f"the report is in {folder}; another precision, or --set max_drop=… if that is good enough",
+        )
     wrong = [a for a in latency.agreements if a["wrong"]]
     if wrong:
         said = "; ".join(f"{a['model']} on {a['backend']} {a['dtype']}: {a['relative']:.3g}" for a in wrong)
@@ -264,15 +280,20 @@ def _protocol(
     device: torch.device,
     cells: list[tuple[int, int]],
     invocation: Invocation,
+    labelled: Labelled | None,
 ) -> Protocol:
-    """What the worker is told; real lengths and texts come from `--data`, else texts from the embedded demo."""
+    """What the worker is told; real lengths and texts come from the task or `--data`, else texts from the demo."""
     source = recipe.data.source
-    documents = open_source(source or "demo").documents("train", recipe.data.column)
-    texts = [text for text, _ in zip(documents, range(DRAWN if source else TEXTS), strict=False)]
+    if labelled is not None:
+        examples = [example for of_set in labelled.sets.values() for example in of_set]
+        texts = [" ".join(example.texts) for example in examples[:DRAWN]]
+    else:
+        documents = open_source(source or "demo").documents("train", recipe.data.column)
+        texts = [text for text, _ in zip(documents, range(DRAWN if source else TEXTS), strict=False)]
     lengths: list[int] = []
     if recipe.padding == "data":
         reading = [m for m in models if not is_shape(m)] or ["demo"]
-        if source is None:
+        if source is None and labelled is None:
             raise UsageError("padding 'data' needs --data", "give a file, a directory or a hub id with text")
         tokenizer = load_tokenizer(reading[0], trust_remote_code=invocation.trust_remote_code)
         lengths = [len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]]

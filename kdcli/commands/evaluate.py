@@ -18,17 +18,15 @@ from accelerate.utils import broadcast_object_list
 
 from kdcli.data.labelled import Labelled, open_labelled
 from kdcli.data.submission import check_submission, write_submission
-from kdcli.data.tasks import OWN
 from kdcli.disk import disk_errors, write_atomic
-from kdcli.downstream import features_of, judged, quality_of
+from kdcli.downstream import features_of, judged, open_judged, quality_of
 from kdcli.errors import GateError, UsageError, did_you_mean
 from kdcli.finish import Finished, finish, measured
-from kdcli.judge import Judge, Prediction, shown_label, summed_up
+from kdcli.judge import Judge, Prediction, compared, shown_label, summed_up
 from kdcli.launch import launch
-from kdcli.metrics.bootstrap import Scorer, paired_bootstrap
 from kdcli.models.card import describe
-from kdcli.models.heads import GENERIC, Headed, load_for_task
-from kdcli.models.load import load_config, location
+from kdcli.models.heads import Headed, load_for_task
+from kdcli.models.load import location
 from kdcli.progress import Progress
 from kdcli.recipe import Resolved
 from kdcli.report.views import short
@@ -82,7 +80,7 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
     run_dir = RunDir(Path(broadcast_object_list([folder])[0]))
     if accelerator.is_main_process:
         run_dir.check(resolved.to_yaml(), resume=False, overwrite=invocation.overwrite)
-    data = _data(recipe, invocation)
+    data = open_judged(recipe, recipe.models[0], trust_remote_code=invocation.trust_remote_code)
     _check_gates(data, extras)
     if extras.submission is not None:
         check_submission(data.task)
@@ -106,27 +104,6 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
     if extras.predictions is not None:
         _write_predictions(extras.predictions, data, found)
     return _report(recipe, invocation, run_dir, device, data, found)
-
-
-def _data(recipe: EvaluateRecipe, invocation: Invocation) -> Labelled:
-    """The judged examples; the classes of an own task are those of the first model, where it has names for them."""
-
-    def read(labels: tuple[str, ...] | None) -> Labelled:
-        return open_labelled(
-            str(recipe.task),
-            source=recipe.data.source,
-            columns=recipe.data.columns,
-            split=recipe.data.split,
-            judged_rows=recipe.data.judged_rows,
-            training=False,
-            labels=labels,
-            log=Progress.say,
-        )
-
-    config = load_config(recipe.models[0], trust_remote_code=invocation.trust_remote_code)
-    named = tuple(str(config.id2label[i]) for i in range(config.num_labels))
-    own = recipe.task == OWN and not any(GENERIC.fullmatch(name) for name in named)
-    return read(named if own else None)
 
 
 def _names(models: list[str]) -> list[str]:
@@ -193,36 +170,19 @@ def _report(
         quality=quality_of(evaluations),
         notes=notes,
         evaluations=evaluations,
-        comparisons=_comparisons(recipe, data, found),
+        comparisons=_comparisons(recipe, found),
     )
 
 
-def _comparisons(recipe: EvaluateRecipe, data: Labelled, found: Mapping[str, _Judged]) -> list[dict[str, Any]]:
+def _comparisons(recipe: EvaluateRecipe, found: Mapping[str, _Judged]) -> list[dict[str, Any]]:
     """Every later model beside the first, on every set; both were asked the same examples in the same order."""
-    scorers: dict[str, dict[str, Scorer]] = (
-        {name: of.judge.scorers(of.predictions) for name, of in found.items()} if len(found) > 1 else {}
-    )
-    baseline, *others = found
+    if len(found) < 2:
+        return []
+    (baseline, first), *others = [(name, (of.judge, of.judge.scorers(of.predictions))) for name, of in found.items()]
     rows = []
-    for name in others:
-        for of_set, examples in data.sets.items():
-            Progress.say(f"{recipe.resamples:,} resamples: {name} beside {baseline} {of_set}".rstrip())
-            differences = paired_bootstrap(
-                scorers[name][of_set], scorers[baseline][of_set], len(examples), resamples=recipe.resamples
-            )
-            rows += [
-                {
-                    "model": name,
-                    "baseline": baseline,
-                    "task": data.task.name,
-                    "set": of_set,
-                    "metric": metric,
-                    "difference": difference,
-                    "low": low,
-                    "high": high,
-                }
-                for metric, (difference, low, high) in differences.items()
-            ]
+    for name, (judge, scorers) in others:
+        Progress.say(f"{recipe.resamples:,} resamples: {name} beside {baseline}")
+        rows += compared(judge, (name, scorers), (baseline, first[1]), recipe.resamples)
     return rows
 
 

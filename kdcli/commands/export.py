@@ -109,7 +109,7 @@ def run(
     Args:
         source: hub id, directory or `demo`.
         format: `onnx` or `openvino`.
-        int8: quantised weights and activations; of ONNX only.
+        int8: quantised weights and activations.
         output_dir: default runs/export-NAME-FORMAT, numbered.
         overwrite: replace an earlier export there.
 
@@ -120,8 +120,6 @@ def run(
     """
     if format not in FORMATS:
         raise UsageError(f"unknown format '{format}'{did_you_mean(format, FORMATS)}", f"allowed: {', '.join(FORMATS)}")
-    if int8 and format != "onnx":
-        raise UsageError(f"--int8 is of ONNX only, not of {format}", "add --format onnx, or leave --int8 out")
     for name in FORMATS[format]:
         library(name, format)
     precision = "int8" if int8 else "fp32"
@@ -136,7 +134,7 @@ def run(
         with disk_errors(folder):
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
-            file = export_onnx(model, aside, int8=int8) if format == "onnx" else export_openvino(model, aside)
+            file = {"onnx": export_onnx, "openvino": export_openvino}[format](model, aside, int8=int8)
             facts = _facts(source, format, precision, model, kind, file, notes)
             model.config.save_pretrained(aside)
             tokenizer.save_pretrained(aside)

@@ -133,7 +133,12 @@ def terminal(report: Report) -> Iterable[Table | str]:
         for i, fact in enumerate(header[1:], 1):
             main.add_row(escape(fact), *(escape(row[i]) for row in rows))
         yield main
-    several = {name for name, found in tasks(report).items() if len({e.set for e in found}) > FEW_SETS}
+    several = {
+        name
+        for name, found in tasks(report).items()
+        # The main table of a benchmark has a row a model, not one for each backend it ran on.
+        if report.command == BENCHMARK or len({e.set for e in found}) > FEW_SETS
+    }
     listings = [listing for name, listing in zip(tasks(report), scores(report), strict=True) if name in several]
     # What has few sets stands in the table above; here only how much it was judged on.
     for name, found in tasks(report).items():

@@ -52,7 +52,7 @@ def test_backend_agrees_with_torch(name, precision, model, batch, tmp_path):
     before = {key: x.clone() for key, x in model.state_dict().items()}
     check_backend(name, precision)
     made = runner(model, name, precision, device=CPU, threads=1, folder=tmp_path / "files")
-    found = made.output(made.call(made.prepare(batch)))
+    (found,) = made.output(made.call(made.prepare(batch)))
     assert found.dtype == np.float32
     near = agreement(reference(model, batch), found, batch["attention_mask"].numpy())
     assert near["relative"] <= LIMITS[precision]
@@ -141,7 +141,7 @@ def test_openvino_is_told_threads_and_precision(model, batch, tmp_path, monkeypa
 def test_a_mask_the_batch_lacks_is_filled_in(model, batch, tmp_path):
     made = runner(model, "onnx", "fp32", device=CPU, threads=1, folder=tmp_path)
     bare = {"input_ids": batch["input_ids"]}
-    found = made.output(made.call(made.prepare(bare)))
+    (found,) = made.output(made.call(made.prepare(bare)))
     assert np.allclose(found, reference(model, bare), atol=1e-4)
 
 
@@ -151,7 +151,7 @@ def test_a_mask_the_batch_lacks_is_filled_in(model, batch, tmp_path):
         ("onx", "fp32", "unknown backend 'onx'; did you mean 'onnx'?"),
         ("onnx", "bf16", "backend onnx has no precision 'bf16'"),
         ("torch", "fp61", "backend torch has no precision 'fp61'; did you mean 'fp16'?"),
-        ("openvino", "int8", "backend openvino has no precision 'int8'"),
+        ("openvino", "fp16", "backend openvino has no precision 'fp16'; did you mean 'bf16'?"),
     ],
 )
 def test_unknown_backend_or_precision(name, precision, said):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import own_files
 import pytest
 from typer.testing import CliRunner
 
+from kdcli import backend_scores
 from kdcli.bench import latency
 from kdcli.bench.latency import Latency
 from kdcli.cli import app
@@ -224,3 +227,53 @@ def test_a_damaged_report_is_named(tmp_path):
 
 def test_cells_by_default():
     assert latency.CELLS == ((1, 128), (8, 128))
+
+
+@pytest.fixture
+def judged_on(tmp_path):
+    """A model with a random head, and arguments that judge it on 40 examples."""
+    model = own_files.headed(tmp_path / "model", tuple(sorted(own_files.NAMES)), seed=3)
+    own_files.write(tmp_path / "data" / "validation.jsonl", own_files.rows("class", 40, seed=1))
+    return [model, "--task", "own", "--data", tmp_path / "data", "-o", tmp_path / "out"]
+
+
+def test_a_task_is_judged_on_every_backend(asked, judged_on, tmp_path):
+    result = run(*judged_on, "--backend", "torch", "--backend", "torch-bf16", "--backend", "onnx")
+    assert result.exit_code == 0, result.output
+    found = own_files.report_of(tmp_path / "out")
+    assert [e.model for e in found.evaluations] == ["model", "model on torch bf16", "model on onnx fp32"]
+    assert all(e.n == 40 for e in found.evaluations)
+    plain, _, onnx = found.evaluations
+    assert 0 < plain.metrics["accuracy"] < 1
+    assert onnx.metrics == pytest.approx(plain.metrics)
+    own = own_files.kdcli("evaluate", *judged_on[:-1], tmp_path / "own")
+    assert own.exit_code == 0, own.output
+    assert own_files.report_of(tmp_path / "own").evaluations[0].metrics == pytest.approx(plain.metrics)
+    assert {c.model for c in found.comparisons} == {"model on torch bf16", "model on onnx fp32"}
+    assert "model on onnx fp32" in result.stdout
+    # The real texts on which outputs are compared are the task's.
+    assert own_files.rows("class", 40, seed=1)[0]["text"] in asked[0][1].texts
+
+
+def test_a_backend_that_is_less_accurate_is_an_error(asked, judged_on, tmp_path, monkeypatch):
+    made = backend_scores.runner
+
+    def spoilt(model, backend, precision, **settings):
+        runner = made(model, "torch", "fp32", **settings)
+        if precision == "fp32":
+            return runner
+        return replace(runner, output=lambda found: [-x for x in runner.output(found)])
+
+    monkeypatch.setattr(backend_scores, "runner", spoilt)
+    result = run(*judged_on, "--backend", "torch-bf16", "--set", "max_drop=0.01")
+    assert result.exit_code == 3
+    accuracy = [e.metrics["accuracy"] for e in own_files.report_of(tmp_path / "out").evaluations]
+    assert accuracy[1] == pytest.approx(1 - accuracy[0])
+    assert accuracy[1] < accuracy[0]
+    assert "less accurate than torch in float32 by more than max_drop 0.01: model on torch bf16" in result.output
+
+
+def test_a_shape_has_no_score(judged_on):
+    result = run("2x24:48@12", *judged_on[1:])
+    assert result.exit_code == 2
+    assert "--task own needs trained models, 2x24:48@12 is a shape" in result.output

@@ -182,7 +182,6 @@ def test_a_wrong_file_leaves_nothing(saved, tmp_path, monkeypatch):
     ("options", "said"),
     [
         ({"format": "onx"}, "unknown format 'onx'; did you mean 'onnx'?"),
-        ({"format": "openvino", "int8": True}, "--int8 is of ONNX only, not of openvino"),
     ],
 )
 def test_options_that_do_not_fit(options, said, tmp_path):

@@ -104,13 +104,17 @@ def test_heads(head, engine, tmp_path):
 
 
 @pytest.mark.parametrize("head", [None, "sequence"])
-def test_int8_is_smaller_and_near(head, tmp_path):
+@pytest.mark.parametrize("export", [export_onnx, export_openvino])
+def test_int8_is_smaller_and_near(export, head, tmp_path):
     torch.manual_seed(0)
     config = tiny_config("bert", vocab_size=2000, hidden_size=64, intermediate_size=512, **small("bert"))
     model = (BertModel(config) if head is None else HEADS[head][0].from_config(config)).eval()
-    files = {int8: export_onnx(model, tmp_path / f"{int8}", int8=int8) for int8 in (False, True)}
-    assert [f.name for f in (tmp_path / "True").iterdir()] == ["model.onnx"]
-    assert files[True].path.stat().st_size < 0.5 * files[False].path.stat().st_size
+    files = {int8: export(model, tmp_path / f"{int8}", int8=int8) for int8 in (False, True)}
+    parts = {"model.onnx"} if export is export_onnx else {"model.xml", "model.bin"}
+    assert {f.name for f in (tmp_path / "True").iterdir()} == parts
+    weights = "model.onnx" if export is export_onnx else "model.bin"
+    sizes = {int8: (file.path.parent / weights).stat().st_size for int8, file in files.items()}
+    assert sizes[True] < 0.5 * sizes[False]
     assert files[False].relative < 1e-5 < 1e-3 < files[True].relative <= LIMITS["int8"]
 
 
