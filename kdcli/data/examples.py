@@ -114,7 +114,8 @@ def _answers(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tupl
         raise UsageError(f"{where}: '{task.label}' must be {form}, got {_short(label)}")
     if not answers and not task.impossible:
         raise UsageError(
-            f"{where}: a question without an answer, which task {task.name} does not know", "use --task squad_v2"
+            f"{where}: a question without an answer, which task {task.name} does not know",
+            "where answers may be missing, some must be missing in training too; of SQuAD use --task squad_v2",
         )
     return tuple(Answer(whole_text(where, task.label, a), s) for a, s in zip(answers, starts, strict=True))
 

@@ -35,7 +35,10 @@ _METRICS: Mapping[Kind, tuple[str, ...]] = {
     "span": ("exact", "f1"),
 }
 _METRICS_OF_TWO = ("accuracy", "f1", "matthews")
-_METRICS_IMPOSSIBLE = ("f1", "exact", "best_f1", "best_f1_threshold", "best_exact", "best_exact_threshold")
+_METRICS_IMPOSSIBLE = (
+    *("f1", "exact", "best_f1", "best_f1_threshold", "best_exact", "best_exact_threshold"),
+    *("answer_f1", "no_answer_accuracy"),
+)
 
 # Names as `_key` writes them. The first tier of which a column is there decides; two of one tier are ambiguous.
 _Tiers = tuple[tuple[str, ...], ...]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kdcli.data.files import open_source
 from kdcli.data.own import HEAD, own_task
 from kdcli.data.own_labels import MANY_ROWS, MOST_CLASSES, number_of
+from kdcli.data.tasks import task_of
 from kdcli.errors import UsageError
 from kdcli.types import Task
 
@@ -126,7 +127,7 @@ NESTED = {
         answered(ONE, NONE),
         (
             *("span", ("question", "context"), "answers", ()),
-            ("f1", "exact", "best_f1", "best_f1_threshold", "best_exact", "best_exact_threshold"),
+            task_of("squad_v2").metrics,
         ),
     ),
 }
