@@ -85,7 +85,7 @@ def resolve(
     try:
         return Resolved(model.model_validate(values), origins)
     except ValidationError as error:
-        raise UsageError("\n".join(_explain(e, origins) for e in error.errors())) from None
+        raise UsageError("\n".join(_explain(error, values, origins))) from None
 
 
 def grid_options(model: type[Section], pairs: Sequence[str]) -> dict[str, list[Any]]:
@@ -163,7 +163,7 @@ def combinations(resolved: Resolved[RecipeT]) -> list[tuple[dict[str, Any], Reso
         try:
             recipe = type(resolved.recipe).model_validate(changed)
         except ValidationError as error:
-            raise UsageError("\n".join(_explain(e, origins) for e in error.errors())) from None
+            raise UsageError("\n".join(_explain(error, changed, origins))) from None
         found.append((settings, Resolved(recipe, origins)))
     return found
 
@@ -271,13 +271,28 @@ def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
     raise UsageError(f"unknown key '{key}' ({origin}){near}{hint}")
 
 
-def _explain(error: Mapping[str, Any], origins: Mapping[str, str]) -> str:
-    parts = [str(p) for p in error["loc"]]
-    key = ".".join(parts)
-    origin = next((o for k, o in origins.items() if key == k or key.startswith(f"{k}.")), "default")
-    got = error["input"]
-    message = str(error["msg"]).replace("Input should be", "must be")
-    return f"'{key}' {message[0].lower()}{message[1:]}, got {got!r} ({origin})"
+def _explain(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
+    """A line for each value that is wrong, under the key that was given for it."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for one in error.errors():
+        value, parts = values, []
+        # A location also holds the names of the types that were tried; they lead nowhere in what was given.
+        for part in one["loc"]:
+            if (isinstance(value, dict) and part in value) or (isinstance(value, list) and isinstance(part, int)):
+                value = value[part]
+                parts.append(str(part))
+        key = ".".join(parts)
+        given = next((k for k in origins if f"{key}.".startswith(f"{k}.")), None)
+        deeper = next((k for k in origins if k.startswith(f"{key}.")), key)
+        origin = origins.get(given or deeper, "default")
+        said = f"'{key}'" if given else f"'{deeper}' lies under '{key}', which"
+        message = str(one["msg"]).replace("Input should be", "must be")
+        messages = found.setdefault((said, f"got {one['input']!r} ({origin})"), [])
+        messages.append(f"{message[0].lower()}{message[1:]}")
+    return [
+        f"{said} {' or '.join([first, *(m.removeprefix('must be ') for m in others)])}, {got}"
+        for (said, got), (first, *others) in found.items()
+    ]
 
 
 def _lines(tree: Mapping[str, Any], origins: Mapping[str, str], prefix: str, depth: int) -> list[str]:

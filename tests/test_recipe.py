@@ -131,6 +131,25 @@ def test_value_of_another_type_is_refused_and_never_converted(pair, said):
         assert said in refused(sets=[pair])
 
 
+@pytest.mark.parametrize(
+    ("pair", "said"),
+    [
+        (
+            "data.columns.text.x=a",
+            "'data.columns.text.x' lies under 'data.columns.text', which must be a valid string or a valid list, "
+            "got {'x': 'a'} (--set)",
+        ),
+        ("data.columns.text=3", "'data.columns.text' must be a valid string or a valid list, got 3 (--set)"),
+        ("data.columns={text: 3}", "'data.columns.text' must be a valid string or a valid list, got 3 (--set)"),
+        ("data.columns.text=[a, 2]", "'data.columns.text.1' must be a valid string, got 2 (--set)"),
+    ],
+)
+def test_a_value_that_may_be_of_several_types_is_explained_under_the_key_given(pair, said):
+    with pytest.raises(UsageError) as error:
+        resolve(FinetuneRecipe, recipe=None, sets=[pair])
+    assert said in error.value.message.split("\n")
+
+
 def test_all_wrong_values_are_named_at_once():
     message = refused(sets=["train.lr=fast", "train.clip=hard"])
     assert "'train.lr'" in message
@@ -406,7 +425,7 @@ class TestOpenKeys:
         [
             ("data.colums.text=a", "unknown key 'data.colums.text'"),
             ("data.columns=a", "'data.columns' must be a valid dictionary, got 'a' (--set)"),
-            ("data.columns.text=5", "'data.columns.text.str' must be a valid string, got 5 (--set)"),
+            ("data.columns.text=5", "'data.columns.text' must be a valid string or a valid list, got 5 (--set)"),
             ("data.columns.text.x=a", "got {'x': 'a'}"),
             ("task.text=a", "unknown key 'task.text'"),
         ],
