@@ -56,7 +56,7 @@ def test_the_verbs_and_their_options_are_frozen():
     assert options_of("evaluate") == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} - training | judging
 
     measuring = {"--baseline", "--preset", "--backend", "--batch-size", "--seq-len", "--padding", "--project"}
-    measuring |= {"--portable", "--compare", "--max-latency-ms", "--min-speedup", "--strict"}
+    measuring |= {"--task", "--portable", "--compare", "--max-latency-ms", "--min-speedup", "--strict"}
     shared = {"--output-dir", "-o", "--recipe", "-r", "--set", "--data", "--device", "--overwrite"}
     shared |= {"--trust-remote-code", "--json", "--quiet", "-q", "--verbose", "-v"}
     assert options_of("benchmark") == measuring | shared
