@@ -225,7 +225,8 @@ class _Run:
         try:
             for number, micro in enumerate(micros):
                 torch.manual_seed(_mix(self.plan.seed, step, self.accelerator.process_index, number))
-                share = self.job.weigh(micro) / weight
+                # A batch may count nothing, such as words of which the tokenizer makes no token.
+                share = self.job.weigh(micro) / (weight or 1.0)
                 with self.accelerator.autocast():
                     loss = self.job.step(to_device(self.device, micro))
                 self.accelerator.backward(loss.total * share)

@@ -156,6 +156,19 @@ def test_after_is_told_what_is_done_and_by_a_resumed_run_too(tmp_path):
     assert torch.equal(told[-1][1], weights(net))
 
 
+def test_a_batch_that_counts_nothing_moves_nothing():
+    net = Net()
+    before = weights(net)
+
+    def step(batch):
+        return StepLoss(0.0 * net(batch), {})
+
+    job = dataclasses.replace(job_of({"net": net}, step), held_out=None, weigh=lambda _: 0.0)
+    outcome = train(start(CPU, torch.float32), CPU, job, plan_of(steps=2, warmup_steps=0, weight_decay=0.0), None)
+    assert torch.equal(weights(net), before)
+    assert outcome.loss_last == 0
+
+
 def test_students_trained_together_move_as_each_would_alone():
     one, two, alone = Net(1), Net(2), Net(2)
     run({"one": one, "two": two}, clip=0.05)

@@ -104,7 +104,8 @@ def encode(
         token_types: whether the model tells the two texts of a pair apart by token types.
 
     Raises:
-        UsageError: the tokenizer has no padding token or, of `tokens`, does not tell which word a token is of.
+        UsageError: the tokenizer has no padding token or, of `tokens`, does not tell which word a token is of or makes
+            no token of any labelled word.
     """
     if task.kind == "tokens" and not tokenizer.is_fast:
         raise UsageError(
@@ -135,11 +136,17 @@ def encode(
         if of_words:
             words += [_first_pieces(found.word_ids(i)) for i in range(len(portion))]
     words_T = np.concatenate(words) if words else None
+    labels = _labels(task, examples, words)
+    if of_words and labels is not None and not (labels != IGNORED).any():
+        raise UsageError(
+            f"{examples[0].where}: from here on the tokenizer makes no token of any word, so that no label is judged",
+            f"are the words blank? the first are {', '.join(map(repr, examples[0].texts[:3]))}",
+        )
     return Encoded(
         ids_T=np.concatenate(ids) if ids else np.empty(0, dtype=np.int32),
         types_T=np.concatenate(types) if types else None,
         ends=np.cumsum([len(row) for row in ids], dtype=np.int64),
-        labels=_labels(task, examples, words),
+        labels=labels,
         example=np.arange(len(ids)),
         truncated=truncated,
         pad_id=pad_id(tokenizer),
@@ -168,7 +175,7 @@ def _truncated(found: Any, max_length: int) -> int:
 
 def _first_pieces(words: Sequence[int | None]) -> Array:
     """The number of each word at its first piece, -1 at the others and at special tokens."""
-    before = [None, *words[:-1]]
+    before = [None, *words][: len(words)]
     return np.array([-1 if w is None or w == b else w for w, b in zip(words, before, strict=True)], dtype=np.int32)
 
 

@@ -170,6 +170,22 @@ def test_words_that_were_cut_off_have_no_label():
     assert [x for x in row(cut, 0, "labels") if x != IGNORED] == list(label[: len(kept)])
 
 
+@pytest.mark.parametrize("blank", ["", " ", "\t"])
+def test_words_without_any_token_are_not_judged_and_some_must_be(blank):
+    rows = encoded(TAGS, [(blank, blank), ("cat",)], [(1, 2), (1,)])
+    assert [x for x in rows.labels if x != IGNORED] == [1]
+    with pytest.raises(UsageError, match="^f:0: from here on the tokenizer makes no token of any word") as error:
+        encoded(TAGS, [(blank, blank), (blank,)], [(1, 2), (1,)])
+    assert f"the first are {blank!r}, {blank!r}" in error.value.hint
+    # Where labels are withheld, nothing is judged.
+    assert encoded(TAGS, [(blank,)]).labels is None
+
+
+def test_a_row_without_any_token():
+    rows = encode(TAGS, examples([(" ",), ("w1",)], [(1,), (2,)]), tiny_tokenizer(), max_length=9, token_types=False)
+    assert (rows.lengths.tolist(), rows.labels.tolist()) == ([0, 1], [2])
+
+
 def test_a_tokenizer_that_does_not_tell_words_apart_cannot_label_them(tmp_path):
     file = tmp_path / "vocab.txt"
     file.write_text("\n".join(["<cls>", "<pad>", "<eos>", "<unk>", *"LAGV", "<mask>"]), "utf-8")
