@@ -1,0 +1,142 @@
+"""One base in memory, many tasks: switching writes the next task's kept weights into the one set of matrices.
+
+A task holds a few bits a weight. A matrix of which few weights are kept is held as places and values and written tile
+by tile, so that a tile is still in the cache when its weights arrive; of others the bits are held, and the base is
+written through them. Measured on the 84.9 million weights of BERT-base at random masks, two busy cores, in turns, best
+of six: 3 % 50 ms (through bits 110), 10 % 150 (196), 20 % 172 (184). A plain copy took 53, 123 and 129 beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kdcli.errors import UsageError, did_you_mean
+from kdcli.models.matrices import Matrix, matrices
+from kdcli.sparse.load import with_head
+from kdcli.sparse.mask_file import MaskInfo, check_fit
+
+Array = np.ndarray[Any, Any]
+
+TILE = 1 << 16
+"""Weights of a tile: places within it fit 16 bits, and its 256 KB the cache of a core."""
+SCATTER_BELOW = 0.2
+"""Density up to which writing kept weights one by one beats multiplying."""
+
+
+class _Scattered:
+    """A mask as places and values of what is kept."""
+
+    def __init__(self, weight: Array, mask: Array) -> None:
+        self.values = weight[mask]
+        tiles = [np.flatnonzero(mask[at : at + TILE]).astype(np.uint16) for at in range(0, mask.size, TILE)]
+        self.tiles = tiles
+        self.ends = np.cumsum([0, *(len(t) for t in tiles)]).tolist()
+
+    def write(self, weight: Array, out: Array) -> None:
+        for n, places in enumerate(self.tiles):
+            tile = out[n * TILE : (n + 1) * TILE]
+            tile.fill(0)
+            tile[places.astype(np.intp)] = self.values[self.ends[n] : self.ends[n + 1]]
+
+
+class _Packed:
+    """A mask as bits."""
+
+    def __init__(self, weight: Array, mask: Array) -> None:
+        self.bits = np.packbits(mask)
+
+    def write(self, weight: Array, out: Array) -> None:
+        # 0 and 1 become no bit and all bits; a product would leave zeros with the sign of the weight.
+        kept = np.unpackbits(self.bits, count=out.size).view(np.int8)
+        np.bitwise_and(weight.view(np.int32), np.negative(kept, out=kept), out=out.view(np.int32))
+
+
+@dataclass(frozen=True)
+class _Entry:
+    model: PreTrainedModel
+    forms: list[_Scattered | _Packed]
+
+
+class Bank:
+    """Tasks on one base.
+
+    Args:
+        model: the encoder, on the CPU in float32; its matrices hold the weights of the task in use from the first `use`
+            on. The bank keeps a copy of them as they were.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._base: PreTrainedModel = model.base_model
+        self._matrices: list[Matrix] = matrices(model)
+        for matrix in self._matrices:
+            weight = matrix.linear.weight
+            if weight.device.type != "cpu" or weight.dtype != torch.float32:
+                raise UsageError(f"a bank needs its base on the CPU in float32, not {weight.dtype} on {weight.device}")
+        self._weights = [m.of(m.linear.weight.detach()).clone().reshape(-1).numpy() for m in self._matrices]
+        self._entries: dict[str, _Entry] = {}
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names of the tasks it holds."""
+        return tuple(self._entries)
+
+    def add(
+        self,
+        name: str,
+        masks: Mapping[str, Tensor],
+        *,
+        info: MaskInfo | None = None,
+        head: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Take a task in.
+
+        Args:
+            masks: by `Matrix.name`, bool [out, in].
+            info: names the class of the task's model and its settings; None for the bare encoder.
+            head: parameters by their names in that model; they stay in memory beside the base.
+
+        Raises:
+            UsageError: masks that do not fit the base, a head that does not fit its class, or a name that is taken.
+        """
+        if name in self._entries:
+            raise UsageError(f"the bank already holds a task {name}", "give this one another name")
+        check_fit(masks, self._base, f"the mask of {name}")
+        forms: list[_Scattered | _Packed] = []
+        for matrix, weight in zip(self._matrices, self._weights, strict=True):
+            mask = masks[matrix.name].cpu().reshape(-1).numpy()
+            sparse = np.count_nonzero(mask) <= SCATTER_BELOW * mask.size
+            forms.append((_Scattered if sparse else _Packed)(weight, mask))
+        model = self._base if info is None else with_head(self._base, info, head or {}, f"the head of {name}")
+        self._entries[name] = _Entry(model, forms)
+
+    def use(self, name: str) -> PreTrainedModel:
+        """Switch to a task; models that were given for other tasks compute with this one's weights from now on.
+
+        Returns:
+            The task's model, the same object at every call.
+
+        Raises:
+            UsageError: no such task.
+        """
+        if name not in self._entries:
+            raise UsageError(
+                f"the bank holds no task '{name}'{did_you_mean(name, self._entries)}",
+                f"it holds: {', '.join(self._entries) or 'none yet'}",
+            )
+        entry = self._entries[name]
+        for matrix, weight, form in zip(self._matrices, self._weights, entry.forms, strict=True):
+            target = matrix.of(matrix.linear.weight.detach())
+            # Rows that are picked one by one, or lie apart, are no view of the weight.
+            inside = matrix.rows is None or isinstance(matrix.rows, slice)
+            out = target.reshape(-1).numpy() if inside else np.empty_like(weight)
+            form.write(weight, out)
+            if not inside:
+                matrix.linear.weight.detach()[matrix.rows] = torch.from_numpy(out).view(target.shape)
+        return entry.model

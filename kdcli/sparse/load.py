@@ -1,0 +1,140 @@
+"""A model ready to use: a base under a mask with the head of its task, or a compacted directory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoModel, PreTrainedModel
+
+from kdcli.errors import UsageError
+from kdcli.models.load import load_config, load_weights
+from kdcli.models.matrices import matrices
+from kdcli.sparse.compact import COMPACT, compact_class
+from kdcli.sparse.mask_file import MaskFile, MaskInfo, apply_masks, check_base, read_mask
+
+PASSING = ("architectures", "dtype", "transformers_version", "_name_or_path", "torch_dtype", "auto_map")
+"""Settings of a configuration that say nothing about a task."""
+
+
+def load(base: str | Path, mask: str | Path | None = None, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Load a model, in float32 and eval mode.
+
+    Args:
+        base: hub id, directory or `demo`; a directory that `save_compact` wrote needs no `trust_remote_code`.
+        mask: a mask file made for this base; the model then has the head of the mask's task.
+
+    Returns:
+        The class that the mask names, or without a mask the one the base's configuration names.
+
+    Raises:
+        UsageError: see `kdcli.models.load`; a damaged mask file, or one made for other weights; a mask for a compacted
+            model, whose matrices are no longer the base's.
+    """
+    source = str(base)
+    config = load_config(source, trust_remote_code=trust_remote_code)
+    if hasattr(config, COMPACT):
+        if mask is not None:
+            raise UsageError(f"{source} is compacted already: masks are for the base it was made of")
+        return load_weights(source, compact_class(config)).eval()
+    if mask is None:
+        named = _class((config.architectures or [""])[0])
+        return load_weights(source, named or AutoModel, trust_remote_code=trust_remote_code).eval()
+    found = read_mask(Path(mask))
+    model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
+    return masked(model, found, source)
+
+
+def masked(model: PreTrainedModel, found: MaskFile, source: str) -> PreTrainedModel:
+    """Put a mask file onto a base encoder, whose removed weights become zero in place.
+
+    Args:
+        source: what the base is called in messages.
+
+    Raises:
+        UsageError: see `check_base` and `with_head`.
+    """
+    check_base(found, model, source)
+    apply_masks(model, found.masks)
+    return with_head(model, found.info, found.head, str(found.path))
+
+
+def task_part(model: PreTrainedModel, base: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What a task's model has that its base does not: `write_mask`'s head and `MaskInfo.config`.
+
+    Args:
+        model: with a head; its matrices may be masked.
+        base: the encoder as it was loaded.
+
+    Returns:
+        Parameters by their names in `model` without the masked matrices, and settings of the configuration that differ.
+    """
+    prefix, own = f"{model.base_model_prefix}.", base.state_dict()
+    masked_names = {f"{m.path}.weight" for m in matrices(base)}
+    head = {}
+    for name, tensor in model.state_dict().items():
+        # The prefix is not in a bare encoder's names.
+        inner = name.removeprefix(prefix)
+        if inner in masked_names or (inner in own and torch.equal(own[inner].cpu(), tensor.cpu())):
+            continue
+        head[name] = tensor
+    before = base.config.to_dict()
+    changed = {k: v for k, v in model.config.to_dict().items() if k not in PASSING and before.get(k) != v}
+    return head, changed
+
+
+def with_head(base: PreTrainedModel, info: MaskInfo, head: Mapping[str, Tensor], source: str) -> PreTrainedModel:
+    """A task's model around an encoder whose tensors it shares: what is written into one is seen by the other.
+
+    Args:
+        source: what the head is of, for messages.
+
+    Raises:
+        UsageError: no such class in transformers, or the head lacks parameters of it.
+    """
+    if info.architecture is None:
+        return base
+    task_class = _class(info.architecture)
+    if task_class is None:
+        raise UsageError(
+            f"{source} needs class {info.architecture}, which transformers {transformers.__version__} does not have"
+        )
+    config = copy.deepcopy(base.config)
+    for name, value in info.config.items():
+        # JSON has no numbers as keys.
+        setattr(config, name, {int(k): v for k, v in value.items()} if name == "id2label" else value)
+    with torch.device("meta"):
+        model: PreTrainedModel = task_class(config)
+    prefix = f"{model.base_model_prefix}."
+    shared = base.state_dict(keep_vars=True)
+    given = {name: shared.get(name.removeprefix(prefix)) for name in model.state_dict()} | dict(head)
+    given = {name: tensor for name, tensor in given.items() if tensor is not None}
+    missing = sorted(set(model.state_dict()) - set(given))
+    if missing:
+        raise UsageError(f"{source} lacks {len(missing)} tensors of {info.architecture}, for example {missing[0]}")
+    try:
+        model.load_state_dict(given, strict=False, assign=True)
+    except RuntimeError as error:
+        said = str(error).strip().splitlines()[-1].strip()
+        raise UsageError(f"{source} does not fit {info.architecture}: {said}") from None
+    _share_buffers(base, model.base_model)
+    return model.eval()
+
+
+def _share_buffers(base: nn.Module, other: nn.Module) -> None:
+    """Give a model built without memory the tables of positions that no file holds."""
+    for name, buffer in base.named_buffers():
+        path, _, leaf = name.rpartition(".")
+        owner = other.get_submodule(path)
+        if leaf in owner._buffers:
+            owner._buffers[leaf] = buffer
+
+
+def _class(name: str) -> type[PreTrainedModel] | None:
+    found = getattr(transformers, name, None) if name else None
+    return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None
