@@ -92,7 +92,7 @@ def scores_on_backends(
     evaluations: list[dict[str, Any]] = []
     comparisons: list[dict[str, Any]] = []
     for name, of in headed.items():
-        judge = Judge.of(data.task, data.sets, of.tokenizer, **features_of(recipe.data, data.task, of))
+        judge = Judge.of(data.task, data.sets, of.tokenizer, **features_of(recipe.data, data.task, of, as_tuned=True))
         plain: list[Prediction] = []
         for backend, precision in dict.fromkeys([PLAIN, *backends]):
             label = name if (backend, precision) == PLAIN else f"{name} on {backend} {precision}"

@@ -46,6 +46,7 @@ class Downstream:
     Attributes:
         train: None where nothing is trained.
         notes: what a reader of a report should know of the data.
+        max_length: tokens of a row at most.
     """
 
     accelerator: Accelerator
@@ -55,6 +56,7 @@ class Downstream:
     train: Features | None
     judge: Judge
     notes: list[str]
+    max_length: int
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def prepare(
         notes.append(f"judged on {data.split}")
     for note in notes:
         Progress.say(note)
-    return Downstream(accelerator, device, trust_remote_code, data, train, judge, notes), headed
+    return Downstream(accelerator, device, trust_remote_code, data, train, judge, notes, how["max_length"]), headed
 
 
 def open_judged(recipe: EvaluateRecipe | BenchmarkRecipe, model: str, *, trust_remote_code: bool) -> Labelled:
@@ -144,9 +146,22 @@ def load_model(recipe: FinetuneRecipe, task: Task, *, trust_remote_code: bool) -
     )
 
 
-def features_of(settings: LabelledSettings, task: Task, headed: Headed) -> dict[str, Any]:
-    """What `Features.of` wants to know; a model that cannot read so many tokens at once is given fewer."""
+def features_of(settings: LabelledSettings, task: Task, headed: Headed, *, as_tuned: bool = False) -> dict[str, Any]:
+    """What `Features.of` wants to know; a model that cannot read so many tokens at once is given fewer.
+
+    Args:
+        as_tuned: where the settings do not say how many tokens, those that the model was fine-tuned with are taken.
+    """
     length = settings.max_length or task.max_length
+    tuned = headed.max_length if as_tuned else None
+    if tuned is not None and tuned != length:
+        said = (
+            f"with {length}, as data.max_length says"
+            if settings.max_length
+            else f"so too, not with the task's {length}"
+        )
+        length = settings.max_length or tuned
+        Progress.say(f"{headed.source} was fine-tuned with {tuned} tokens a row and is judged {said}")
     positions = positions_of(headed.model.config)
     if positions is not None and positions < length:
         Progress.say(f"{headed.source} reads at most {positions} tokens, so data.max_length is {positions}")
@@ -240,6 +255,8 @@ def fit(task: Downstream, recipe: FinetuneRecipe, run_dir: RunDir, headed: Heade
     outcome = train(task.accelerator, task.device, job, plan, run_dir)
     if outcome.best_step is not None:
         Progress.say(f"the best weights are those of step {outcome.best_step}")
+    # Saved with the model, it tells whoever uses it, and `features_of`, at how many tokens rows were cut.
+    headed.tokenizer.model_max_length = task.max_length
     return Fitted(headed, outcome, _predictions(task.accelerator, task.device, task.judge, job))
 
 

@@ -51,9 +51,10 @@ class Extras:
 
 @dataclass(frozen=True)
 class _Judged:
-    """A model and what it said of all judged examples."""
+    """A model and what it said of all judged examples, of which it read at most `max_length` tokens a row."""
 
     headed: Headed
+    max_length: int
     judge: Judge
     predictions: list[Prediction]
 
@@ -132,9 +133,9 @@ def _judged(
         trust_remote_code=invocation.trust_remote_code,
     )
     Progress.say(f"{source}: {headed.note}")
-    how = features_of(recipe.data, data.task, headed)
+    how = features_of(recipe.data, data.task, headed, as_tuned=True)
     judge = Judge.of(data.task, data.sets, headed.tokenizer, **how)
-    return _Judged(headed, judge, judged(accelerator, device, judge, headed))
+    return _Judged(headed, how["max_length"], judge, judged(accelerator, device, judge, headed))
 
 
 def _report(
@@ -152,8 +153,8 @@ def _report(
         cards[name] = describe(of.headed.model, of.headed.source, where if where.is_dir() else None)
         rows = of.judge.features.rows
         cut = rows.truncated / max(1, sum(map(len, data.sets.values())))
-        said = "need more than one window" if data.task.kind == "span" else "were cut"
-        notes.append(f"{name}: {of.headed.note}; {cut:.1%} of the examples {said}")
+        said = "need more than one window of" if data.task.kind == "span" else "were cut at"
+        notes.append(f"{name}: {of.headed.note}; {cut:.1%} of the examples {said} {of.max_length} tokens")
     return finish(
         run_dir,
         command="evaluate",
@@ -214,7 +215,8 @@ def _said_of_test(
     for name, examples in data.sets.items():
         # Some test files come with labels; they are not looked at.
         blind = {name: [replace(e, label=None) for e in examples]}
-        judge = Judge.of(data.task, blind, headed.tokenizer, **features_of(recipe.data, data.task, headed))
+        how = features_of(recipe.data, data.task, headed, as_tuned=True)
+        judge = Judge.of(data.task, blind, headed.tokenizer, **how)
         found[name] = [p.value for p in judged(accelerator, device, judge, headed)]
     return found
 

@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from kdcli.errors import UsageError
 from kdcli.models.load import load_config, load_tokenizer, load_weights
@@ -51,6 +52,8 @@ class Headed:
     Attributes:
         note: what was found out about its head, for the log.
         token_types: whether it tells the texts of a pair apart by token types.
+        max_length: tokens of a row with which it was fine-tuned on this very task, as its tokenizer says; None where
+            nobody says.
     """
 
     model: PreTrainedModel
@@ -58,6 +61,7 @@ class Headed:
     source: str
     note: str
     token_types: bool
+    max_length: int | None = None
 
 
 def load_for_task(
@@ -98,7 +102,10 @@ def load_for_task(
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     if task.kind == "tokens" and _is_byte_level(tokenizer):
         tokenizer = _spaced(load_tokenizer(source, trust_remote_code=trust_remote_code, add_prefix_space=True))
+    max_length = None
     if misfit is None:
+        if getattr(config, "finetuning_task", None) == task.name and tokenizer.model_max_length < VERY_LARGE_INTEGER:
+            max_length = int(tokenizer.model_max_length)
         model = load_weights(source, auto, trust_remote_code=trust_remote_code)
         if label_map is not None:
             _permute(model, list(label_map))
@@ -110,7 +117,7 @@ def load_for_task(
         model = _with_new_head(source, config, task, seed, trust_remote_code)
         note = f"a new head: {misfit}"
     types = int(getattr(config, "type_vocab_size", 0) or 0) > 1
-    return Headed(model.eval(), tokenizer, source, note, types)
+    return Headed(model.eval(), tokenizer, source, note, types, max_length)
 
 
 def _what(kind: Kind) -> str:

@@ -115,6 +115,46 @@ def test_every_kind_is_judged_as_when_it_was_fine_tuned(tmp_path, kind):
     assert after.metrics[name] == pytest.approx(sum(map(exact, rows)) / count)
 
 
+@pytest.mark.parametrize("kind", ["pair", "span"])
+def test_a_model_reads_as_many_tokens_as_when_it_was_fine_tuned(tmp_path, kind):
+    """Rows long enough to be cut at 16 tokens, not at the task's 128 or 384."""
+    data, tuned = own_files.own(tmp_path / "data", kind, n=64, judged=24), tmp_path / "tuned"
+    lines = own_files.rows(kind, 24, seed=1)
+    column = "context" if kind == "span" else "premise"
+    write(data / "validation.jsonl", [row | {column: row[column] + " w40" * 30} for row in lines])
+    encoder = own_files.encoder(tmp_path / "encoder")
+    asked = [*QUICK, "--max-steps", "8", "--set", "data.max_length=16"]
+    asked = ["finetune", encoder, "--task", "own", "--data", data, *asked]
+    assert kdcli(*asked, "-o", tuned).exit_code == 0
+    saved = AutoTokenizer.from_pretrained(tuned)
+    assert saved.model_max_length == 16
+    assert AutoTokenizer.from_pretrained(encoder).model_max_length > 16
+
+    def judged(folder, *settings):
+        result = evaluate(folder, "--task", "own", "--data", data, "--set", "data.stride=4", *settings)
+        assert result.exit_code == 0, result.output
+        made = max((tmp_path / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
+        return report_of(made), said_by(result)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        same, said = judged(tuned)
+        assert same.evaluations[0].metrics == pytest.approx(report_of(tuned).evaluations[0].metrics, abs=1e-6)
+        task_length = 384 if kind == "span" else 128
+        assert f"was fine-tuned with 16 tokens a row and is judged so too, not with the task's {task_length}" in said
+        assert "16 tokens" in same.notes[0]
+        other, said = judged(tuned, "--set", "data.max_length=24")
+        assert "is judged with 24, as data.max_length says" in said
+        assert "24 tokens" in other.notes[0]
+        given, said = judged(tuned, "--set", "data.max_length=16")
+        assert "fine-tuned with" not in said
+        assert given.evaluations == same.evaluations
+        # Another task's length says nothing of this one.
+        config = json.loads((tuned / "config.json").read_text("utf-8"))
+        (tuned / "config.json").write_text(json.dumps(config | {"finetuning_task": "another"}), "utf-8")
+        assert "fine-tuned with" not in judged(tuned)[1]
+
+
 def test_two_models_are_compared_pair_by_pair(models, data, tmp_path):
     said = tmp_path / "said.jsonl"
     result = evaluate(*models, "--task", "own", "--data", data, "--predictions", said, "-o", tmp_path / "out")

@@ -174,7 +174,7 @@ def test_words_that_were_cut_off_have_no_label():
 def test_words_without_any_token_are_not_judged_and_some_must_be(blank):
     rows = encoded(TAGS, [(blank, blank), ("cat",)], [(1, 2), (1,)])
     assert [x for x in rows.labels if x != IGNORED] == [1]
-    with pytest.raises(UsageError, match="^f:0: from here on the tokenizer makes no token of any word") as error:
+    with pytest.raises(UsageError, match=r"^f:0: from here on the tokenizer makes no token of any word") as error:
         encoded(TAGS, [(blank, blank), (blank,)], [(1, 2), (1,)])
     assert f"the first are {blank!r}, {blank!r}" in error.value.hint
     # Where labels are withheld, nothing is judged.
