@@ -1,0 +1,186 @@
+"""Which weights stay, given a score for each: masking functions as pure functions. Nothing is sorted.
+
+The k-th largest score is bracketed by a regular sample, the scores are counted against the bracket, and only what lies
+between is looked at closely: about three passes over the scores, whether they are one matrix or all of a model, which
+are never concatenated. Scores are finite floats of any type; the masks are bool and lie on the scores' device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SAMPLE = 1 << 15
+"""Scores that bracket the k-th largest; the bracket then holds some hundredths of all."""
+
+WIDTH = 4.0
+"""Half the bracket in standard deviations of the sampled rank. A k-th score outside it costs time, nothing else."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Masks by matrix name, and the names of those that would have been empty and keep one weight instead."""
+
+    masks: dict[str, Tensor]
+    raised: tuple[str, ...] = ()
+
+
+def keep_top(scores: Tensor, keep: int) -> Tensor:
+    """Mask of the `keep` largest scores: exactly that many, among equal ones those of the lowest index.
+
+    Args:
+        scores: of any shape, which is the mask's.
+
+    Raises:
+        ValueError: `keep` is negative or more than there are.
+    """
+    return _keep_top([scores], keep)[0]
+
+
+def local(scores: Mapping[str, Tensor], density: float) -> Selection:
+    """The top `density` of each matrix by itself (SMP-L): round(density · numel), at least one."""
+    counts = {name: round(density * s.numel()) for name, s in scores.items()}
+    return _of_counts(scores, counts)
+
+
+def global_(scores: Mapping[str, Tensor], density: float) -> Selection:
+    """The top `density` of all scores together (SMP-G): round(density · total), and one for each empty matrix."""
+    total = sum(s.numel() for s in scores.values())
+    masks = dict(zip(scores, _keep_top(list(scores.values()), round(density * total)), strict=True))
+    return _raise_empty(scores, masks)
+
+
+def proportional(
+    scores: Mapping[str, Tensor], kinds: Mapping[str, str], density: float, temperature: float = 1.0
+) -> Selection:
+    """Densities in proportion to the mean sigmoid of the scores, among the matrices of one kind (SMP-S, eq. 5).
+
+        v_l = v · Λ · r(S_l) / Σ_k r(S_k),    r(S) = mean σ(S / p)
+
+    over the Λ matrices of a kind; the top v_l of each is kept. A v_l above 1 becomes 1, and the others of its kind
+    share what is left over. Each count is within one weight of v_l · numel and all of them sum to
+    round(density · total), save for matrices raised to one weight.
+
+    Args:
+        kinds: name → kind (Q, K, V, O, U, D, …).
+        temperature: p.
+    """
+    ideal: dict[str, float] = {}
+    of_kind: dict[str, list[str]] = {}
+    for name in scores:
+        of_kind.setdefault(kinds[name], []).append(name)
+    for names in of_kind.values():
+        sizes = [scores[n].numel() for n in names]
+        means = [float((scores[n].float() / temperature).sigmoid().mean()) for n in names]
+        ideal |= dict(zip(names, shares(sizes, means, density), strict=True))
+    total = sum(s.numel() for s in scores.values())
+    return _of_counts(scores, apportion(ideal, round(density * total)))
+
+
+def threshold(scores: Mapping[str, Tensor], tau: float) -> Selection:
+    """What has σ(S) > τ, 0 ≤ τ < 1 (SMP-T, soft movement); how much that is, the scores decide."""
+    # The sigmoid is monotone: comparing the scores with its inverse saves an exponential a weight.
+    limit = math.log(tau / (1 - tau)) if tau > 0 else -math.inf
+    return _raise_empty(scores, {name: s > limit for name, s in scores.items()})
+
+
+def shares(sizes: Sequence[int], weights: Sequence[float], density: float) -> list[float]:
+    """How many of `sizes` to keep: density · Σ sizes in all, densities in proportion to `weights` and none above 1."""
+    left, open_ = density * sum(sizes), list(range(len(sizes)))
+    found = [0.0] * len(sizes)
+    while open_:
+        factor = left / sum(sizes[i] * weights[i] for i in open_)
+        full = [i for i in open_ if factor * weights[i] > 1]
+        if not full:
+            for i in open_:
+                found[i] = factor * weights[i] * sizes[i]
+            break
+        # Each full one leaves more for the others, whose factor can only grow: no full one is ever reopened.
+        for i in full:
+            found[i] = float(sizes[i])
+            left -= sizes[i]
+        open_ = [i for i in open_ if i not in full]
+    return found
+
+
+def apportion(ideal: Mapping[str, float], total: int) -> dict[str, int]:
+    """Whole numbers that sum to `total`, each the ideal one rounded down or up: the largest remainders go up."""
+    counts = {name: math.floor(value) for name, value in ideal.items()}
+    missing = total - sum(counts.values())
+    by_remainder = sorted(ideal, key=lambda name: counts[name] - ideal[name])
+    for name in by_remainder[:missing]:
+        counts[name] += 1
+    return counts
+
+
+def _of_counts(scores: Mapping[str, Tensor], counts: Mapping[str, int]) -> Selection:
+    raised = tuple(name for name, count in counts.items() if count < 1)
+    return Selection({name: keep_top(s, max(1, counts[name])) for name, s in scores.items()}, raised)
+
+
+def _raise_empty(scores: Mapping[str, Tensor], masks: dict[str, Tensor]) -> Selection:
+    raised = tuple(name for name, mask in masks.items() if not bool(mask.any()))
+    return Selection(masks | {name: keep_top(scores[name], 1) for name in raised}, raised)
+
+
+def _keep_top(pieces: Sequence[Tensor], keep: int) -> list[Tensor]:
+    """Masks of the `keep` largest of all pieces; equal ones by piece, then by index."""
+    total = sum(p.numel() for p in pieces)
+    if not 0 <= keep <= total:
+        raise ValueError(f"cannot keep {keep} of {total}")
+    if keep in (0, total):
+        return [torch.full_like(p, bool(keep), dtype=torch.bool) for p in pieces]
+    limit = _kth(pieces, keep)
+    masks = [(p >= limit).contiguous() for p in pieces]
+    excess = sum(int(m.sum()) for m in masks) - keep
+    for piece, mask in zip(reversed(pieces), reversed(masks), strict=True):
+        if excess == 0:
+            break
+        ties = (piece == limit).flatten().nonzero()[:, 0]
+        out = ties[max(0, len(ties) - excess) :]
+        mask.view(-1)[out] = False
+        excess -= len(out)
+    return masks
+
+
+def _kth(pieces: Sequence[Tensor], rank: int) -> float:
+    """The `rank`-th largest (1-based) of all elements together."""
+    low, high = _bracket(pieces, rank)
+    above, between = 0, []
+    for piece in pieces:
+        is_above = piece > high
+        above += int(is_above.sum())
+        between.append(piece[(piece >= low).logical_xor_(is_above)])
+    inside = sum(len(b) for b in between)
+    if above < rank <= above + inside:
+        return _nth_largest(torch.cat(between), rank - above)
+    # Outside its bracket: only on the side where it is need anything be looked at.
+    if rank <= above:
+        return _nth_largest(torch.cat([p[p > high] for p in pieces]), rank)
+    return _nth_largest(torch.cat([p[p < low] for p in pieces]), rank - above - inside)
+
+
+def _bracket(pieces: Sequence[Tensor], rank: int) -> tuple[float, float]:
+    """Two values between which the `rank`-th largest very likely lies, both included."""
+    total = sum(p.numel() for p in pieces)
+    # An odd stride, so that it meets every column of a matrix and not one alone.
+    stride = (total // SAMPLE) | 1
+    sample = torch.cat([p.reshape(-1)[::stride] for p in pieces]).sort(descending=True).values
+    share = rank / total
+    middle, spread = share * len(sample), WIDTH * math.sqrt(len(sample) * share * (1 - share)) + 1
+    first, last = math.floor(middle - spread), math.ceil(middle + spread)
+    high = float(sample[first]) if first >= 0 else math.inf
+    low = float(sample[last]) if last < len(sample) else -math.inf
+    return low, high
+
+
+def _nth_largest(values: Tensor, rank: int) -> float:
+    low, high = values.aminmax()
+    # Equal scores, such as those before the first step, would make every selection algorithm slow.
+    if low == high:
+        return float(low)
+    return float(values.kthvalue(len(values) - rank + 1).values)

@@ -1,0 +1,169 @@
+"""Masking functions: counts are exact, ties have an order, densities are the paper's, whatever the scores."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kdcli.pruners import selection
+from kdcli.pruners.selection import apportion, global_, keep_top, local, proportional, shares, threshold
+
+
+def by_sorting(scores: torch.Tensor, keep: int) -> torch.Tensor:
+    """The definition: descending by score, then ascending by index."""
+    flat = scores.flatten().double().numpy()
+    order = np.lexsort((np.arange(len(flat)), -flat))
+    mask = torch.zeros(len(flat), dtype=torch.bool)
+    mask[torch.from_numpy(order[:keep].copy())] = True
+    return mask.view(scores.shape)
+
+
+def random(seed: int, *shape: int, levels: int = 0) -> torch.Tensor:
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return (drawn * levels).round() / levels if levels else drawn
+
+
+@given(
+    seed=st.integers(0, 99),
+    rows=st.integers(1, 40),
+    columns=st.integers(1, 40),
+    levels=st.sampled_from([0, 1, 3]),
+    share=st.floats(0, 1),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
+)
+def test_exactly_the_largest_are_kept_and_the_first_among_equals(seed, rows, columns, levels, share, dtype):
+    scores = random(seed, rows, columns, levels=levels).to(dtype)
+    keep = round(share * scores.numel())
+    assert torch.equal(keep_top(scores, keep), by_sorting(scores, keep))
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3000, 30_000, 149_999, 299_999])
+@pytest.mark.parametrize("kind", ["normal", "one value", "mostly one value", "rising"])
+def test_large_matrices_are_selected_through_a_sample(keep, kind):
+    scores = random(1, 300, 1000)
+    if kind == "one value":
+        scores.zero_()
+    elif kind == "mostly one value":
+        scores[scores < 2] = 0
+    elif kind == "rising":
+        scores = torch.arange(300_000.0).view(300, 1000)
+    assert scores.numel() > 4 * selection.SAMPLE
+    assert torch.equal(keep_top(scores, keep), by_sorting(scores, keep))
+
+
+@pytest.mark.parametrize("at", ["above", "below"])
+def test_a_sample_that_misleads_costs_no_exactness(at, monkeypatch):
+    scores = random(2, 300, 1000)
+    monkeypatch.setattr(selection, "_bracket", lambda *_: (-9.0, -8.0) if at == "above" else (8.0, 9.0))
+    assert torch.equal(keep_top(scores, 1234), by_sorting(scores, 1234))
+
+
+def test_a_transposed_matrix_is_selected_as_it_is_indexed():
+    scores = random(3, 7, 5, levels=1).T
+    assert torch.equal(keep_top(scores, 11), by_sorting(scores, 11))
+
+
+@pytest.mark.parametrize("keep", [-1, 13])
+def test_more_than_there_are_cannot_be_kept(keep):
+    with pytest.raises(ValueError, match="of 12"):
+        keep_top(torch.zeros(3, 4), keep)
+
+
+def model_scores(seed: int, layers: int, levels: int = 0) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    shapes = {"Q": (8, 12), "U": (24, 12), "D": (12, 24)}
+    scores = {
+        f"{n}.{k}": random(seed + 10 * n, *shape, levels=levels) * n - n
+        for n in range(1, layers + 1)
+        for k, shape in shapes.items()
+    }
+    return scores, {name: name.split(".")[1] for name in scores}
+
+
+def kept(chosen: selection.Selection) -> dict[str, int]:
+    return {name: int(mask.sum()) for name, mask in chosen.masks.items()}
+
+
+@given(seed=st.integers(0, 99), layers=st.integers(1, 5), density=st.floats(0.0, 1), levels=st.sampled_from([0, 1]))
+def test_local_keeps_the_top_of_each_matrix(seed, layers, density, levels):
+    scores, _ = model_scores(seed, layers, levels)
+    chosen = local(scores, density)
+    for name, mask in chosen.masks.items():
+        assert torch.equal(mask, by_sorting(scores[name], max(1, round(density * scores[name].numel()))))
+    assert chosen.raised == tuple(n for n, s in scores.items() if round(density * s.numel()) == 0)
+
+
+@given(seed=st.integers(0, 99), layers=st.integers(1, 5), density=st.floats(0.0, 1), levels=st.sampled_from([0, 1]))
+def test_global_keeps_the_top_of_all_together(seed, layers, density, levels):
+    scores, _ = model_scores(seed, layers, levels)
+    together = torch.cat([s.flatten() for s in scores.values()])
+    expected = by_sorting(together, round(density * len(together))).split([s.numel() for s in scores.values()])
+    chosen = global_(scores, density)
+    empty = []
+    for (name, mask), of_all in zip(chosen.masks.items(), expected, strict=True):
+        if of_all.any():
+            assert torch.equal(mask.flatten(), of_all)
+        else:
+            empty.append(name)
+            assert torch.equal(mask, by_sorting(scores[name], 1))
+    assert chosen.raised == tuple(empty)
+
+
+def densities_of_the_paper(sums: np.ndarray, density: float) -> np.ndarray:
+    """Equal sizes; bisection over the factor of min(1, factor · r), in float64."""
+    low, high = 0.0, 1 / sums.min()
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.minimum(1, middle * sums).mean() < density else (low, middle)
+    return np.minimum(1, high * sums)
+
+
+@given(
+    seed=st.integers(0, 99),
+    layers=st.integers(1, 6),
+    density=st.floats(0.02, 1),
+    temperature=st.sampled_from([0.25, 1.0, 4.0]),
+)
+def test_proportional_densities_are_the_papers_clipped_and_redistributed(seed, layers, density, temperature):
+    scores, kinds = model_scores(seed, layers)
+    chosen = proportional(scores, kinds, density, temperature)
+    counts = kept(chosen)
+    for kind in "QUD":
+        names = [n for n in scores if kinds[n] == kind]
+        sums = np.array([(1 / (1 + np.exp(-scores[n].double().numpy() / temperature))).mean() for n in names])
+        expected = densities_of_the_paper(sums, density)
+        for name, share in zip(names, expected, strict=True):
+            assert abs(counts[name] - max(1.0, share * scores[name].numel())) <= 1 + 1e-3
+            assert torch.equal(chosen.masks[name], by_sorting(scores[name], counts[name]))
+    total = sum(s.numel() for s in scores.values())
+    assert sum(counts.values()) - len(chosen.raised) == round(density * total)
+
+
+def test_proportional_without_clipping_is_the_formula():
+    scores = {"1.Q": torch.full((10, 10), -2.0), "2.Q": torch.zeros(10, 10), "3.Q": torch.full((10, 10), 1.0)}
+    r = torch.tensor([-2.0, 0.0, 1.0], dtype=torch.float64).sigmoid()
+    counts = kept(proportional(scores, dict.fromkeys(scores, "Q"), 0.4))
+    expected = (0.4 * 3 * 100 * r / r.sum()).tolist()
+    assert all(abs(counts[n] - e) < 1 for n, e in zip(scores, expected, strict=True))
+    assert sum(counts.values()) == 120
+
+
+def test_a_share_above_one_goes_to_the_others():
+    # 0.6 · 3 / (0.9 + 0.5 + 0.1) = 1.2: 1.08, 0.6, 0.12; then 0.8 for 0.5 and 0.1.
+    assert shares([100, 100, 100], [0.9, 0.5, 0.1], 0.6) == pytest.approx([100, 66.66667, 13.33333])
+    assert shares([100, 300], [0.5, 0.5], 1.0) == [100, 300]
+
+
+def test_the_largest_remainders_are_rounded_up():
+    assert apportion({"a": 1.2, "b": 2.7, "c": 0.1}, 4) == {"a": 1, "b": 3, "c": 0}
+
+
+def test_threshold_compares_the_sigmoid_and_leaves_no_matrix_empty():
+    scores = {"1.Q": torch.tensor([[-3.0, -2.0, 0.5]]), "2.Q": torch.tensor([[-9.0, -8.0, -7.0]])}
+    chosen = threshold(scores, 0.1)
+    assert chosen.masks["1.Q"].tolist() == [[False, True, True]]
+    assert chosen.masks["2.Q"].tolist() == [[False, False, True]]
+    assert chosen.raised == ("2.Q",)
+    assert all(mask.all() for mask in threshold(scores, 0.0).masks.values())
