@@ -111,11 +111,17 @@ def downstream_recipe(settings: DownstreamSettings, task: str, seed: int) -> Res
     """How a task of `eval` is fine-tuned on: its shipped recipe if there is one, with the overrides.
 
     Raises:
-        UsageError: an override that `finetune` does not know.
+        UsageError: an override that `finetune` does not know; a directory of several tasks without this one's.
     """
     source = settings.source
     if source is not None and (Path(source) / task).is_dir():
         source = str(Path(source) / task)
+    elif source is not None and Path(source).is_dir() and len(settings.tasks) > 1:
+        there = ", ".join(sorted(f"{p.name}/" for p in Path(source).iterdir() if p.is_dir())) or "none"
+        raise UsageError(
+            f"eval.source={source} has no folder {task}/ for the task {task}; there are {there}",
+            "of several tasks each has a folder of its name",
+        )
     options = {"task": task, "data.source": source, "train.seed": seed} | dict(_flatten(settings.overrides))
     return resolve(FinetuneRecipe, recipe=task if task in shipped("finetune") else None, options=options)
 

@@ -388,6 +388,17 @@ class TestDownstreamRecipe:
         assert downstream_recipe(given, "sst2", 0).recipe.data.source == str(tmp_path / "sst2")
         assert downstream_recipe(given, "cola", 0).recipe.data.source == str(tmp_path)
 
+    def test_of_several_tasks_each_has_a_folder(self, tmp_path):
+        for name in ("sst2", "own"):
+            (tmp_path / name).mkdir()
+        given = DownstreamSettings(source=str(tmp_path), tasks=["sst2", "cola"])
+        assert downstream_recipe(given, "sst2", 0).recipe.data.source == str(tmp_path / "sst2")
+        with pytest.raises(UsageError) as error:
+            downstream_recipe(given, "cola", 0)
+        assert error.value.message == (
+            f"eval.source={tmp_path} has no folder cola/ for the task cola; there are own/, sst2/"
+        )
+
     def test_overrides_are_over_the_recipe_and_the_seed(self):
         overrides = {"train": {"epochs": 1.0, "seed": 3}, "keep": "best", "data": {"max_length": 64}}
         found = downstream_recipe(DownstreamSettings(overrides=overrides), "cola", 7)

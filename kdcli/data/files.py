@@ -26,8 +26,13 @@ from kdcli.errors import UsageError
 FORMATS = ("txt", "jsonl", "csv", "parquet")
 SPLIT = re.compile(r"(train|validation|test)(_[a-z]+)?")
 ROWS_AT_ONCE = 128
+NAMES_SAID = 12
 Row = tuple[str, Mapping[str, Any]]
 """Where a row stands (`file:line`), and its columns."""
+
+
+class NotFound(UsageError):
+    """There is no data where it was looked for; whoever knows what it was for can say what should be there."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,8 @@ class Source:
         """The rows of a split, file by file, each with the name of what holds them.
 
         Raises:
-            UsageError: no such split; while iterating: unreadable or malformed (file and line are named).
+            NotFound: no such split.
+            UsageError: while iterating: unreadable or malformed (file and line are named).
         """
         if self.hub:
             if not self.has(split):
@@ -85,7 +91,7 @@ class Source:
             yield f"{self.name} {split}", _hub_rows(*self.hub, split)
             return
         if split not in self.files:
-            raise UsageError(f"{self.name} has no {split} split; it has {', '.join(self.files) or 'none'}")
+            raise NotFound(f"{self.name} has no {split} split; it has {', '.join(self.files) or 'none'}")
         for file in self.files[split]:
             yield str(file), _rows(file)
 
@@ -94,7 +100,8 @@ def open_source(source: str) -> Source:
     """Find out what a `--data` value means.
 
     Raises:
-        UsageError: no such file, no known format in a directory.
+        NotFound: no such file, nothing of a known format in a directory.
+        UsageError: a file of another format.
     """
     if source == "demo":
         return Source(source, {})
@@ -106,18 +113,31 @@ def open_source(source: str) -> Source:
         known = sorted(p for p in path.iterdir() if p.is_file() and _is_known(p) and not p.name.startswith("."))
         named = {s: tuple(p for p in known if _split(p) == s) for s in dict.fromkeys(map(_split, known)) if s}
         if not known:
-            raise UsageError(
-                f"{path} has no file of a known format",
+            raise NotFound(
+                f"{path} has no file of a known format; it holds {held_by(path)}",
                 f"it should hold train.* and perhaps validation.* with one of {', '.join('.' + f for f in FORMATS)} "
                 "(or .gz of these)",
             )
         return Source(source, named or {"train": tuple(known)})
     if source.startswith((".", "/", "~")) or source.count("/") != 1:
-        raise UsageError(
-            f"no data at {source}", "give a file, a directory, a hub id like owner/name[:config], or 'demo'"
+        raise NotFound(
+            f"no data at {source}{_beside(source)}",
+            "give a file, a directory, a hub id like owner/name[:config], or 'demo'",
         )
     name, _, config = source.partition(":")
     return Source(source, {}, (name, config or None))
+
+
+def _beside(source: str) -> str:
+    """What is in the directory where something was looked for in vain, for messages."""
+    folder = Path(source).expanduser().parent
+    return f"; {folder} holds {held_by(folder)}" if "/" in source and folder.is_dir() else ""
+
+
+def held_by(folder: Path) -> str:
+    """What is in a directory, for messages."""
+    names = sorted(f"{p.name}{'/' if p.is_dir() else ''}" for p in folder.iterdir() if not p.name.startswith("."))
+    return (", ".join(names[:NAMES_SAID]) or "nothing") + (" …" if len(names) > NAMES_SAID else "")
 
 
 def _is_known(path: Path) -> bool:
@@ -265,10 +285,10 @@ def _hub_rows(name: str, config: str | None, split: str) -> Iterator[Row]:
         raise _no_hub(name, config, error) from None
 
 
-def _no_hub(name: str, config: str | None, error: Exception) -> UsageError:
+def _no_hub(name: str, config: str | None, error: Exception) -> NotFound:
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return UsageError(
+    return NotFound(
         f"data '{name}{':' + config if config else ''}' is neither a file nor a directory and cannot be had from the "
-        f"hub: {first}",
+        f"hub: {first}{_beside(name)}",
         "offline, give --data a file or directory (.txt, .jsonl, .csv, .parquet), or try --data demo",
     )

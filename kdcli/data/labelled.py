@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from kdcli.data import demo
 from kdcli.data.examples import example_of
-from kdcli.data.files import Row, Source, open_source
+from kdcli.data.files import FORMATS, NotFound, Row, Source, held_by, open_source
 from kdcli.data.own import own_task
 from kdcli.data.tasks import OWN, task_of
 from kdcli.errors import UsageError
@@ -68,56 +69,100 @@ def open_labelled(
     Raises:
         UsageError: unknown task, no such data, or rows that do not fit the task (file and row are named).
     """
-    columns = columns or {}
+    with _expected(name, split, training):
+        task = _task(name, columns or {}, source, train_source, split, training, labels, log)
+        train: list[Example] = []
+        trained_set = ""
+        if training:
+            opened, of_split, trained_set = _training(task, source, train_source)
+            train = _drawn(_read(task, opened, of_split), train_rows)
+        found = _judged(task, source, split, training, log)
+        if not found and training and split == "validation":
+            train, held = _hold_back(train)
+            log(f"there is no validation split: {len(held):,} of the training examples are held back to judge by")
+            sets = {trained_set: _drawn(held, judged_rows)}
+            return Labelled(_with_sets(task, list(sets)), train, sets, "held back from train")
+        if not found:
+            there = f"; it holds {held_by(Path(source))}" if source and Path(source).is_dir() else ""
+            raise NotFound(f"no {split} split in {source}{there}")
+        # One file that has no split in its name is all there is; it is called what it is.
+        split = "train" if {p for _, p in found.values()} == {"train"} else split
+        sets = {s: _drawn(_read(task, o, p, withheld=withheld), judged_rows) for s, (o, p) in found.items()}
+        return Labelled(_with_sets(task, list(sets)), train, sets, split)
+
+
+@contextmanager
+def _expected(name: str, split: str, training: bool) -> Iterator[None]:
+    """What is not there is answered with what should be."""
+    try:
+        yield
+    except NotFound as error:
+        raise UsageError(
+            f"task {name}: {error.message}",
+            f"give --data PATH (of distill: eval.source): {_layout(name, split, training)}",
+        ) from None
+
+
+def _layout(name: str, split: str, training: bool) -> str:
+    """The files that a task is read from, and their columns, in words."""
+    formats = f"({', '.join(f'.{f}' for f in FORMATS if f != 'txt')}, each also .gz)"
+    needed = ["train.*"] if training else []
     if name == OWN:
-        if source is None:
-            raise UsageError("task 'own' needs --data", "give a file or a directory with train.* and validation.*")
-        opened = open_source(train_source if training and train_source is not None else source)
-        shown = split if not training and opened.has(split) else "train"
-        task = own_task((row for _, row in _rows(opened, shown)), columns, log)
-        if labels is not None and set(task.labels) <= set(labels):
-            task = replace(task, labels=labels)
+        perhaps = " and perhaps validation.*" if training and split == "validation" else ""
+        files = " and ".join(needed if perhaps else [*needed, f"{split}.*"])
+        return f"a file, or a directory with {files}{perhaps} {formats}"
+    task = task_of(name)
+    if "{set}" in task.split:
+        needed += [f"{split}_{s}.*" for s in task.sets]
+    elif task.sets:
+        needed = [f"train.* or {task.sets[0]}/train.*"] if training else []
+        needed.append(f"LANGUAGE/{split}.* (LANGUAGE: {', '.join(task.sets)})")
     else:
+        needed.append(f"{split}.*")
+    columns = [*task.texts, f"{task.label} ({', '.join(task.labels)})" if task.labels else task.label]
+    return f"a directory with {', '.join(needed)} {formats} and the columns {', '.join(columns)}"
+
+
+def _task(
+    name: str,
+    columns: Mapping[str, str | list[str]],
+    source: str | None,
+    train_source: str | None,
+    split: str,
+    training: bool,
+    labels: tuple[str, ...] | None,
+    log: Callable[[str], None],
+) -> Task:
+    """The row of a named task, or that of the user's own rows; see `open_labelled`."""
+    if name != OWN:
         task = task_of(name)
         if columns:
             raise UsageError(f"data.columns is for --task own; task {name} reads {', '.join(task.texts)}, {task.label}")
-    train: list[Example] = []
-    if training:
-        train = _drawn(_read(task, *_training(task, source, train_source)), train_rows)
-    found = _judged(task, source, split, training, log)
-    if not found and training and split == "validation":
-        train, held = _hold_back(train)
-        log(f"there is no validation split: {len(held):,} of the training examples are held back to judge by")
-        return Labelled(_with_sets(task, [""]), train, {"": _drawn(held, judged_rows)}, "held back from train")
-    if not found:
-        raise UsageError(
-            f"task {task.name}: no {split} split in {source or task.hub}", f"it should hold {split}.* (see docs)"
-        )
-    # One file that has no split in its name is all there is; it is called what it is.
-    split = "train" if {p for _, p in found.values()} == {"train"} else split
-    sets = {s: _drawn(_read(task, o, p, withheld=withheld), judged_rows) for s, (o, p) in found.items()}
-    return Labelled(_with_sets(task, list(sets)), train, sets, split)
+        return task
+    if source is None:
+        raise UsageError("task 'own' needs --data", "give a file or a directory with train.* and validation.*")
+    opened = open_source(train_source if training and train_source is not None else source)
+    shown = split if not training and opened.has(split) else "train"
+    task = own_task((row for _, row in _rows(opened, shown)), columns, log)
+    return replace(task, labels=labels) if labels is not None and set(task.labels) <= set(labels) else task
 
 
 def _with_sets(task: Task, names: list[str]) -> Task:
     return replace(task, sets=tuple(n for n in names if n))
 
 
-def _training(task: Task, source: str | None, train_source: str | None) -> tuple[Source, str]:
+def _training(task: Task, source: str | None, train_source: str | None) -> tuple[Source, str, str]:
+    """Where the training split is, and of which set it is."""
+    of = task.sets[0] if task.sets else ""
     if train_source is not None:
-        return open_source(train_source), "train"
+        return open_source(train_source), "train", of
     if source is None:
         where = task.hub_train or task.hub
-        return (open_source("demo"), "train") if where is None else (_hub(where, ""), "train")
-    inside = [name for name in task.sets if (Path(source) / name).is_dir()]
-    try:
-        opened = open_source(source)
-    except UsageError:
-        if not inside:
-            raise
-    else:
-        if opened.has("train") or not inside:
-            return opened, "train"
+        return (open_source("demo") if where is None else _hub(where, "")), "train", of
+    inside = _folders(task, source)
+    opened = _files(source, inside)
+    if opened is not None and (opened.has("train") or not inside):
+        return opened, "train", of
     # Only folders of sets: the first one, English, is what cross-lingual tasks are trained on.
     first = open_source(str(Path(source) / inside[0]))
     if not first.has("train"):
@@ -125,7 +170,22 @@ def _training(task: Task, source: str | None, train_source: str | None) -> tuple
             f"task {task.name}: no training split in {source} nor in {inside[0]}/ below it",
             "--set data.train=SOURCE names data of the same form to train on",
         )
-    return first, "train"
+    return first, "train", inside[0]
+
+
+def _folders(task: Task, source: str) -> list[str]:
+    """The sets that have a folder of their own."""
+    return [name for name in task.sets if (Path(source) / name).is_dir()]
+
+
+def _files(source: str, folders: list[str]) -> Source | None:
+    """A source itself; None where it is nothing but folders of sets."""
+    try:
+        return open_source(source)
+    except NotFound:
+        if not folders:
+            raise
+        return None
 
 
 def _judged(
@@ -138,19 +198,20 @@ def _judged(
         named = task.split if split == "validation" else task.split.replace("validation", split)
         return {s: (_hub(task.hub, s), named.replace("{set}", s)) for s in task.sets or ("",)}
     found: dict[str, tuple[Source, str]] = {}
-    for name in task.sets:
-        inside = Path(str(source)) / name
-        if inside.is_dir() and open_source(str(inside)).has(split):
-            found[name] = open_source(str(inside)), split
-    if not found:
-        opened = open_source(str(source))
-        if not training and list(opened.files) == ["train"]:
+    inside = _folders(task, str(source))
+    for name in inside:
+        opened = open_source(str(Path(str(source)) / name))
+        if opened.has(split):
+            found[name] = opened, split
+    whole = None if found else _files(str(source), inside)
+    if whole is not None:
+        if not training and list(whole.files) == ["train"]:
             # One file, or files without the name of a split: all there is to judge.
-            return {"": (opened, "train")}
-        found = {name: (opened, f"{split}_{name}") for name in task.sets if opened.has(f"{split}_{name}")}
-        if not found and opened.has(split):
+            return {"": (whole, "train")}
+        found = {name: (whole, f"{split}_{name}") for name in task.sets if whole.has(f"{split}_{name}")}
+        if not found and whole.has(split):
             # A plain split is the first set: matched, or English.
-            found = {task.sets[0] if task.sets else "": (opened, split)}
+            found = {task.sets[0] if task.sets else "": (whole, split)}
     missing = [s for s in task.sets if s not in found]
     if found and missing:
         log(f"{task.name}: judged on {', '.join(found)}; not there: {', '.join(missing)}")

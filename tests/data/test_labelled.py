@@ -153,6 +153,26 @@ def test_the_training_split_may_lie_elsewhere(tmp_path):
     assert "data.train" in missing.hint
 
 
+def test_folders_of_languages_without_any_validation_split_hold_some_of_the_training_examples_back(tmp_path):
+    for begin, language in ((0, "en"), (900, "de")):
+        put(tmp_path / language / "train.jsonl", nli(30, begin))
+    said: list[str] = []
+    found = read("xnli", tmp_path, said)
+    assert {name: len(e) for name, e in found.sets.items()} == {"en": 3}
+    assert (found.task.sets, found.split) == (("en",), "held back from train")
+    assert sorted(ids(found.train) + ids(found.sets["en"])) == list(range(30))
+    assert said == ["there is no validation split: 3 of the training examples are held back to judge by"]
+    # The same without English, and from files that are not in folders.
+    (tmp_path / "en" / "train.jsonl").unlink()
+    (tmp_path / "en").rmdir()
+    assert list(read("xnli", tmp_path).sets) == ["de"]
+    put(tmp_path / "plain" / "train.jsonl", nli(30))
+    assert list(read("mnli", tmp_path / "plain").sets) == ["matched"]
+    for split in ("validation", "test"):
+        wrong = refused("xnli", tmp_path, split=split, training=False)
+        assert wrong.message == f"task xnli: no {split} split in {tmp_path}; it holds de/, plain/"
+
+
 def test_a_training_split_beside_the_folders_of_languages_comes_first(tmp_path):
     put(tmp_path / "train.jsonl", nli(9, 50))
     put(tmp_path / "en" / "train.jsonl", nli(9))
@@ -305,6 +325,57 @@ def test_a_file_cut_off_in_the_middle_is_refused_by_name(tmp_path, task):
 def test_the_row_that_is_wrong_is_named(tmp_path):
     put(tmp_path / "train.jsonl", [*sentences(5), {"sentence": "w1", "label": 9}])
     assert refused("cola", tmp_path).message.startswith(f"{tmp_path / 'train.jsonl'}:6: 'label'")
+
+
+FORMATS = "(.jsonl, .csv, .parquet, each also .gz)"
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "expected"),
+    [
+        (
+            "sst2",
+            {},
+            f"a directory with train.*, validation.* {FORMATS} and the columns sentence, label (negative, pos",
+        ),
+        (
+            "sst2",
+            {"split": "test", "training": False},
+            f"a directory with test.* {FORMATS} and the columns sentence, l",
+        ),
+        ("mnli", {}, "a directory with train.*, validation_matched.*, validation_mismatched.* (.jsonl"),
+        ("xnli", {}, "a directory with train.* or en/train.*, LANGUAGE/validation.* (LANGUAGE: en, fr, es, "),
+        ("mlqa", {"training": False}, "a directory with LANGUAGE/validation.* (LANGUAGE: en, es, de, ar, hi, vi, zh) "),
+        ("stsb", {}, "and the columns sentence1, sentence2, label"),
+        ("own", {}, f"a file, or a directory with train.* and perhaps validation.* {FORMATS}"),
+        ("own", {"split": "test"}, f"a file, or a directory with train.* and test.* {FORMATS}"),
+    ],
+)
+def test_what_is_not_there_is_answered_with_what_is_and_what_should_be(tmp_path, monkeypatch, name, how, expected):
+    put(tmp_path / "tasks" / "rte" / "train.jsonl", nli(3))
+    (tmp_path / "tasks" / "notes.md").write_text("w1", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    for source, message in (
+        ("tasks", "tasks has no file of a known format; it holds notes.md, rte/"),
+        (f"{tmp_path}/tasks/qqp", f"no data at {tmp_path}/tasks/qqp; {tmp_path}/tasks holds notes.md, rte/"),
+        # Like a hub id, and not to be had from there.
+        ("tasks/qqp", "data 'tasks/qqp' is neither a file nor a directory and cannot be had from the hub: "),
+    ):
+        wrong = refused(name, source, **how)
+        assert wrong.message.startswith(f"task {name}: {message}")
+        assert wrong.hint.startswith("give --data PATH (of distill: eval.source): a ")
+        assert expected in wrong.hint
+    assert wrong.message.endswith("; tasks holds notes.md, rte/")
+    if name != "own":
+        wrong = refused(name, None, **how)
+        assert f"task {name}: data '" in wrong.message
+        assert "cannot be had from the hub" in wrong.message
+        assert expected in wrong.hint
+    put(tmp_path / "tasks" / "validation.jsonl", nli(3))
+    if how.get("training", True):
+        wrong = refused(name, "tasks", **how)
+        assert wrong.message == f"task {name}: tasks has no train split; it has validation"
+        assert expected in wrong.hint
 
 
 @pytest.mark.parametrize("source", ["nowhere", "./nowhere"])
