@@ -1,8 +1,8 @@
 """Documents from a source: text, jsonl, csv or parquet (each also gzipped), a directory of them, a hub id, or `demo`.
 
-Everything streams; no file is ever held whole, but for a .parquet.gz. Rules: a line of a .txt file is a document; the
-other formats hold a document a row, in the column given, else `text`, else the only column of strings. What is blank or
-null is skipped.
+Everything streams; no file is ever held whole: a .parquet.gz is unpacked to a temporary file. Rules: a line of a .txt
+file is a document; the other formats hold a document a row, in the column given, else `text`, else the only column of
+strings. What is blank or null is skipped.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import codecs
 import csv
 import functools
 import gzip
-import io
 import json
 import re
+import shutil
+import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from kdcli.errors import UsageError
 FORMATS = ("txt", "jsonl", "csv", "parquet")
 SPLIT = re.compile(r"(train|validation|test)(_[a-z]+)?")
 ROWS_AT_ONCE = 128
+UNPACKED_AT_ONCE = 1 << 20
 NAMES_SAID = 12
 Row = tuple[str, Mapping[str, Any]]
 """Where a row stands (`file:line`), and its columns."""
@@ -248,12 +250,15 @@ def _parquet(path: Path, file: IO[bytes]) -> Iterator[Row]:
 
     number = 0
     try:
-        # Parquet is read from its end, which a gzip stream can only reach by unpacking all of it.
-        table = pq.ParquetFile(io.BytesIO(file.read()) if path.suffix == ".gz" else file)
-        for batch in table.iter_batches(batch_size=ROWS_AT_ONCE):
-            for row in batch.to_pylist():
-                number += 1
-                yield f"{path}:{number}", row
+        with tempfile.TemporaryFile() as unpacked:
+            if path.suffix == ".gz":
+                # Parquet is read from its end, which a gzip stream can only reach by unpacking all of it.
+                shutil.copyfileobj(file, unpacked, UNPACKED_AT_ONCE)
+            table = pq.ParquetFile(unpacked if path.suffix == ".gz" else file)
+            for batch in table.iter_batches(batch_size=ROWS_AT_ONCE):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}:{number}", row
     except UnicodeDecodeError:
         raise UsageError(f"{path}: one of the rows {number + 1} … {number + ROWS_AT_ONCE} is not UTF-8") from None
     except pa.ArrowException as error:
