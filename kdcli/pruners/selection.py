@@ -17,6 +17,9 @@ from torch import Tensor
 SAMPLE = 1 << 15
 """Scores that bracket the k-th largest; the bracket then holds some hundredths of all."""
 
+MASKINGS = ("local", "global", "proportional")
+"""Names of the masking functions that keep a given density, see `select`."""
+
 WIDTH = 4.0
 """Half the bracket in standard deviations of the sampled rank. A k-th score outside it costs time, nothing else."""
 
@@ -39,6 +42,21 @@ def keep_top(scores: Tensor, keep: int) -> Tensor:
         ValueError: `keep` is negative or more than there are.
     """
     return _keep_top([scores], keep)[0]
+
+
+def select(
+    masking: str, scores: Mapping[str, Tensor], kinds: Mapping[str, str], density: float, temperature: float = 1.0
+) -> Selection:
+    """Masks of a density by the masking function of that name.
+
+    Args:
+        masking: one of `MASKINGS`.
+        scores: name → scores [rows, in].
+        kinds: name → kind of matrix; `kinds` and `temperature` are those of `proportional`, others need none.
+    """
+    if masking == "proportional":
+        return proportional(scores, kinds, density, temperature)
+    return {"local": local, "global": global_}[masking](scores, density)
 
 
 def local(scores: Mapping[str, Tensor], density: float) -> Selection:
@@ -136,7 +154,7 @@ def _keep_top(pieces: Sequence[Tensor], keep: int) -> list[Tensor]:
         return [torch.full_like(p, bool(keep), dtype=torch.bool) for p in pieces]
     limit = _kth(pieces, keep)
     masks = [(p >= limit).contiguous() for p in pieces]
-    excess = sum(int(m.sum()) for m in masks) - keep
+    excess = sum(int(m.count_nonzero()) for m in masks) - keep
     for piece, mask in zip(reversed(pieces), reversed(masks), strict=True):
         if excess == 0:
             break
@@ -153,7 +171,7 @@ def _kth(pieces: Sequence[Tensor], rank: int) -> float:
     above, between = 0, []
     for piece in pieces:
         is_above = piece > high
-        above += int(is_above.sum())
+        above += int(is_above.count_nonzero())
         between.append(piece[(piece >= low).logical_xor_(is_above)])
     inside = sum(len(b) for b in between)
     if above < rank <= above + inside:

@@ -1,0 +1,76 @@
+"""CAP, contrastive pruning (Xu et al. 2022, https://arxiv.org/abs/2112.07198): movement pruning under two teachers.
+
+    L = 0.1 L_CE + 0.9 L_KD + 0.1 L_unsupervised + 10 L_supervised
+
+    L_unsupervised = − mean_i log softmax_j(cos(z_i, p_j) / τ)[i]                          p: the pre-trained model
+    L_supervised   = − mean_i mean_{j: y_j = y_i} log softmax_j(cos(z_i, f_j) / τ)[j]      f: the fine-tuned one
+
+over the first hidden states of the last layer ([CLS]) of one batch, z those of the pruned model. The shares of CE and
+KD are `DEFAULTS.teacher`, and the command's. Two things of the paper are left out: the snapshots of earlier densities,
+which would need the states of all training examples again and again, and its queue of further negatives. Without a
+fine-tuned model, or without classes, the term that needs them is absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from kdcli.pruners import movement
+from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner
+
+DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9)
+
+PRETRAINED, FINETUNED = "pretrained", "finetuned"
+"""Keys of the states that `contrast` compares with."""
+
+
+class Settings(movement.Settings):
+    """Keys of the recipe's `pruner:` section under `method: cap`."""
+
+    unsupervised: float = Field(0.1, ge=0)
+    supervised: float = Field(10.0, ge=0)
+    contrast_temperature: float = Field(0.1, gt=0)
+
+
+def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float) -> Pruner:
+    """Put masks on a model; arguments as in `kdcli.pruners.movement`. The command has to call `contrast`."""
+    bound = movement.pruner(settings, model, density=density, steps=steps, lr=lr)
+
+    def contrast(cls_BD: Tensor, others: Mapping[str, Tensor], labels_B: Tensor | None) -> dict[str, Tensor]:
+        """Weighted contrastive terms of one batch.
+
+        Args:
+            cls_BD: first states of the last layer of the pruned model.
+            others: PRETRAINED, FINETUNED → the same of those models; what is not there makes no term.
+            labels_B: classes, int64; None where a task has none.
+        """
+        terms = {}
+        if PRETRAINED in others and settings.unsupervised:
+            alike = torch.eye(len(cls_BD), dtype=torch.bool, device=cls_BD.device)
+            loss = contrastive(cls_BD, others[PRETRAINED], alike, settings.contrast_temperature)
+            terms["unsupervised"] = settings.unsupervised * loss
+        if FINETUNED in others and labels_B is not None and settings.supervised:
+            alike = labels_B[:, None] == labels_B
+            loss = contrastive(cls_BD, others[FINETUNED], alike, settings.contrast_temperature)
+            terms["supervised"] = settings.supervised * loss
+        return terms
+
+    bound.contrast = contrast
+    return bound
+
+
+def contrastive(z_BD: Tensor, other_BD: Tensor, alike: Tensor, temperature: float) -> Tensor:
+    """InfoNCE from one model's states to another's, which get no gradient; a mean over rows, in float32.
+
+    Args:
+        alike: [B, B] bool, which states of the other are positives of a row: at least its own.
+    """
+    other_BD = F.normalize(other_BD.detach().float(), dim=-1)
+    log_p = (F.normalize(z_BD.float(), dim=-1) @ other_BD.T / temperature).log_softmax(-1)
+    return -(log_p * alike).sum(-1).div(alike.sum(-1)).mean()

@@ -1,0 +1,83 @@
+"""What every pruning method is to the command that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kdcli.models.layout import layout_for, starts_with_any
+from kdcli.pruners.masked import Masks, is_score
+from kdcli.pruners.selection import Selection
+from kdcli.types import Pace
+
+WEIGHT_LR = 3e-5
+"""Learning rate of what is not scores: fine-tuned weights (movement pruning), a head begun at random (SMP, table 4)."""
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a method's authors ran it with, beyond its own settings.
+
+    Attributes:
+        lr: the plan's learning rate.
+        teacher: share of the teacher's term in the loss where there is a teacher; the labels' is the rest.
+    """
+
+    lr: float
+    teacher: float
+
+
+@dataclass
+class Pruner:
+    """A method bound to one model and the steps of one run.
+
+    Attributes:
+        masks: of the model, all of it kept before the first `after`.
+        trains_weights: False: every parameter but the scores is frozen; a new head has to be thawed by who made it.
+        choose: steps done → the masks.
+        density: steps done → share of the weights that is kept; None where thresholds and regulariser decide that.
+        score_lr, weight_lr: learning rates in terms of the plan's.
+        regularise: steps done → weighted terms of the loss of the next step.
+        contrast: see `kdcli.pruners.cap`; None for methods that look at no states.
+        done: steps done.
+        raised: matrices that the masks of now would leave empty, had they not been given one weight.
+    """
+
+    masks: Masks
+    trains_weights: bool
+    choose: Callable[[int], Selection]
+    density: Callable[[int], float] | None
+    score_lr: float = 1.0
+    weight_lr: float = 1.0
+    regularise: Callable[[int], dict[str, Tensor]] | None = None
+    contrast: Callable[[Tensor, Mapping[str, Tensor], Tensor | None], dict[str, Tensor]] | None = None
+    done: int = 0
+    raised: tuple[str, ...] = ()
+
+    @torch.no_grad()
+    def after(self, done: int) -> None:
+        """Choose the masks that hold until the next call: a function of `done`, the weights and the scores."""
+        self.done = done
+        chosen = self.choose(done)
+        self.raised = chosen.raised
+        self.masks.set(chosen.masks)
+
+    def terms(self) -> dict[str, Tensor]:
+        """Weighted terms to add to the loss of this step; empty without a regulariser."""
+        return {} if self.regularise is None else self.regularise(self.done)
+
+    def pace(self, name: str) -> Pace:
+        """How a parameter is trained; scores are never decayed."""
+        return Pace(self.score_lr, decayed=False) if is_score(name) else Pace(self.weight_lr)
+
+
+def freeze_embeddings(masks: Masks) -> None:
+    """Train no embeddings, as the authors of movement pruning, on whose code its baselines were measured."""
+    base = masks.model.base_model
+    prefixes = layout_for(masks.model.config).embeddings
+    for name, parameter in base.named_parameters():
+        if starts_with_any(name, prefixes):
+            parameter.requires_grad_(False)

@@ -1,0 +1,87 @@
+"""Static model pruning (Jiang et al. 2023, https://arxiv.org/abs/2210.06210): only the mask is learned.
+
+    W' = W ⊙ M,  M = mask(S),  S = 0 at first         §3.2; W, embeddings, norms, biases and head stay as they are
+    ∂L/∂S = W ⊙ ∂L/∂W'                                straight through the mask, for removed weights too
+    L = L_task + λ_R · progress · R(S)                §3.4
+
+`masking: proportional` is the paper's own (eq. 5, `kdcli.pruners.selection`). R is the mean over matrices of mean σ(S),
+as in the authors' code: the paper prints a sum, with which λ_R = 400 would drown the task. Their code lets `progress`
+rise as 1 − (1 − t/T)³ over all T steps (`regularizer_schedule: steps`), the paper with the density, which is reached
+after N steps (`density`). N is `warmup_steps`, else `warmup_fraction` of all steps.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kdcli.pruners import schedule
+from kdcli.pruners.masked import attach
+from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner
+from kdcli.pruners.selection import Selection, select, threshold
+
+DEFAULTS = Defaults(lr=2e-2, teacher=0.5)
+
+
+class Settings(BaseModel):
+    """Keys of the recipe's `pruner:` section under `method: smp`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    masking: Literal["local", "global", "proportional", "threshold"] = "proportional"
+    temperature: float = Field(1.0, gt=0)
+    threshold: float = Field(0.1, ge=0, lt=1)
+    schedule: schedule.Shape = "cubic"
+    warmup_fraction: float = Field(0.6, ge=0, le=1)
+    warmup_steps: int | None = Field(None, ge=0)
+    regularizer: float = Field(400.0, ge=0)
+    regularizer_schedule: Literal["steps", "density"] = "steps"
+    weight_lr: float = Field(WEIGHT_LR, gt=0)
+
+
+def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float) -> Pruner:
+    """Put masks on a model and freeze it.
+
+    Args:
+        density: share of the weights that is kept in the end, above 0 and at most 1.
+        steps: of the run.
+        lr: the plan's learning rate, which is that of the scores; `weight_lr` is that of a head that is trained.
+
+    Raises:
+        ValueError: the density would not be reached within the run.
+    """
+    rising = settings.warmup_fraction * steps if settings.warmup_steps is None else settings.warmup_steps
+    if rising > steps:
+        raise ValueError(f"'pruner.warmup_steps' {settings.warmup_steps} is more than the {steps} steps of the run")
+    masks = attach(model, frozen=True)
+
+    def passed(done: int) -> float:
+        return schedule.ramp(done, steps, last=1 - rising / steps)
+
+    def density_at(done: int) -> float:
+        return schedule.density(passed(done), density, settings.schedule)
+
+    def choose(done: int) -> Selection:
+        if settings.masking == "threshold":
+            tau = settings.threshold * schedule.progress(passed(done), settings.schedule)
+            return threshold(masks.scores(), tau)
+        return select(settings.masking, masks.scores(), masks.kinds, density_at(done), settings.temperature)
+
+    def regularise(done: int) -> dict[str, Tensor]:
+        by_density = settings.regularizer_schedule == "density"
+        progress = schedule.progress(
+            passed(done) if by_density else done / steps, settings.schedule if by_density else "cubic"
+        )
+        return {"regularizer": settings.regularizer * progress * masks.mean_sigmoid()}
+
+    return Pruner(
+        masks,
+        trains_weights=False,
+        choose=choose,
+        density=None if settings.masking == "threshold" else density_at,
+        weight_lr=settings.weight_lr / lr,
+        regularise=regularise if settings.regularizer else None,
+    )

@@ -1,0 +1,55 @@
+"""Soft movement pruning (Sanh et al. 2020, https://arxiv.org/abs/2005.07683, §4): a threshold instead of a top-v.
+
+    W' = W ⊙ (σ(S) > τ)
+    L = L_task + λ · R(S),    R = mean over matrices of mean σ(S)
+
+τ and λ rise together along the cubic of movement pruning. λ decides how much is left, matrix by matrix: no density can
+be asked for. That of the defaults, the authors' for SQuAD, leaves a few per cent.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kdcli.pruners import schedule
+from kdcli.pruners.masked import attach
+from kdcli.pruners.movement import Ramp
+from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, freeze_embeddings
+from kdcli.pruners.selection import Selection, threshold
+
+DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9)
+
+
+class Settings(Ramp):
+    """Keys of the recipe's `pruner:` section under `method: soft-movement`."""
+
+    threshold: float = Field(0.1, ge=0, lt=1)
+    regularizer: float = Field(400.0, ge=0)
+    score_lr: float = Field(1e-2, gt=0)
+
+
+def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float) -> Pruner:
+    """Put masks on a model; arguments as in `kdcli.pruners.movement`, of which `density` is not used."""
+    masks = attach(model)
+    if settings.embeddings == "frozen":
+        freeze_embeddings(masks)
+
+    def progress(done: int) -> float:
+        return schedule.progress(settings.passed(done, steps), settings.schedule)
+
+    def choose(done: int) -> Selection:
+        return threshold(masks.scores(), settings.threshold * progress(done))
+
+    def regularise(done: int) -> dict[str, Tensor]:
+        return {"regularizer": settings.regularizer * progress(done) * masks.mean_sigmoid()}
+
+    return Pruner(
+        masks,
+        trains_weights=True,
+        choose=choose,
+        density=None,
+        score_lr=settings.score_lr / lr,
+        regularise=regularise if settings.regularizer else None,
+    )
