@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub import HfApi
+from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # its client, whichever version that is
 from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.files import Source, open_source
@@ -31,6 +33,9 @@ AT_ONCE = 1 << 20
 
 SAY_EVERY, LEFT_BEHIND = 10.0, 24 * 3600.0
 """Seconds between words of progress; seconds after which a tokenisation that nobody writes to is taken for dead."""
+
+HUB_SECONDS = 10.0
+"""How long the hub may take to say which revision of a data set is the present one."""
 
 FORMAT = 1
 """Raised when the cached files change their meaning."""
@@ -154,6 +159,8 @@ def _tokenised(
     """The cache directory of a source under a tokenizer; made aside and renamed when it is whole."""
     key = json.dumps([FORMAT, source.identity, _tokenizer_hash(tokenizer), column, sep_id])
     folder = cache_dir() / "corpora" / hashlib.sha256(key.encode()).hexdigest()[:24]
+    if source.hub:
+        folder = _of_revision(folder, source.hub[0])
     if _is_whole(folder):
         return folder
     dtype = np.dtype(np.uint16 if max(tokenizer.get_vocab().values()) < 1 << 16 else np.uint32)
@@ -175,6 +182,16 @@ def _tokenised(
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     return folder
+
+
+def _of_revision(folder: Path, name: str) -> Path:
+    """The cache directory for the present revision of a data set of the hub; the newest one where the hub is silent."""
+    try:
+        revision = HfApi().dataset_info(name, timeout=HUB_SECONDS).sha
+    except (OSError, httpx.HTTPError):
+        whole = [made for made in folder.parent.glob(f"{folder.name}*") if _is_whole(made)]
+        return max(whole, key=lambda made: (made / "meta.json").stat().st_mtime_ns, default=folder)
+    return folder.with_name(f"{folder.name}-{str(revision)[:12]}")
 
 
 def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -8,14 +8,19 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from encoders import tiny_tokenizer
+from huggingface_hub import HfApi
+from huggingface_hub.errors import OfflineModeIsEnabled
+from huggingface_hub.utils import httpx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from texts import DOCUMENTS, corpus, write
 
+from kdcli.data import files
 from kdcli.data.corpus import LEFT_BEHIND, Blocks, _portions
 from kdcli.errors import MachineError, UsageError
 
@@ -104,6 +109,40 @@ def test_tokenised_once(tmp_path):
     (tmp_path / "c.txt").write_text("\n".join(["w1 w2 w3 w4"] * 300), "utf-8")
     corpus(tmp_path / "c.txt", log=said.append)
     assert said
+
+
+def test_a_data_set_of_the_hub_that_changed_is_tokenised_anew(cache, monkeypatch):
+    hub = {"sha": "a" * 40, "text": "w1"}
+    said = []
+
+    def info(self, name, timeout):
+        assert name == "someone/text"
+        if hub["sha"] is None:
+            raise hub["error"]
+        return SimpleNamespace(sha=hub["sha"])
+
+    def first():
+        """The first word of the text, and whether it was read again."""
+        said.clear()
+        blocks = corpus("someone/text:plain", log=said.append).train
+        return tiny_tokenizer().decode(blocks.batch(np.arange(1))["input_ids"][0, 1:2]), bool(said)
+
+    monkeypatch.setattr(HfApi, "dataset_info", info)
+    monkeypatch.setattr(files, "_hub_splits", lambda *_: ["train"])
+    monkeypatch.setattr(files, "_hub_rows", lambda *_: iter([("row 1", {"text": f"{hub['text']} " * 400})]))
+    assert first() == ("w1", True)
+    # What the hub would send now is not asked for, as long as the revision is the same.
+    hub["text"] = "w2"
+    assert first() == ("w1", False)
+    hub["sha"] = "b" * 40
+    assert first() == ("w2", True)
+    hub["sha"] = "a" * 40
+    assert first() == ("w1", False)
+    for error in (OfflineModeIsEnabled("offline"), ConnectionError("no network"), httpx.ConnectTimeout("late")):
+        hub |= {"sha": None, "error": error, "text": "w3"}
+        assert first() == ("w2", False)
+    shutil.rmtree(cache)
+    assert first() == ("w3", True)
 
 
 def test_too_little_text_for_a_block(tmp_path):
