@@ -77,6 +77,29 @@ def prepare(
         The task, and the model as it was loaded for the checks.
 
     Raises:
+        UsageError: see `checked` and `Features.of`.
+    """
+    data, headed, notes = checked(recipe, trust_remote_code=trust_remote_code)
+    how = features_of(recipe.data, data.task, headed)
+    train = Features.of(data.task, data.train, headed.tokenizer, **how)
+    judge = Judge.of(data.task, data.sets, headed.tokenizer, choose_on=recipe.choose_on, **how)
+    cut = train.rows.truncated / len(data.train)
+    said = "need more than one window of" if data.task.kind == "span" else "were cut at"
+    notes.append(f"{cut:.1%} of the training examples {said} {how['max_length']} tokens")
+    if data.split != "validation":
+        notes.append(f"judged on {data.split}")
+    for note in notes:
+        Progress.say(note)
+    return Downstream(accelerator, device, trust_remote_code, data, train, judge, notes, how["max_length"]), headed
+
+
+def checked(recipe: FinetuneRecipe, *, trust_remote_code: bool) -> tuple[Labelled, Headed, list[str]]:
+    """Read a task's data and check model and data against each other, as far as that goes without tokenising.
+
+    Returns:
+        The data without what was left out of it, the model, and notes on what that was.
+
+    Raises:
         UsageError: see `kdcli.data.labelled` and `kdcli.models.heads`; too many answers are not in their contexts.
     """
     data = open_labelled(
@@ -100,17 +123,7 @@ def prepare(
     notes: list[str] = []
     if data.task.kind == "span":
         data, notes = _without_misplaced(data)
-    how = features_of(recipe.data, data.task, headed)
-    train = Features.of(data.task, data.train, headed.tokenizer, **how)
-    judge = Judge.of(data.task, data.sets, headed.tokenizer, choose_on=recipe.choose_on, **how)
-    cut = train.rows.truncated / len(data.train)
-    said = "need more than one window of" if data.task.kind == "span" else "were cut at"
-    notes.append(f"{cut:.1%} of the training examples {said} {how['max_length']} tokens")
-    if data.split != "validation":
-        notes.append(f"judged on {data.split}")
-    for note in notes:
-        Progress.say(note)
-    return Downstream(accelerator, device, trust_remote_code, data, train, judge, notes, how["max_length"]), headed
+    return data, headed, notes
 
 
 def open_judged(recipe: EvaluateRecipe | BenchmarkRecipe, model: str, *, trust_remote_code: bool) -> Labelled:

@@ -6,6 +6,7 @@ Data flow of a leg: teacher's signals, once for each batch → the loss of every
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,12 +23,13 @@ from kdcli.bench.latency import Latency
 from kdcli.chain import Leg, chain, default_output_dir, shapes_of
 from kdcli.data.batches import BatchPlan
 from kdcli.data.corpus import Corpus, open_corpus
-from kdcli.downstream import Downstream, planned, prepare, quality_of
+from kdcli.downstream import Downstream, checked, features_of, planned, prepare, quality_of
 from kdcli.engine import track, train
 from kdcli.errors import UsageError
 from kdcli.estimate import PROBE_STEPS, Estimate, LegEstimate, estimate_leg
 from kdcli.finetune_run import WEIGHTS, run_inside
 from kdcli.finish import Finished, finish, measured
+from kdcli.judge import Features
 from kdcli.launch import launch, plan_of
 from kdcli.losses import bind, check_settings
 from kdcli.metrics.probe import probe_demo
@@ -107,7 +109,7 @@ def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished |
     if not invocation.dry_run and accelerator.is_main_process:
         RunDir(legs[-1].folder).check(resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
     # Before the corpus, which may take hours to tokenise.
-    tasks = {} if invocation.dry_run else _downstream(recipe, invocation, accelerator, device)
+    tasks = _downstream(recipe, invocation, accelerator, device)
     with accelerator.main_process_first():
         corpus = open_corpus(
             recipe.data.source,
@@ -126,15 +128,31 @@ def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished |
 def _downstream(
     recipe: DistillRecipe, invocation: Invocation, accelerator: Accelerator, device: torch.device
 ) -> dict[str, tuple[Downstream, Resolved[FinetuneRecipe]]]:
-    """The tasks on which the models will be compared, read before anything is trained; recipes name the teacher."""
+    """The tasks on which the models will be compared, read before anything is trained; recipes name the teacher.
+
+    A dry run checks them, and tokenises and returns none.
+    """
     found = {}
     for name in recipe.eval.tasks:
         resolved = downstream_recipe(recipe.eval, name, recipe.train.seed)
         resolved = replace(resolved, recipe=resolved.recipe.model_copy(update={"model": recipe.teacher}))
+        if invocation.dry_run:
+            _check_task(resolved.recipe, invocation)
+            continue
         task, _ = prepare(resolved.recipe, accelerator, device, trust_remote_code=invocation.trust_remote_code)
         planned(task, resolved.recipe)
         found[name] = task, resolved
     return found
+
+
+def _check_task(recipe: FinetuneRecipe, invocation: Invocation) -> None:
+    """What would keep a task from being fine-tuned on, found without tokenising its examples."""
+    data, headed, _ = checked(recipe, trust_remote_code=invocation.trust_remote_code)
+    # What the tokenizer must be able to do does not depend on examples.
+    Features.of(data.task, [], headed.tokenizer, **features_of(recipe.data, data.task, headed))
+    if data.task.kind != "span":
+        # Of contexts it is windows that make a pass, which are not known.
+        plan_of(recipe.train, math.ceil(len(data.train) / recipe.train.batch_size))
 
 
 def _legs(resolved: Resolved[DistillRecipe], invocation: Invocation, teacher: Loaded) -> list[Leg]:

@@ -19,6 +19,7 @@ from transformers import AutoModel, AutoTokenizer
 from typer.testing import CliRunner
 
 from kdcli.cli import app
+from kdcli.judge import Features
 from kdcli.report.schema import Report
 from kdcli.run_dir import RunDir
 
@@ -274,6 +275,11 @@ def labelled(tmp_path_factory):
         rows = own_files.rows("class", 48, seed=file == "train")
         named = [{"sentence": r["text"], "label": ("negative", "positive")[r["label"] == "calm"]} for r in rows]
         own_files.write(folder / "sst2" / f"{file}.jsonl", named)
+        # Whose labels are wrong: one class only, and a number that is none.
+        pairs = [{"sentence1": "w1", "sentence2": "w2", "question": "w1", "sentence": "w2", "label": 0}] * 20
+        own_files.write(folder / "rte" / f"{file}.jsonl", pairs)
+        own_files.write(folder / "qnli" / f"{file}.jsonl", [pairs[0], pairs[1] | {"label": 2}])
+        own_files.write(folder / "squad" / f"{file}.jsonl", own_files.rows("span", 16))
     return folder
 
 
@@ -360,14 +366,36 @@ def test_the_scores_are_not_taken_again(given, labelled, tmp_path, monkeypatch):
         (["--eval-task", "own", "--set", "eval.overrides.train.lr=fast"], "'train.lr' must be a valid number"),
         (["--eval-task", "own", "--set", "eval.overrides.train.warmup_steps=8"], "leaves nothing of 8 steps"),
         (["--eval-task", "own", "--set", "eval.source=/nowhere"], "no data at /nowhere"),
+        (["--eval-task", "own", "--eval-task", "mrpc"], "has no folder mrpc/ for the task mrpc; there are "),
+        (["--eval-task", "rte"], "no training example has the label not_entailment"),
+        (["--eval-task", "qnli"], "train.jsonl:2: 'label' of task qnli must be one of 0 (entailment), 1 (not_entailm"),
+        (["--eval-task", "squad"], "windows of 16 tokens cannot overlap by 128"),
     ],
 )
 def test_a_task_that_cannot_be_judged_is_refused_before_training(given, labelled, tmp_path, arguments, said):
-    result = wrong([*given, *tasks_of(labelled)], tmp_path, "--to", "2x32", *arguments)
-    assert result.exit_code == 2
-    assert said in re.sub(r"\s+", " ", result.stderr)
+    for dry in ([], ["--dry-run"]):
+        result = wrong([*given, *tasks_of(labelled)], tmp_path, "--to", "2x32", *arguments, *dry)
+        assert result.exit_code == 2
+        assert said in re.sub(r"\s+", " ", result.stderr)
     # Nor was the corpus read, which may take hours.
     assert "tokenising the train text" not in re.sub(r"\s+", " ", result.stderr)
+
+
+def test_a_dry_run_checks_tasks_without_tokenising_them(given, labelled, tmp_path, monkeypatch):
+    tokenised = []
+    of = Features.of.__func__
+
+    def counted(cls, task, examples, *arguments, **how):
+        tokenised.append(len(examples))
+        return of(cls, task, examples, *arguments, **how)
+
+    monkeypatch.setattr(Features, "of", classmethod(counted))
+    asked = [*given, *tasks_of(labelled, "own", "sst2"), "--to", "2x32", "-o", tmp_path / "out", "--dry-run", "--json"]
+    result = kdcli(*asked)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["legs"][0]["steps"] == 6
+    assert tokenised == [0, 0]
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
