@@ -1,7 +1,7 @@
 """Fine-tuning beside transformers.Trainer: the same rows, model, batch, dtype and settings, both in one run.
 
     python benchmarks/finetune.py speed MODEL DATA [--task sst2] [--steps 100] [--rounds 5] [--threads 2]
-    python benchmarks/finetune.py quality MODEL DATA --task cola --epochs 3 --lr 1e-4 --seeds 3 [--rows N]
+    python benchmarks/finetune.py quality MODEL DATA --task cola --epochs 3 --lr 1e-4 --seeds 3 [--rows N] [--judged-rows N]
 
 DATA is what `kdcli finetune --data` takes for the task. The Trainer is at its defaults with `DataCollatorWithPadding`:
 random order, each batch padded to its longest row. `speed` prints rows/s of both and the median of the ratios of
@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("data")
     parser.add_argument("--task", default="sst2")
     parser.add_argument("--rows", type=int)
+    parser.add_argument("--judged-rows", type=int)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--steps", type=int, default=100)
@@ -53,6 +54,7 @@ def main() -> None:
         "task": options.task,
         "data.source": options.data,
         "data.train_rows": options.rows,
+        "data.judged_rows": options.judged_rows,
         "train.epochs": options.epochs,
         "train.lr": options.lr,
         "train.batch_size": options.batch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ class Verbs(TyperGroup):
     """The one place that turns an error into a message on stderr and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
+        """Run a verb; an error of a user, a machine or a measurement becomes a message and an exit code."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -46,6 +48,8 @@ app = typer.Typer(
 )
 recipes = typer.Typer(no_args_is_help=True, help="List, show and check the recipes.")
 app.add_typer(recipes, name="recipes")
+mask = typer.Typer(no_args_is_help=True, help="Mask files: look, compare, apply, compact.")
+app.add_typer(mask, name="mask")
 
 RUN, TRAIN, SHOW = "Run", "Training", "Output"
 Recipe = Annotated[
@@ -124,38 +128,15 @@ def distill(
     verbose: Verbose = False,
 ) -> None:
     """Train a smaller student of an encoder on unlabelled text (MiniLM, MiniLMv2)."""
+    given = locals()
     _prepare_libraries(quiet, verbose)
     from kdcli.recipe import resolve
-    from kdcli.settings import DistillRecipe, Invocation
+    from kdcli.settings import DistillRecipe
 
-    options = {
-        "teacher": teacher,
-        "student.to": to,
-        "method": method,
-        "assistant": assistant,
-        "eval.tasks": eval_task,
-        "data.source": data,
-        "train.max_steps": max_steps,
-        "train.epochs": epochs,
-        "train.batch_size": batch_size,
-        "train.lr": lr,
-        "train.seed": seed,
-        "train.dtype": dtype,
-    }
-    resolved = resolve(
-        DistillRecipe, recipe=recipe or ("demo" if teacher == "demo" else None), sets=sets or (), options=options
-    )
-    invocation = Invocation(
-        arguments=tuple(sys.argv[1:]),
-        output_dir=output_dir,
-        device=device,
-        processes=processes,
-        resume=resume,
-        overwrite=overwrite,
-        dry_run=dry_run,
-        report_to=report_to,
-        trust_remote_code=trust_remote_code,
-    )
+    own = {"teacher": teacher, "student.to": to, "method": method, "assistant": assistant, "eval.tasks": eval_task}
+    shipped = "demo" if teacher == "demo" else None
+    resolved = resolve(DistillRecipe, recipe=recipe or shipped, sets=sets or (), options=own | _training(given))
+    invocation = _invocation(given)
     from kdcli.commands import distill as command
 
     _print(command.run(resolved, invocation), as_json=json)
@@ -198,39 +179,68 @@ def finetune(
     verbose: Verbose = False,
 ) -> None:
     """Fine-tune an encoder on a labelled task and report what it scores."""
+    given = locals()
     _prepare_libraries(quiet, verbose)
     from kdcli.recipe import grid_options, resolve, shipped
-    from kdcli.settings import FinetuneRecipe, Invocation
+    from kdcli.settings import FinetuneRecipe
 
-    options = {
-        "model": model,
-        "task": task,
-        "seeds": seeds,
-        "data.source": data,
-        "train.max_steps": max_steps,
-        "train.epochs": epochs,
-        "train.batch_size": batch_size,
-        "train.lr": lr,
-        "train.seed": seed,
-        "train.dtype": dtype,
-        **grid_options(FinetuneRecipe, grid or ()),
-    }
-    own = task if task in shipped("finetune") else None
-    resolved = resolve(FinetuneRecipe, recipe=recipe or own, sets=sets or (), options=options)
-    invocation = Invocation(
-        arguments=tuple(sys.argv[1:]),
-        output_dir=output_dir,
-        device=device,
-        processes=processes,
-        resume=resume,
-        overwrite=overwrite,
-        dry_run=dry_run,
-        report_to=report_to,
-        trust_remote_code=trust_remote_code,
-    )
+    own = {"model": model, "task": task, "seeds": seeds, **grid_options(FinetuneRecipe, grid or ())}
+    of_task = task if task in shipped("finetune") else None
+    resolved = resolve(FinetuneRecipe, recipe=recipe or of_task, sets=sets or (), options=own | _training(given))
+    invocation = _invocation(given)
     from kdcli.commands import finetune as command
 
     _print(command.run(resolved, invocation), as_json=json)
+
+
+@app.command()
+def prune(
+    model: Annotated[str | None, typer.Argument(help="Hub id, directory, or 'demo'.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="smp, magnitude, movement, soft-movement, l0 or cap.", show_default=False)
+    ] = None,
+    sparsity: Annotated[
+        list[float] | None, typer.Option(help="Share of the weights that goes, e.g. 0.9; may be repeated.")
+    ] = None,
+    masking: Annotated[str | None, typer.Option(help="local, global, proportional or threshold.")] = None,
+    task: Task = None,
+    teacher: Annotated[
+        str | None, typer.Option(help="A model fine-tuned on the task, whose logits are learned too.")
+    ] = None,
+    output_dir: OutputDir = None,
+    recipe: Recipe = None,
+    sets: Sets = None,
+    data: Data = None,
+    max_steps: MaxSteps = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: Lr = None,
+    seed: Seed = None,
+    dtype: Dtype = None,
+    device: Device = "auto",
+    processes: Processes = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    report_to: ReportTo = "none",
+    trust_remote_code: RemoteCode = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Remove weights of an encoder while it learns a task (SMP and its baselines)."""
+    given = locals()
+    _prepare_libraries(quiet, verbose)
+    from kdcli.recipe import resolve, shipped
+    from kdcli.settings import PruneRecipe
+
+    own = {"model": model, "task": task, "method": method, "sparsity": sparsity, "teacher": teacher}
+    own |= {"pruner.masking": masking}
+    of_method = method if method in shipped("prune") else None
+    resolved = resolve(PruneRecipe, recipe=recipe or of_method, sets=sets or (), options=own | _training(given))
+    from kdcli.commands import prune as command
+
+    _print(command.run(resolved, _invocation(given)), as_json=json)
 
 
 @app.command()
@@ -258,21 +268,15 @@ def evaluate(
     verbose: Verbose = False,
 ) -> None:
     """Judge fine-tuned models on a labelled task and compare them."""
+    given = locals()
     _prepare_libraries(quiet, verbose)
     from kdcli.recipe import gates, resolve
-    from kdcli.settings import EvaluateRecipe, Invocation
+    from kdcli.settings import EvaluateRecipe
 
     options = {"models": models, "task": task, "data.source": data, "dtype": dtype}
     resolved = resolve(EvaluateRecipe, recipe=recipe, sets=sets or (), options=options)
     least = gates(min_metric or ())
-    invocation = Invocation(
-        arguments=tuple(sys.argv[1:]),
-        output_dir=output_dir,
-        device=device,
-        processes=processes,
-        overwrite=overwrite,
-        trust_remote_code=trust_remote_code,
-    )
+    invocation = _invocation(given)
     from kdcli.commands import evaluate as command
 
     extras = command.Extras(predictions=predictions, submission=submission, gates=least)
@@ -314,9 +318,10 @@ def benchmark(
     verbose: Verbose = False,
 ) -> None:
     """Measure latency of models or shapes beside a baseline, interleaved, on several backends."""
+    given = locals()
     _prepare_libraries(quiet, verbose)
     from kdcli.recipe import resolve
-    from kdcli.settings import BenchmarkRecipe, Invocation
+    from kdcli.settings import BenchmarkRecipe
 
     options = {
         "models": models,
@@ -331,9 +336,7 @@ def benchmark(
         "data.source": data,
     }
     resolved = resolve(BenchmarkRecipe, recipe=recipe, sets=sets or (), options=options)
-    invocation = Invocation(
-        output_dir=output_dir, device=device, overwrite=overwrite, trust_remote_code=trust_remote_code
-    )
+    invocation = _invocation(given)
     from kdcli.commands import benchmark as command
 
     if portable is not None:
@@ -372,6 +375,78 @@ def export(
         trust_remote_code=trust_remote_code,
     )
     _print(result, as_json=json)
+
+
+@mask.command("info")
+def mask_info(
+    file: Annotated[Path, typer.Argument(help="A mask file.")],
+    json: Json = False,
+) -> None:
+    """What a mask is of, and how much it keeps."""
+    from kdcli.commands import mask as command
+
+    _print(command.info(file), as_json=json)
+
+
+@mask.command("diff")
+def mask_diff(
+    first: Annotated[Path, typer.Argument(help="A mask file.")],
+    second: Annotated[Path, typer.Argument(help="Another one of the same base.")],
+    json: Json = False,
+) -> None:
+    """How much two masks have in common."""
+    from kdcli.commands import mask as command
+
+    _print(command.diff(first, second), as_json=json)
+
+
+Base = Annotated[str | None, typer.Option(help="Where the base is; default where the mask says.", metavar="MODEL")]
+Masking = Annotated[str, typer.Option(help="local, global or proportional; of --sparsity.")]
+Cut = Annotated[float | None, typer.Option(help="Cut the scores anew, so that this share goes.")]
+
+
+@mask.command("apply")
+def mask_apply(
+    file: Annotated[Path, typer.Argument(help="A mask file, or an .npy of the SMP authors.")],
+    base: Base = None,
+    sparsity: Cut = None,
+    masking: Masking = "proportional",
+    output_dir: OutputDir = None,
+    trust_remote_code: RemoteCode = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Save the masked model, with zeros: it loads anywhere and is not faster."""
+    _applied(locals(), compacted=False, drop_rows_below=0)
+
+
+@mask.command("compact")
+def mask_compact(
+    file: Annotated[Path, typer.Argument(help="A mask file, or an .npy of the SMP authors.")],
+    base: Base = None,
+    sparsity: Cut = None,
+    masking: Masking = "proportional",
+    drop_rows_below: Annotated[int, typer.Option(help="Take rows with fewer weights for empty.")] = 0,
+    output_dir: OutputDir = None,
+    trust_remote_code: RemoteCode = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Save the model without its empty rows, columns and heads: smaller and faster."""
+    _applied(locals(), compacted=True, drop_rows_below=drop_rows_below)
+
+
+def _applied(given: Mapping[str, Any], *, compacted: bool, drop_rows_below: int) -> None:
+    _prepare_libraries(given["quiet"], given["verbose"])
+    from kdcli.commands import mask as command
+
+    names = ("base", "sparsity", "masking", "output_dir", "trust_remote_code")
+    made = command.apply(
+        given["file"], compacted=compacted, drop_rows_below=drop_rows_below, **{name: given[name] for name in names}
+    )
+    _print(made, as_json=given["json"])
 
 
 @recipes.command("ls")
@@ -413,6 +488,22 @@ def _resolved(name: str, verb: str | None) -> Any:
     if verb not in VERBS:
         raise UsageError(f"no recipes for verb '{verb}'; known: {', '.join(VERBS)}")
     return resolve(VERBS[verb], recipe=name)
+
+
+def _training(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that every training verb has, under the keys of its recipe."""
+    names = ("max_steps", "epochs", "batch_size", "lr", "seed", "dtype")
+    return {"data.source": given["data"]} | {f"train.{name}": given[name] for name in names}
+
+
+def _invocation(given: Mapping[str, Any]) -> Any:
+    """What is no part of a recipe, from the parameters of a verb."""
+    import dataclasses
+
+    from kdcli.settings import Invocation
+
+    names = {field.name for field in dataclasses.fields(Invocation)}
+    return Invocation(arguments=tuple(sys.argv[1:]), **{name: given[name] for name in names & set(given)})
 
 
 def _prepare_libraries(quiet: bool, verbose: bool) -> None:

@@ -25,11 +25,12 @@ from kdcli.launch import plan_of
 from kdcli.losses.hard import hard_loss, labelled
 from kdcli.models.capture import Capture, capture, unreached
 from kdcli.models.heads import GENERIC, Headed, load_for_task
+from kdcli.models.label_words import load_with_label_words
 from kdcli.models.load import load_config
 from kdcli.models.shape import positions_of
 from kdcli.progress import Progress
 from kdcli.run_dir import RunDir
-from kdcli.settings import BenchmarkRecipe, EvaluateRecipe, FinetuneRecipe, LabelledSettings
+from kdcli.settings import BenchmarkRecipe, EvaluateRecipe, LabelledSettings, TaskRecipe
 from kdcli.types import Batch, Examples, Job, Needs, Order, Outcome, Plan, StepLoss, Task
 
 GROUP = 8
@@ -69,7 +70,7 @@ class Fitted:
 
 
 def prepare(
-    recipe: FinetuneRecipe, accelerator: Accelerator, device: torch.device, *, trust_remote_code: bool
+    recipe: TaskRecipe, accelerator: Accelerator, device: torch.device, *, trust_remote_code: bool
 ) -> tuple[Downstream, Headed]:
     """Read a task's data, check model and data against each other, tokenise.
 
@@ -93,7 +94,7 @@ def prepare(
     return Downstream(accelerator, device, trust_remote_code, data, train, judge, notes, how["max_length"]), headed
 
 
-def checked(recipe: FinetuneRecipe, *, trust_remote_code: bool) -> tuple[Labelled, Headed, list[str]]:
+def checked(recipe: TaskRecipe, *, trust_remote_code: bool) -> tuple[Labelled, Headed, list[str]]:
     """Read a task's data and check model and data against each other, as far as that goes without tokenising.
 
     Returns:
@@ -147,8 +148,22 @@ def open_judged(recipe: EvaluateRecipe | BenchmarkRecipe, model: str, *, trust_r
     )
 
 
-def load_model(recipe: FinetuneRecipe, task: Task, *, trust_remote_code: bool) -> Headed:
-    """The recipe's model with a head for the task, a new one drawn from the recipe's seed where it brings none."""
+def load_model(recipe: TaskRecipe, task: Task, *, trust_remote_code: bool) -> Headed:
+    """The recipe's model with a head for the task: of label words, or a new one drawn from the recipe's seed where the
+    model brings none.
+
+    Raises:
+        UsageError: see `kdcli.models.heads` and `kdcli.models.label_words`.
+    """
+    if recipe.head.kind in ("embedding", "mlm"):
+        return load_with_label_words(
+            str(recipe.model),
+            task,
+            kind=recipe.head.kind,
+            words=recipe.head.words,
+            seed=recipe.train.seed,
+            trust_remote_code=trust_remote_code,
+        )
     return load_for_task(
         str(recipe.model),
         task,
@@ -203,7 +218,7 @@ def _without_misplaced(data: Labelled) -> tuple[Labelled, list[str]]:
     return replace(data, train=kept), [f"{len(wrong)} training questions were left out:", *shown]
 
 
-def planned(task: Downstream, recipe: FinetuneRecipe) -> tuple[BucketPlan, Plan]:
+def planned(task: Downstream, recipe: TaskRecipe) -> tuple[BucketPlan, Plan]:
     """In which order the examples of a task are trained on, and for how long.
 
     Raises:
@@ -216,7 +231,7 @@ def planned(task: Downstream, recipe: FinetuneRecipe) -> tuple[BucketPlan, Plan]
     return order, replace(plan_of(settings, order.steps_of_pass), micro_batch_size=group)
 
 
-def fitting(task: Downstream, recipe: FinetuneRecipe, headed: Headed) -> tuple[Job, Plan]:
+def fitting(task: Downstream, recipe: TaskRecipe, headed: Headed) -> tuple[Job, Plan]:
     """What the engine is handed to fine-tune a model, and for how long."""
     assert task.train is not None
     rows = task.train.rows
@@ -255,7 +270,7 @@ def _job(judge: Judge, headed: Headed, examples: Examples, order: Order, best: s
     )
 
 
-def fit(task: Downstream, recipe: FinetuneRecipe, run_dir: RunDir, headed: Headed | None = None) -> Fitted:
+def fit(task: Downstream, recipe: TaskRecipe, run_dir: RunDir, headed: Headed | None = None) -> Fitted:
     """Fine-tune in a claimed directory, on from its last checkpoint if it has one, and judge.
 
     Args:
@@ -270,17 +285,18 @@ def fit(task: Downstream, recipe: FinetuneRecipe, run_dir: RunDir, headed: Heade
         Progress.say(f"the best weights are those of step {outcome.best_step}")
     # Saved with the model, it tells whoever uses it, and `features_of`, at how many tokens rows were cut.
     headed.tokenizer.model_max_length = task.max_length
-    return Fitted(headed, outcome, _predictions(task.accelerator, task.device, task.judge, job))
+    return Fitted(headed, outcome, predictions_of(task.accelerator, task.device, task.judge, job))
 
 
 def judged(accelerator: Accelerator, device: torch.device, judge: Judge, headed: Headed) -> list[Prediction]:
     """The predictions of a model as it is, for all judged examples."""
     rows = judge.features.rows
     job = _job(judge, headed, rows, BatchPlan(max(1, len(rows)), 1, 0), None)
-    return _predictions(accelerator, device, judge, job)
+    return predictions_of(accelerator, device, judge, job)
 
 
-def _predictions(accelerator: Accelerator, device: torch.device, judge: Judge, job: Job) -> list[Prediction]:
+def predictions_of(accelerator: Accelerator, device: torch.device, judge: Judge, job: Job) -> list[Prediction]:
+    """What a job's model says of all judged examples."""
     return judge.features.predictions(evaluate(accelerator, device, job).outputs)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kdcli.bench.latency import Latency
+from kdcli.bench.latency import Latency, Subject
 from kdcli.downstream import Downstream, fit, quality_of
 from kdcli.finish import Finished, finish, measured
 from kdcli.models.card import describe
@@ -78,8 +78,8 @@ def finish_run(
     """Report a fine-tuned model; see `kdcli.finish`."""
     latency = Latency()
     if measure:
-        of = [(FINETUNED, str(folder))]
-        latency = measured(of, recipe.measure, task.device, trust_remote_code=task.trust_remote_code)
+        of = Subject(FINETUNED, str(folder))
+        latency = measured([of], recipe.measure, task.device, trust_remote_code=task.trust_remote_code)
     return finish(
         RunDir(folder),
         command="finetune",

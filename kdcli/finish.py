@@ -53,9 +53,9 @@ class Finished:
 
 
 def measured(
-    models: Iterable[tuple[str, str]], settings: MeasureSettings, device: torch.device, *, trust_remote_code: bool
+    subjects: Iterable[Subject], settings: MeasureSettings, device: torch.device, *, trust_remote_code: bool
 ) -> Latency:
-    """Latency in float32 of (name, directory or hub id), the first the baseline; nothing where it is not wanted."""
+    """Latency in float32, the first subject the baseline; nothing where it is not wanted."""
     if not settings.latency:
         return Latency()
     Progress.say("measuring latency")
@@ -65,7 +65,7 @@ def measured(
         min_seconds=settings.min_seconds,
         trust_remote_code=trust_remote_code,
     )
-    return measure_latency([Subject(name, source) for name, source in models], protocol)
+    return measure_latency(list(subjects), protocol)
 
 
 def finish(
@@ -84,6 +84,7 @@ def finish(
     comparisons: Iterable[Mapping[str, Any]] = (),
     selection: Mapping[str, Any] | None = None,
     projections: Iterable[Mapping[str, Any]] = (),
+    pruning: Iterable[Mapping[str, Any]] = (),
 ) -> Finished:
     """Write the report and the model cards, drop the checkpoints.
 
@@ -96,7 +97,7 @@ def finish(
         notes: sentences a reader should know.
         outcome: of the training; None where nothing was trained.
         auto_class: with which a reader loads the models made by this run.
-        evaluations, comparisons, selection, projections: as in `kdcli.report.schema`.
+        evaluations, comparisons, selection, projections, pruning: as in `kdcli.report.schema`.
     """
     shapes = {f"{card['layers']}x{card['hidden']}" for name, card in cards.items() if name != "teacher"}
     report = Report.model_validate(
@@ -122,6 +123,7 @@ def finish(
             "evaluations": list(evaluations),
             "comparisons": list(comparisons),
             "selection": selection,
+            "pruning": list(pruning),
         }
     )
     for name, folder in folders.items():

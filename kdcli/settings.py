@@ -132,6 +132,17 @@ class HeadSettings(Section):
     label_map: list[int] | None = None
 
 
+class TaskHeadSettings(HeadSettings):
+    """`head:` of the verbs that train on a task.
+
+    `kind` `scratch` is the checkpoint's own head or a new one, trained; `embedding` and `mlm` are frozen heads of label
+    words (`kdcli.models.label_words`), null is what the method wants; `words` are one for each label, in their order.
+    """
+
+    kind: Literal["scratch", "embedding", "mlm"] | None = None
+    words: list[str] | None = None
+
+
 class FinetuneTrainSettings(TrainSettings):
     """`train:` of `finetune`: the middle of what the papers try on GLUE.
 
@@ -146,25 +157,68 @@ class FinetuneTrainSettings(TrainSettings):
     pool: int = Field(64, gt=0)
 
 
-class FinetuneRecipe(Section):
-    """What `kdcli finetune` needs to know.
+class TaskRecipe(Section):
+    """What every verb that trains a model on a task needs to know.
 
-    `grid` holds recipe keys with a list of values each; every combination is run with `seeds` seeds from `train.seed`
-    on. `keep` says which weights of a run are the result: the last ones, or those of the best evaluation. `choose_on`
-    names the set whose metric chooses among evaluations and runs; null is the mean over all sets.
+    `keep` says which weights of a run are the result: the last ones, or those of the best evaluation. `choose_on` names
+    the set whose metric chooses among evaluations and runs; null is the mean over all sets.
     """
 
-    verb: Literal["finetune"] = "finetune"
+    verb: Literal["finetune", "prune"]
     model: str | None = None
     task: str | None = None
-    seeds: int = Field(1, gt=0)
-    grid: dict[str, Any] = Field(default_factory=dict)
     keep: Literal["last", "best"] = "last"
     choose_on: str | None = None
-    head: HeadSettings = HeadSettings()
+    head: TaskHeadSettings = TaskHeadSettings()
     data: LabelledSettings = LabelledSettings()
     train: FinetuneTrainSettings = FinetuneTrainSettings()
     measure: MeasureSettings = MeasureSettings()
+
+
+class FinetuneRecipe(TaskRecipe):
+    """What `kdcli finetune` needs to know.
+
+    `grid` holds recipe keys with a list of values each; every combination is run with `seeds` seeds from `train.seed`
+    on.
+    """
+
+    verb: Literal["finetune"] = "finetune"
+    seeds: int = Field(1, gt=0)
+    grid: dict[str, Any] = Field(default_factory=dict)
+
+
+class PruneTrainSettings(FinetuneTrainSettings):
+    """`train:` of `prune`: what the paper trains scores with."""
+
+    lr: float = Field(2e-2, gt=0)
+    warmup_fraction: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+
+
+class KdSettings(Section):
+    """`kd:`, the loss against a teacher: `weight`·T²·KL(teacher ‖ model) at temperature T, the rest against labels."""
+
+    weight: float = Field(0.5, ge=0, le=1)
+    temperature: float = Field(2.0, gt=0)
+
+
+class PruneRecipe(TaskRecipe):
+    """What `kdcli prune` needs to know.
+
+    `sparsity` is the share of the layers' weights that goes, several are run in turn; `pruner` holds the keys of the
+    method's own `Settings`; `drop_rows_below` lets compaction take rows with fewer weights for empty.
+    """
+
+    verb: Literal["prune"] = "prune"
+    model: str | None = "bert-base-uncased"
+    task: str | None = "sst2"
+    method: str = "smp"
+    sparsity: list[Annotated[float, Field(ge=0, lt=1)]] = Field(default_factory=lambda: [0.9], min_length=1)
+    teacher: str | None = None
+    pruner: dict[str, Any] = Field(default_factory=dict)
+    kd: KdSettings = KdSettings()
+    drop_rows_below: int = Field(0, ge=0)
+    train: PruneTrainSettings = PruneTrainSettings()
 
 
 class EvaluateRecipe(Section):
@@ -216,6 +270,7 @@ class BenchmarkRecipe(Section):
 VERBS: dict[str, type[Section]] = {
     "distill": DistillRecipe,
     "finetune": FinetuneRecipe,
+    "prune": PruneRecipe,
     "evaluate": EvaluateRecipe,
     "benchmark": BenchmarkRecipe,
 }

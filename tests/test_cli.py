@@ -42,15 +42,18 @@ def command(*path):
 
 def test_the_verbs_and_their_options_are_frozen():
     assert set(command().commands) == {
-        *("distill", "finetune", "evaluate", "benchmark", "export", "recipes", "doctor"),
+        *("distill", "prune", "finetune", "evaluate", "benchmark", "export", "recipes", "doctor", "mask"),
     }
     assert set(command("recipes").commands) == {"ls", "show", "validate"}
+    assert set(command("mask").commands) == {"info", "diff", "apply", "compact"}
     assert options_of("distill") == DISTILL
     assert options_of("finetune") == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} | {
         "--task",
         "--seeds",
         "--grid",
     }
+    pruning = {"--method", "--sparsity", "--masking", "--task", "--teacher"}
+    assert options_of("prune") == DISTILL - {"--to", "--assistant", "--eval-task"} | pruning
     training = {"--max-steps", "--epochs", "--batch-size", "--lr", "--seed", "--resume", "--dry-run", "--report-to"}
     judging = {"--task", "--predictions", "--submission", "--min-metric"}
     assert options_of("evaluate") == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} - training | judging

@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "pruners": {"errors", "models", "types"},
     "sparse": {"disk", "errors", "models", "types", "kdcli"},
     "data": {"disk", "errors", "types"},
-    "bench": {"disk", "errors", "memory", "models", "types", "kdcli"},
+    "bench": {"disk", "errors", "memory", "models", "sparse", "types", "kdcli"},
     "report": {"disk", "errors", "types"},
     "metrics": {"data", "errors", "types"},
     "chain": {"errors", "models", "recipe", "run_dir", "settings", "types"},
@@ -48,18 +48,37 @@ ALLOWED: dict[str, set[str]] = {
     "finetune_run": {
         *("bench", "downstream", "finish", "models", "progress", "recipe", "report", "run_dir", "settings", "types"),
     },
+    "prune_job": {
+        *("disk", "downstream", "errors", "losses", "models", "progress", "pruners", "settings", "types"),
+    },
+    "prune_run": {
+        *("bench", "downstream", "engine", "errors", "finish", "judge", "models", "progress", "prune_job", "pruners"),
+        *("recipe", "report", "run_dir", "settings", "sparse", "types"),
+    },
     "backend_scores": {
         *("bench", "data", "downstream", "errors", "judge", "metrics", "models", "progress", "settings", "types"),
     },
     "finish": {"bench", "disk", "progress", "report", "run_dir", "settings", "types"},
     "commands": {
-        *("backend_scores", "bench", "chain", "data", "disk", "downstream", "engine", "errors", "estimate", "finetune_run", "finish"),
-        *("held_out", "judge", "launch", "losses", "metrics", "models", "processes", "progress", "recipe", "report"),
-        *("run_dir", "settings", "types"),
+        *(
+            "backend_scores",
+            "bench",
+            "chain",
+            "data",
+            "disk",
+            "downstream",
+            "engine",
+            "errors",
+            "estimate",
+            "finetune_run",
+            "finish",
+        ),
+        *("held_out", "judge", "launch", "losses", "metrics", "models", "processes", "progress"),
+        *("prune_job", "prune_run", "pruners", "recipe", "report", "run_dir", "settings", "sparse", "types"),
     },
     "cli": {"bench", "commands", "errors", "kdcli", "processes", "progress", "recipe", "settings"},
     "__main__": {"cli"},
-    "kdcli": set(),
+    "kdcli": {"sparse"},
 }
 AT_HELP = {"errors", "kdcli"}
 """What cli.py may import outside its functions."""

@@ -20,6 +20,7 @@ from kdcli.models.capture import prepare_teacher
 from kdcli.models.engines import Array, Caller, library, onnx_caller, openvino_caller
 from kdcli.models.export import LIMITS as OF_FILES
 from kdcli.models.export import OUTPUTS, difference, export_onnx, export_openvino
+from kdcli.sparse.csr import sparsify
 from kdcli.types import Batch
 
 BACKENDS: Mapping[str, tuple[str, ...]] = {
@@ -27,8 +28,9 @@ BACKENDS: Mapping[str, tuple[str, ...]] = {
     "compile": ("fp32", "bf16", "fp16"),
     "onnx": ("fp32", "int8"),
     "openvino": ("fp32", "bf16", "int8"),
+    "sparse": ("fp32",),
 }
-"""Backend → precisions it knows."""
+"""Backend → precisions it knows. `sparse` is torch with the linears of a pruned model as sparse products."""
 
 LIMITS: Mapping[str, float] = {"fp32": OF_FILES["fp32"], "fp16": 0.03, "bf16": 0.1, "int8": OF_FILES["int8"]}
 """Precision → relative error beyond which a backend is wrong. all-MiniLM-L6-v2 has 1e-6, 0.002, 0.011 and 0.17; the
@@ -96,6 +98,8 @@ def runner(
         return _torch_runner(model, precision, device, compiled=backend == "compile")
     if device.type != "cpu":
         raise UsageError(f"backend {backend} runs on the CPU only, not on {device}", "add --device cpu")
+    if backend == "sparse":
+        return _torch_runner(sparsify(model), precision, device, compiled=False)
     if backend == "onnx":
         file = export_onnx(model, folder, int8=precision == "int8").path
         return _engine_runner(onnx_caller(file, threads=threads))
@@ -133,6 +137,7 @@ def _torch_runner(model: PreTrainedModel, precision: str, device: torch.device, 
     wait = functools.partial(torch.cuda.synchronize, device) if device.type == "cuda" else None
 
     def call(inputs: Batch) -> Any:
+        """The model's outputs, once the device is done with them."""
         try:
             with torch.inference_mode():
                 found = run(**inputs)

@@ -23,6 +23,7 @@ from transformers import AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedM
 from kdcli.bench.backends import LIMITS, Runner, agreement, runner
 from kdcli.bench.shapes import config_of, is_shape
 from kdcli.memory import is_out_of_memory, peak_of
+from kdcli.sparse.load import is_compact, load
 from kdcli.types import Batch
 
 WARM_RUNS, WARM_SECONDS = 10, 1.0
@@ -108,10 +109,13 @@ def _model(source: str, trust_remote_code: bool) -> PreTrainedModel:
     if is_shape(source):
         torch.manual_seed(0)
         made: PreTrainedModel = AutoModel.from_config(config_of(source), dtype=torch.float32)
-    else:
-        made = AutoModel.from_pretrained(
-            source, dtype=torch.float32, use_safetensors=True, trust_remote_code=trust_remote_code
-        )
+        return made.eval()
+    if is_compact(source):
+        base: PreTrainedModel = load(source).base_model
+        return base
+    made = AutoModel.from_pretrained(
+        source, dtype=torch.float32, use_safetensors=True, trust_remote_code=trust_remote_code
+    )
     return made.eval()
 
 

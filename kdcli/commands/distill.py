@@ -19,7 +19,7 @@ from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kdcli.bench.latency import Latency
+from kdcli.bench.latency import Latency, Subject
 from kdcli.chain import Leg, chain, default_output_dir, shapes_of
 from kdcli.data.batches import BatchPlan
 from kdcli.data.corpus import Corpus, open_corpus
@@ -335,9 +335,9 @@ def _report(
         cards[name] = describe(student.encoder, str(folders[name]), folders[name])
     latency = Latency()
     if final:
-        models = [("teacher", source), *((name, str(folder)) for name, folder in folders.items())]
+        subjects = [Subject("teacher", source), *(Subject(name, str(folder)) for name, folder in folders.items())]
         trusted = context.invocation.trust_remote_code
-        latency = measured(models, recipe.measure, context.device, trust_remote_code=trusted)
+        latency = measured(subjects, recipe.measure, context.device, trust_remote_code=trusted)
     quality = _held_out(run_dir, list(students))
     if recipe.data.source == "demo":
         quality = _demo_quality(recipe, leg, teacher, students) | quality

@@ -16,6 +16,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
+from kdcli.bench.latency import Subject
 from kdcli.data.labelled import Labelled, open_labelled
 from kdcli.data.submission import check_submission, write_submission
 from kdcli.disk import disk_errors, write_atomic
@@ -162,7 +163,7 @@ def _report(
         cards=cards,
         folders={},
         latency=measured(
-            [(name, location(of.headed.source)) for name, of in found.items()],
+            [Subject(name, location(of.headed.source)) for name, of in found.items()],
             recipe.measure,
             device,
             trust_remote_code=invocation.trust_remote_code,

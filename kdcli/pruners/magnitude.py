@@ -37,6 +37,7 @@ def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps:
         return schedule.density(settings.passed(done, steps), density, settings.schedule)
 
     def choose(done: int) -> Selection:
-        return select(settings.masking, masks.scores(), masks.kinds, density_at(done))
+        sizes = {name: weight.abs() for name, weight in masks.weights().items()}
+        return select(settings.masking, sizes, masks.kinds, density_at(done))
 
     return Pruner(masks, trains_weights=True, choose=choose, density=density_at)

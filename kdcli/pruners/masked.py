@@ -114,10 +114,10 @@ class Masks:
         return [m for m in self.matrices if m.path == path]
 
     def scores(self) -> dict[str, Tensor]:
-        """Name → scores [rows, in], detached: float32; where none are learned, the magnitudes of the weights."""
+        """Name → scores [rows, in], float32, detached; empty where a method learns none."""
         learned: dict[str, Any] = {path: p.score for path, p in self.parametrisations().items()}
         if None in learned.values():
-            return {name: weight.abs() for name, weight in self.weights().items()}
+            return {}
         return {m.name: m.of(learned[m.path].detach()) for m in self.matrices}
 
     def weights(self) -> dict[str, Tensor]:
@@ -162,9 +162,14 @@ class Masks:
         for path, linear in self._linears.items():
             self._masked(path).eval()
             baked = linear.weight.clone()
-            parametrize.remove_parametrizations(linear, "weight", leave_parametrized=False)
+            held: Any = linear.parametrizations
+            original = held.weight.original
+            # Not by torch's own removal: it takes the property off a class that copies of the model share.
+            linear.__class__ = parametrize.type_before_parametrizations(linear)
+            del linear.parametrizations
+            linear.register_parameter("weight", original)
             # A removed negative weight is -0.0 under a mask.
-            linear.weight.copy_(baked.masked_fill_(baked == 0, 0.0))
+            original.copy_(baked.masked_fill_(baked == 0, 0.0))
 
 
 def attach(

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from kdcli.pruners import schedule
 from kdcli.pruners.masked import attach
 from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, freeze_embeddings
+from kdcli.pruners.schedule import Shape
 from kdcli.pruners.selection import Selection, select
 
 DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9)
@@ -28,7 +29,7 @@ class Ramp(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    schedule: schedule.Shape = "cubic"
+    schedule: Shape = "cubic"
     initial_fraction: float = Field(0.1, ge=0, le=1)
     final_fraction: float = Field(0.2, ge=0, le=1)
     embeddings: Literal["frozen", "trained"] = "frozen"

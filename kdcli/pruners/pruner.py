@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,10 +25,12 @@ class Defaults:
     Attributes:
         lr: the plan's learning rate.
         teacher: share of the teacher's term in the loss where there is a teacher; the labels' is the rest.
+        head: frozen, of label words (`embedding`), or trained (`scratch`).
     """
 
     lr: float
     teacher: float
+    head: Literal["embedding", "scratch"] = "scratch"
 
 
 @dataclass

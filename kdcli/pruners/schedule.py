@@ -15,15 +15,19 @@ Shape = Literal["cubic", "linear"]
 
 
 def ramp(done: int, steps: int, *, first: float = 0.0, last: float = 0.0) -> float:
-    """Share of the ramp that lies behind after `done` of `steps` steps: 0 … 1.
+    """Share of the ramp that lies behind after `done` of `steps` steps: 0 … 1, and 0 before the first step.
 
     Args:
         first, last: shares of all steps before the ramp begins and after it has ended.
     """
     begin, end = first * steps, (1 - last) * steps
+    # Before the first step all learned scores are the same: whole heads would go, and, as what feeds them and what
+    # they feed went together, get no gradient any more.
+    if done == 0:
+        return 0.0
     if done >= end:
         return 1.0
-    return max(0.0, (done - begin) / (end - begin))
+    return 0.0 if done <= begin else (done - begin) / (end - begin)
 
 
 def progress(passed: float, shape: Shape) -> float:

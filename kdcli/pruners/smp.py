@@ -21,9 +21,10 @@ from transformers import PreTrainedModel
 from kdcli.pruners import schedule
 from kdcli.pruners.masked import attach
 from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner
+from kdcli.pruners.schedule import Shape
 from kdcli.pruners.selection import Selection, select, threshold
 
-DEFAULTS = Defaults(lr=2e-2, teacher=0.5)
+DEFAULTS = Defaults(lr=2e-2, teacher=0.5, head="embedding")
 
 
 class Settings(BaseModel):
@@ -34,7 +35,7 @@ class Settings(BaseModel):
     masking: Literal["local", "global", "proportional", "threshold"] = "proportional"
     temperature: float = Field(1.0, gt=0)
     threshold: float = Field(0.1, ge=0, lt=1)
-    schedule: schedule.Shape = "cubic"
+    schedule: Shape = "cubic"
     warmup_fraction: float = Field(0.6, ge=0, le=1)
     warmup_steps: int | None = Field(None, ge=0)
     regularizer: float = Field(400.0, ge=0)

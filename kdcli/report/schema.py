@@ -226,6 +226,50 @@ class Selection(_Part):
     runs: list[RunRow]
 
 
+class PrunedMatrix(_Part):
+    """One masked matrix: `name` is layer and type, `3.Q`; `kept` of its `weights` are not masked."""
+
+    name: str
+    layer: int
+    kind: str
+    weights: int
+    kept: int
+
+
+class Histogram(_Part):
+    """Distribution of the scores after a step: `counts[i]` of them lie between `edges[i]` and `edges[i + 1]`."""
+
+    step: int
+    edges: list[float]
+    counts: list[int]
+
+
+class DensityPoint(_Part):
+    """Share of the masked matrices' weights that was kept after a step."""
+
+    step: int
+    density: float
+
+
+class Pruning(_Part):
+    """What a pruning left: one for each model that was pruned.
+
+    `sparsity` is what was asked for, `density` the share that is kept. `heads` holds, layer by layer, the share of the
+    weights of Q, K, V and O that each attention head keeps; layers of another number of heads have rows of another
+    length.
+    """
+
+    model: str
+    method: str
+    masking: str | None
+    sparsity: float
+    density: float
+    matrices: list[PrunedMatrix]
+    heads: list[list[float]]
+    curve: list[DensityPoint]
+    histograms: list[Histogram]
+
+
 class Report(_Part):
     """The whole of report.json."""
 
@@ -247,6 +291,7 @@ class Report(_Part):
     evaluations: list[Evaluation] = Field(default_factory=list)
     comparisons: list[Comparison] = Field(default_factory=list)
     selection: Selection | None = None
+    pruning: list[Pruning] = Field(default_factory=list)
     failures: list[Failure] = Field(default_factory=list)
     agreements: list[Agreement] = Field(default_factory=list)
     projections: list[Projection] = Field(default_factory=list)

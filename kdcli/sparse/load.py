@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,12 @@ def load(base: str | Path, mask: str | Path | None = None, *, trust_remote_code:
     found = read_mask(Path(mask))
     model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
     return masked(model, found, source)
+
+
+def is_compact(source: str) -> bool:
+    """Whether a directory holds a compacted model."""
+    file = Path(source) / "config.json"
+    return file.is_file() and COMPACT in json.loads(file.read_text("utf-8"))
 
 
 def masked(model: PreTrainedModel, found: MaskFile, source: str) -> PreTrainedModel:

@@ -1,0 +1,144 @@
+"""`kdcli prune`: an encoder learns a task by what is removed from it; one run for each sparsity.
+
+Data flow: examples → rows of tokens → logits of the masked model → hard loss, a teacher's soft loss, the method's own
+terms → engine → masks → the masked, the compacted and the sparse form of the model, measured beside the dense one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import broadcast_object_list
+
+from kdcli.bench.latency import Latency
+from kdcli.downstream import Downstream, load_model, planned, prepare, quality_of
+from kdcli.engine import track, train
+from kdcli.errors import UsageError
+from kdcli.estimate import PROBE_STEPS, Estimate, estimate_leg
+from kdcli.finish import Finished, finish
+from kdcli.launch import launch
+from kdcli.models.card import describe
+from kdcli.prune_job import Teacher, load_teacher, prepared
+from kdcli.prune_run import DENSE, MASKED, PruneRun, run_inside
+from kdcli.pruners import check_settings, defaults
+from kdcli.recipe import Resolved
+from kdcli.run_dir import RunDir, numbered
+from kdcli.settings import Invocation, PruneRecipe
+
+
+def run(resolved: Resolved[PruneRecipe], invocation: Invocation) -> Finished | Estimate | None:
+    """Prune once for each sparsity and report.
+
+    Returns:
+        The report, of several runs the one that compares them; the estimate of a dry run; None in a process that has
+        nothing to print.
+
+    Raises:
+        KdcliError: see `kdcli.errors`; nothing was claimed or written if recipe, models or data cannot be used.
+    """
+    recipe = resolved.recipe
+    if recipe.model is None or recipe.task is None:
+        raise UsageError("prune needs a model and a task", "kdcli prune MODEL --task TASK --sparsity 0.9")
+    check_settings(recipe.method, recipe.pruner)
+    resolved = _by_method(resolved)
+    recipe = resolved.recipe
+    twice = sorted({s for s in recipe.sparsity if recipe.sparsity.count(s) > 1})
+    if twice:
+        raise UsageError(f"sparsity {twice[0]:g} was asked for twice", "give each once")
+    launched = launch(recipe.train.dtype, invocation)
+    if launched is None:
+        return None
+    accelerator, device = launched
+    name = f"prune-{Path(str(recipe.model)).name}-{recipe.task}"
+    folder = invocation.output_dir or numbered(name, taken=invocation.resume or invocation.overwrite)
+    folder = Path(broadcast_object_list([folder])[0])
+    runs = _runs(resolved, folder)
+    if not invocation.dry_run and accelerator.is_main_process:
+        RunDir(folder).check(resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
+    task, headed = prepare(recipe, accelerator, device, trust_remote_code=invocation.trust_remote_code)
+    teacher = load_teacher(task, recipe, headed)
+    for of in runs:
+        planned(task, of.resolved.recipe)
+    if invocation.dry_run:
+        return _dry_run(task, runs, teacher)
+    if accelerator.is_main_process:
+        RunDir.claim(folder, resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
+    accelerator.wait_for_everyone()
+    track(accelerator, folder)
+    found = [run_inside(task, of, teacher, folder) for of in runs]
+    result = found[0]
+    if len(runs) > 1 and accelerator.is_main_process:
+        result = _together(task, recipe, folder, runs, found)
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+    return result if accelerator.is_main_process else None
+
+
+def _by_method(resolved: Resolved[PruneRecipe]) -> Resolved[PruneRecipe]:
+    """What nobody said is as the method's authors had it: learning rate, the teacher's share, the head."""
+    recipe, of_method = resolved.recipe, defaults(resolved.recipe.method)
+    found = {"train.lr": of_method.lr, "kd.weight": of_method.teacher, "head.kind": of_method.head}
+    values, origins = recipe.model_dump(), dict(resolved.origins)
+    for key, value in found.items():
+        if key not in origins:
+            section, _, name = key.partition(".")
+            values[section][name] = value
+            origins[key] = f"method {recipe.method}"
+    return Resolved(PruneRecipe.model_validate(values), origins)
+
+
+def _runs(resolved: Resolved[PruneRecipe], folder: Path) -> list[PruneRun]:
+    found = []
+    for sparsity in resolved.recipe.sparsity:
+        own = Resolved(resolved.recipe.model_copy(update={"sparsity": [sparsity]}), resolved.origins)
+        name = f"{sparsity:g}"
+        several = len(resolved.recipe.sparsity) > 1
+        found.append(PruneRun(name, own, folder / f"sparsity-{name}" if several else folder))
+    return found
+
+
+def _together(
+    task: Downstream, recipe: PruneRecipe, folder: Path, runs: list[PruneRun], found: list[Finished]
+) -> Finished:
+    """The report that compares the sparsities; each run has its own, with the latencies."""
+    cards: dict[str, dict[str, Any]] = {}
+    evaluations: list[dict[str, Any]] = []
+    pruning: list[dict[str, Any]] = []
+    for of, result in zip(runs, found, strict=True):
+        report = result.report
+        cards.setdefault(DENSE, report.models[DENSE].model_dump())
+        cards[of.name] = report.models[MASKED].model_dump()
+        evaluations += [e.model_dump() | {"model": of.name} for e in report.evaluations if e.model == MASKED]
+        pruning += [p.model_dump() | {"model": of.name} for p in report.pruning]
+    return finish(
+        RunDir(folder),
+        command="prune",
+        recipe=recipe.model_dump(),
+        cards=cards,
+        folders={},
+        latency=Latency(),
+        outcome=None,
+        quality=quality_of(evaluations),
+        notes=[*task.notes, *(f"sparsity {of.name}: {of.folder}" for of in runs)],
+        evaluations=evaluations,
+        pruning=pruning,
+    )
+
+
+def _dry_run(task: Downstream, runs: list[PruneRun], teacher: Teacher | None) -> Estimate:
+    """Train every run for a few steps, for what they take, and leave nothing behind."""
+    card: dict[str, Any] = {}
+    legs = []
+    for of in runs:
+        recipe = of.resolved.recipe
+        headed = load_model(recipe, task.data.task, trust_remote_code=task.trust_remote_code)
+        card = card or describe(headed.model, DENSE, None)
+        _, job, plan = prepared(task, recipe, headed, teacher, None)
+        outcome = train(
+            task.accelerator, task.device, job, replace(plan, stop_after=min(plan.steps, PROBE_STEPS)), None
+        )
+        order, _ = planned(task, recipe)
+        legs.append(estimate_leg(str(of.folder), outcome, plan, order.steps_of_pass))
+    return Estimate({DENSE: card}, legs)

@@ -1,0 +1,163 @@
+"""Pruning as the engine sees it: a task's job with a method's masks, terms and paces, and a teacher's soft loss."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kdcli.disk import write_atomic
+from kdcli.downstream import Downstream, fitting, planned
+from kdcli.errors import UsageError
+from kdcli.losses.soft_targets import soft_loss
+from kdcli.models.capture import capture, prepare_teacher
+from kdcli.models.heads import Headed, load_for_task
+from kdcli.progress import Progress
+from kdcli.pruners import Pruner, bind
+from kdcli.settings import PruneRecipe
+from kdcli.types import Batch, Job, Needs, Plan, StepLoss
+
+TRACE = "pruning.json"
+"""Density and scores over training, beside log.jsonl while the run goes on."""
+
+BINS = 40
+"""Bars of a histogram of scores."""
+
+NOTED = 20
+"""How often density and scores are noted in a run."""
+
+@dataclass(frozen=True)
+class Teacher:
+    """A fine-tuned model whose logits are learned."""
+
+    name: str
+    logits: Callable[[Batch], Tensor]
+
+
+def load_teacher(task: Downstream, recipe: PruneRecipe, headed: Headed) -> Teacher | None:
+    """The teacher, frozen; it reads the same tokens and its labels are in the data's order.
+
+    Raises:
+        UsageError: see `load_for_task`; another vocabulary.
+    """
+    if recipe.teacher is None:
+        return None
+    found = load_for_task(
+        recipe.teacher,
+        task.data.task,
+        label_map=recipe.head.label_map,
+        new_head=False,
+        trust_remote_code=task.trust_remote_code,
+    )
+    if found.tokenizer.get_vocab() != headed.tokenizer.get_vocab():
+        raise UsageError(
+            f"teacher {recipe.teacher} has another vocabulary than {recipe.model}",
+            "both read the same rows of tokens; take one fine-tuned from a model of the same tokenizer",
+        )
+    Progress.say(f"teacher {recipe.teacher}: {found.note}")
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(task.accelerator.mixed_precision, torch.float32)
+    listened = capture(prepare_teacher(found.model.to(task.device), dtype), Needs(logits=True))
+
+    def logits(batch: Batch) -> Tensor:
+        with torch.no_grad():
+            heard: Tensor | None = listened({k: v for k, v in batch.items() if k != "labels"}).logits
+        assert heard is not None
+        return heard
+
+    return Teacher(recipe.teacher, logits)
+
+
+def _job(
+    task: Downstream, recipe: PruneRecipe, headed: Headed, pruner: Pruner, teacher: Teacher | None, trace: Trace
+) -> tuple[Job, Plan]:
+    """What the engine is handed: the task's job with the method's terms, paces and masks."""
+    plain, plan = fitting(task, recipe, headed)
+    kind, kd = task.data.task.kind, recipe.kd
+
+    def step(batch: Batch) -> StepLoss:
+        found = plain.step(batch)
+        terms = {"task": found.total}
+        if teacher is not None and "labels" in batch and found.outputs is not None:
+            mask_BL = batch.get("attention_mask")
+            soft = soft_loss(kind, teacher.logits(batch), found.outputs, batch["labels"], mask_BL, kd.temperature)
+            terms = {"task": (1 - kd.weight) * found.total, "kd": kd.weight * soft}
+        if torch.is_grad_enabled():
+            terms |= pruner.terms()
+        return StepLoss(torch.stack([t.float() for t in terms.values()]).sum(), terms, found.outputs)
+
+    def after(done: int) -> None:
+        pruner.after(done)
+        trace.after(done)
+
+    return replace(plain, step=step, after=after, pace=pruner.pace), plan
+
+
+def _thaw_or_freeze_head(headed: Headed, recipe: PruneRecipe) -> None:
+    """A head of label words is never trained; another always is, with the pooler that belongs to it."""
+    inside = {id(p) for name, p in headed.model.base_model.named_parameters() if not name.startswith("pooler.")}
+    for parameter in headed.model.parameters():
+        if id(parameter) not in inside:
+            parameter.requires_grad_(recipe.head.kind == "scratch")
+
+
+def prepared(
+    task: Downstream, recipe: PruneRecipe, headed: Headed, teacher: Teacher | None, folder: Path | None
+) -> tuple[Pruner, Job, Plan]:
+    """Put masks on a model.
+
+    Args:
+        folder: where density and scores over training are noted; None notes nothing.
+    """
+    _, plan = planned(task, recipe)
+    pruner = bind(
+        recipe.method, recipe.pruner, headed.model, density=1 - recipe.sparsity[0], steps=plan.steps, lr=recipe.train.lr
+    )
+    _thaw_or_freeze_head(headed, recipe)
+    trace = Trace(pruner, folder, max(1, plan.steps // NOTED), plan.steps)
+    job, plan = _job(task, recipe, headed, pruner, teacher, trace)
+    return pruner, job, plan
+
+
+class Trace:
+    """Density and distribution of the scores after every so many steps; goes on where a resumed run does."""
+
+    def __init__(self, pruner: Pruner, folder: Path | None, every: int, steps: int) -> None:
+        self.pruner, self.every, self.steps = pruner, every, steps
+        self.file = folder / TRACE if folder is not None else None
+        self.points: list[dict[str, Any]] = []
+        self.histograms: list[dict[str, Any]] = []
+        if self.file is not None and self.file.is_file():
+            before = json.loads(self.file.read_text("utf-8"))
+            self.points, self.histograms = before["curve"], before["histograms"]
+
+    def after(self, done: int) -> None:
+        """Note what is there after a step."""
+        self.points, self.histograms = (
+            [p for p in noted if p["step"] < done] for noted in (self.points, self.histograms)
+        )
+        if done % self.every and done != self.steps:
+            return
+        masks, scores = self.pruner.masks.masks(), self.pruner.masks.scores()
+        kept, total = sum(int(m.sum()) for m in masks.values()), sum(m.numel() for m in masks.values())
+        self.points.append({"step": done, "density": kept / total})
+        if scores:
+            self.histograms.append({"step": done, **_histogram(scores)})
+        if self.file is not None:
+            write_atomic(self.file, json.dumps({"curve": self.points, "histograms": self.histograms}))
+
+
+def _histogram(scores: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Counts of all scores between their extremes."""
+    extremes = [(float(s.min()), float(s.max())) for s in scores.values()]
+    low, high = min(a for a, _ in extremes), max(b for _, b in extremes)
+    # All scores of a run that has just begun are the same.
+    high = high if high > low else low + 1.0
+    counts = sum(torch.histc(s.float(), BINS, low, high) for s in scores.values())
+    assert isinstance(counts, Tensor)
+    return {"edges": np.linspace(low, high, BINS + 1).tolist(), "counts": counts.long().tolist()}
