@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kdcli.pruners import selection
@@ -86,6 +86,7 @@ def kept(chosen: selection.Selection) -> dict[str, int]:
     return {name: int(mask.sum()) for name, mask in chosen.masks.items()}
 
 
+@settings(max_examples=50)
 @given(seed=st.integers(0, 99), layers=st.integers(1, 5), density=st.floats(0.0, 1), levels=st.sampled_from([0, 1]))
 def test_local_keeps_the_top_of_each_matrix(seed, layers, density, levels):
     scores, _ = model_scores(seed, layers, levels)
@@ -95,6 +96,7 @@ def test_local_keeps_the_top_of_each_matrix(seed, layers, density, levels):
     assert chosen.raised == tuple(n for n, s in scores.items() if round(density * s.numel()) == 0)
 
 
+@settings(max_examples=50)
 @given(seed=st.integers(0, 99), layers=st.integers(1, 5), density=st.floats(0.0, 1), levels=st.sampled_from([0, 1]))
 def test_global_keeps_the_top_of_all_together(seed, layers, density, levels):
     scores, _ = model_scores(seed, layers, levels)
@@ -120,6 +122,7 @@ def densities_of_the_paper(sums: np.ndarray, density: float) -> np.ndarray:
     return np.minimum(1, high * sums)
 
 
+@settings(max_examples=50)
 @given(
     seed=st.integers(0, 99),
     layers=st.integers(1, 6),

@@ -1,0 +1,169 @@
+"""Masks inside a model: values, gradients, types, copies, checkpoints, and a stock model at the end."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from encoders import tiny_encoder
+from torch import nn
+
+from kdcli.models.matrices import matrices
+from kdcli.pruners.masked import MaskedWeight, attach, is_score
+from kdcli.pruners.selection import local
+
+KINDS = ["bert", "modernbert", "distilbert", "deberta-v2", "albert"]
+IDS = torch.tensor([[2, 9, 11, 3, 0, 0], [2, 8, 30, 31, 32, 3]])
+PADDED = {"input_ids": IDS, "attention_mask": (IDS != 0).long()}
+
+
+def masked(kind: str, density: float = 0.5, **changes):
+    torch.manual_seed(0)
+    model = tiny_encoder(kind)
+    masks = attach(model, **changes)
+    generator = torch.Generator().manual_seed(1)
+    drawn = {m.name: torch.randn(m.shape, generator=generator) for m in masks.matrices}
+    masks.set(local(drawn, density).masks)
+    return model, masks
+
+
+def out(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(**PADDED).last_hidden_state
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_gradients_are_those_of_kept_and_removed_weights_in_float64(trained):
+    g = torch.Generator().manual_seed(0)
+    weight, grad = (torch.randn(6, 5, generator=g) for _ in range(2))
+    parametrisation = MaskedWeight(weight)
+    parametrisation.mask.copy_(torch.rand(6, 5, generator=g) < 0.4)
+    given = weight.clone().requires_grad_(trained)
+    product = parametrisation(given)
+    product.backward(grad)
+    mask = parametrisation.mask.double()
+    assert torch.equal(product.double(), weight.double() * mask)
+    assert torch.allclose(parametrisation.score.grad.double(), weight.double() * grad.double(), atol=1e-6)
+    assert (parametrisation.score.grad[~parametrisation.mask] != 0).all()
+    assert torch.equal(given.grad.double(), mask * grad.double()) if trained else given.grad is None
+
+
+def test_half_precision_weights_have_float32_scores_and_gradients_that_are_not_rounded():
+    g = torch.Generator().manual_seed(0)
+    weight, grad = ((torch.randn(6, 5, generator=g) * 1e-3).bfloat16() for _ in range(2))
+    parametrisation = MaskedWeight(weight)
+    product = parametrisation(weight)
+    product.backward(grad)
+    assert product.dtype == torch.bfloat16
+    assert parametrisation.score.dtype == torch.float32
+    assert torch.equal(parametrisation.score.grad, weight.float() * grad.float())
+
+
+def test_nothing_but_weight_and_mask_is_kept_for_the_gradient():
+    weight = torch.randn(6, 5)
+    parametrisation = MaskedWeight(weight)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        parametrisation(weight)
+    assert [t.data_ptr() for t in kept] == [weight.data_ptr(), parametrisation.mask.data_ptr()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_masks_remove_just_what_they_say(kind):
+    model, masks = masked(kind)
+    torch.manual_seed(0)
+    plain = tiny_encoder(kind)
+    chosen = masks.masks()
+    with torch.no_grad():
+        for matrix in matrices(plain):
+            rows = slice(None) if matrix.rows is None else matrix.rows
+            matrix.linear.weight[rows] *= chosen[matrix.name]
+    assert torch.allclose(out(model), out(plain), atol=1e-6)
+    assert masks.densities() == {m.name: round(0.5 * m.numel) / m.numel for m in masks.matrices}
+    assert masks.density() == pytest.approx(0.5, abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_of_fused_linears_are_those_of_their_rows(kind):
+    model, masks = masked(kind)
+    model(**PADDED).last_hidden_state.square().sum().backward()
+    for path, parametrisation in masks.parametrisations().items():
+        with torch.no_grad():
+            parametrisation.score.copy_(parametrisation.score.grad)
+        assert parametrisation.score.grad.abs().sum() > 0, path
+    scores, weights = masks.scores(), masks.weights()
+    for matrix in masks.matrices:
+        assert scores[matrix.name].shape == weights[matrix.name].shape == matrix.shape
+        assert torch.equal(scores[matrix.name], matrix.of(masks.parametrisations()[matrix.path].score.grad))
+    means = torch.stack([s.double().sigmoid().mean() for s in scores.values()])
+    assert masks.mean_sigmoid().item() == pytest.approx(means.mean().item(), rel=1e-5)
+
+
+def test_the_regulariser_has_the_gradient_of_autograd():
+    _, masks = masked("modernbert")
+    for parametrisation in masks.parametrisations().values():
+        nn.init.normal_(parametrisation.score)
+    masks.mean_sigmoid(shift=-0.7).backward()
+    for path, parametrisation in masks.parametrisations().items():
+        score = parametrisation.score.detach().double().requires_grad_()
+        parts = [m.of((score + 0.7).sigmoid()).mean() for m in masks.of_path(path)]
+        (torch.stack(parts).sum() / len(masks.matrices)).backward()
+        assert torch.allclose(parametrisation.score.grad.double(), score.grad, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_folding_leaves_a_stock_model_of_the_same_outputs(kind, tmp_path):
+    model, masks = masked(kind, frozen=True)
+    before, removed = out(model), masks.masks()
+    masks.fold()
+    assert (out(model) - before).abs().max() <= 1e-6
+    assert not any("parametrizations" in name for name in model.state_dict())
+    assert all(type(m.linear) is nn.Linear for m in matrices(model))
+    for matrix in matrices(model):
+        gone = matrix.of(matrix.linear.weight)[~removed[matrix.name]]
+        assert torch.equal(gone, torch.zeros_like(gone))
+        assert not gone.signbit().any()
+    model.save_pretrained(tmp_path)
+    assert torch.equal(out(type(model).from_pretrained(tmp_path).eval()), out(model))
+
+
+def test_a_checkpoint_holds_scores_and_no_masks():
+    model, masks = masked("modernbert")
+    for parametrisation in masks.parametrisations().values():
+        nn.init.normal_(parametrisation.score)
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    assert sum(is_score(name) for name in state) == len(masks.parametrisations())
+    assert not any(tensor.dtype == torch.bool for tensor in state.values())
+    other = tiny_encoder("modernbert")
+    restored = attach(other)
+    other.load_state_dict(state)
+    restored.set(local(restored.scores(), 0.3).masks)
+    masks.set(local(masks.scores(), 0.3).masks)
+    assert torch.equal(out(model), out(other))
+
+
+def test_a_copy_has_masks_of_its_own():
+    model, masks = masked("bert")
+    before = out(model)
+    copied = copy.deepcopy(model)
+    masks.set({m.name: torch.zeros(m.shape, dtype=torch.bool) for m in masks.matrices})
+    assert torch.equal(out(copied), before)
+    assert not torch.equal(out(model), before)
+
+
+def test_mixed_precision_reaches_the_scores():
+    model, masks = masked("bert", frozen=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(**PADDED).last_hidden_state.float().square().mean()
+    loss.backward()
+    assert all(p.score.grad.dtype == torch.float32 for p in masks.parametrisations().values())
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert trained
+    assert all(map(is_score, trained))
+
+
+def test_a_model_has_one_set_of_masks():
+    model, _ = masked("bert")
+    with pytest.raises(ValueError, match="already"):
+        attach(model)

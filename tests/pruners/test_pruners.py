@@ -1,0 +1,287 @@
+"""Contract of every pruning method, through the engine: density, what is trained, resumption, the model at the end."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from encoders import tiny_encoder
+
+from kdcli.engine import start, train
+from kdcli.errors import UsageError
+from kdcli.pruners import bind, check_settings, defaults, methods
+from kdcli.pruners.cap import FINETUNED, PRETRAINED, contrastive
+from kdcli.pruners.l0 import gates
+from kdcli.pruners.masked import is_score
+from kdcli.run_dir import RunDir
+from kdcli.types import Job, Plan, StepLoss
+
+CPU = torch.device("cpu")
+KINDS = ["bert", "modernbert", "distilbert"]
+STEPS, DENSITY = 8, 0.4
+# A toy task is learned within some steps at rates that would be too high for a real one.
+SETTINGS = {
+    "smp": {"regularizer": 0.5},
+    "magnitude": {},
+    "movement": {},
+    "soft-movement": {"regularizer": 1.0, "threshold": 0.49},
+    "l0": {"regularizer": 1.0, "start": -1.0, "score_lr": 0.5},
+    "cap": {"supervised": 0.1},
+}
+LR = {"smp": 5e-2, "l0": 1e-2} | dict.fromkeys(["magnitude", "movement", "soft-movement", "cap"], 3e-3)
+EXACT = ["smp", "magnitude", "movement", "cap"]
+
+
+SIZES = {"modernbert": {"num_hidden_layers": 2}}
+
+
+def tiny(kind):
+    torch.manual_seed(0)
+    return tiny_encoder(kind, **SIZES.get(kind, {}))
+
+
+class Rows:
+    """The class of a row is its first word; one row is padded."""
+
+    def __init__(self):
+        self.ids = torch.randint(10, 60, (16, 6), generator=torch.Generator().manual_seed(0))
+        self.ids[3, 4:] = 0
+
+    def __len__(self):
+        return len(self.ids)
+
+    def batch(self, indices):
+        ids = self.ids[torch.from_numpy(np.asarray(indices))]
+        return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": ids[:, 0] % 2}
+
+
+class All:
+    def indices(self, step):
+        return np.arange(16)
+
+
+def first_states(model, batch):
+    return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state[:, 0]
+
+
+def task_loss(model, batch):
+    states = first_states(model, batch)
+    logits = states @ torch.randn(32, 2, generator=torch.Generator().manual_seed(2)) / 4
+    return torch.nn.functional.cross_entropy(logits, batch["labels"])
+
+
+def trained(method, kind, folder=None, stop_after=None, **settings):
+    """A model after some steps of the engine: (model, pruner, weights before, outcome)."""
+    model = tiny(kind)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    lr = LR[method]
+    pruner = bind(method, SETTINGS[method] | settings, model, density=DENSITY, steps=STEPS, lr=lr)
+    states = Rows().batch(np.arange(16))
+    with torch.no_grad():
+        others = {PRETRAINED: first_states(model, states), FINETUNED: first_states(model, states).flip(-1)}
+
+    def step(batch):
+        terms = {"task": task_loss(model, batch)} | pruner.terms()
+        if pruner.contrast is not None and len(batch["labels"]) == 16:
+            terms |= pruner.contrast(first_states(model, batch), others, batch["labels"])
+        return StepLoss(torch.stack(list(terms.values())).sum(), terms)
+
+    job = Job(
+        *({"model": model}, step, Rows(), All(), None),
+        weigh=lambda batch: len(batch["labels"]),
+        pace=pruner.pace,
+        after=pruner.after,
+    )
+    plan = Plan(STEPS, 16, lr, 0, stop_after=stop_after, micro_batch_size=16, checkpoint_every=100)
+    run = RunDir.claim(folder, "x: 1\n", resume=True) if folder else None
+    outcome = train(start(CPU, torch.float32), CPU, job, plan, run)
+    return model, pruner, before, outcome
+
+
+@pytest.fixture(scope="module", params=[(m, k) for m in SETTINGS for k in KINDS], ids="-".join)
+def case(request):
+    return *request.param, *trained(*request.param)
+
+
+def test_every_method_is_tested_here():
+    assert sorted(SETTINGS) == methods()
+
+
+def test_density_is_the_one_asked_for(case):
+    method, _, _, pruner, _, _ = case
+    kept, total = sum(pruner.masks.kept().values()), sum(m.numel for m in pruner.masks.matrices)
+    if method in EXACT:
+        assert pruner.density(0) == 1.0
+        assert pruner.density(STEPS) == DENSITY
+        assert abs(kept - DENSITY * total) <= len(pruner.masks.matrices)
+        assert pruner.raised == ()
+    else:
+        assert pruner.density is None
+        assert 0 < kept < total
+
+
+def test_the_task_is_learned(case):
+    method, kind, model, _, _, _ = case
+    batch = Rows().batch(np.arange(16))
+    with torch.no_grad():
+        untrained = task_loss(tiny(kind), batch)
+        assert task_loss(model.eval(), batch) < untrained - 0.02, method
+
+
+def test_only_what_the_method_trains_moves(case):
+    method, _, model, pruner, before, _ = case
+    moved = set()
+    for name, parameter in model.named_parameters():
+        plain = name.replace(".parametrizations.weight.original", ".weight")
+        if is_score(name):
+            moved.add("scores") if parameter.count_nonzero() else None
+        elif not torch.equal(parameter, before[plain]):
+            moved.add("embeddings" if "embeddings." in plain else "weights")
+    assert pruner.trains_weights == (method != "smp")
+    assert moved == {"smp": {"scores"}, "magnitude": {"weights"}}.get(method, {"scores", "weights"})
+
+
+RESUMED = [*((m, "modernbert") for m in SETTINGS), ("smp", "bert"), ("magnitude", "distilbert")]
+
+
+@pytest.mark.parametrize("case", RESUMED, ids="-".join, indirect=True)
+def test_a_resumed_run_has_the_same_scores_and_masks(case, tmp_path):
+    method, kind, whole, expected, _, _ = case
+    trained(method, kind, tmp_path / "run", stop_after=5)
+    model, pruner, _, outcome = trained(method, kind, tmp_path / "run")
+    assert outcome.resumed_from_step == 5
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), whole.parameters(), strict=True))
+    masks, wanted = pruner.masks.masks(), expected.masks.masks()
+    assert all(torch.equal(masks[name], wanted[name]) for name in wanted)
+
+
+def test_the_folded_model_is_a_stock_one_of_the_same_outputs(case):
+    _, kind, trained_model, pruner, _, _ = case
+    model, masks = copy.deepcopy((trained_model.eval(), pruner.masks))
+    batch, kept = Rows().batch(np.arange(16)), masks.masks()
+    with torch.no_grad():
+        masked = first_states(model, batch)
+        masks.fold()
+        assert (first_states(model, batch) - masked).abs().max() <= 1e-6
+        assert torch.equal(first_states(trained_model, batch), masked)
+    assert model.state_dict().keys() == tiny(kind).state_dict().keys()
+    for matrix in masks.matrices:
+        assert torch.equal(matrix.of(matrix.linear.weight) != 0, kept[matrix.name])
+
+
+@pytest.mark.parametrize("masking", ["local", "global", "proportional", "threshold"])
+def test_smp_takes_every_masking_function(masking):
+    model, pruner, _, _ = trained("smp", "bert", masking=masking, threshold=0.49)
+    assert (pruner.density is None) == (masking == "threshold")
+    assert 0 < pruner.masks.density() < 1
+    assert model.training is False
+
+
+def test_smp_scores_begin_alike_and_gradients_decide():
+    _, pruner, _, _ = trained("smp", "bert", warmup_fraction=0.0)
+    for name, mask in pruner.masks.masks().items():
+        # By lowest index alone, the last row of each matrix would stay empty.
+        assert mask[-1].any(), name
+        assert mask.count_nonzero() < mask.numel()
+
+
+def bound(method, steps=100, lr=1e-2, **settings):
+    return bind(method, settings, tiny("bert"), density=0.1, steps=steps, lr=lr)
+
+
+def test_smps_regulariser_rises_with_the_steps_or_with_the_density():
+    for schedule, progress in (("steps", 1 - 0.7**3), ("density", 1 - 0.5**3)):
+        pruner = bound("smp", regularizer_schedule=schedule)
+        pruner.after(0)
+        assert pruner.terms()["regularizer"].item() == 0
+        pruner.after(30)
+        assert pruner.terms()["regularizer"].item() == pytest.approx(400 * progress * 0.5, rel=1e-5)
+    assert bound("smp", regularizer=0.0).terms() == {}
+
+
+def test_scores_and_weights_have_their_own_rates_and_scores_no_decay():
+    score = "model.encoder.layer.0.output.dense.parametrizations.weight.0.score"
+    weight = "model.encoder.layer.0.output.dense.parametrizations.weight.original"
+    for method, lr, expected in (("smp", 2e-2, (1.0, 3e-5 / 2e-2)), ("movement", 3e-5, (1e-2 / 3e-5, 1.0))):
+        assert defaults(method).lr == lr
+        pruner = bound(method, lr=lr)
+        assert (pruner.pace(score).lr, pruner.pace(weight).lr) == pytest.approx(expected)
+        assert (pruner.pace(score).decayed, pruner.pace(weight).decayed) == (False, True)
+
+
+def test_magnitude_keeps_the_largest_weights_as_they_change():
+    pruner = bound("magnitude")
+    pruner.after(100)
+    matrix = pruner.masks.matrices[0]
+    before = pruner.masks.masks()[matrix.name].clone()
+    with torch.no_grad():
+        matrix.linear.parametrizations.weight.original.copy_(torch.arange(32 * 32.0).view(32, 32) - 900)
+    pruner.after(100)
+    kept = pruner.masks.masks()[matrix.name]
+    assert kept.flatten().nonzero().flatten().tolist() == list(range(102))
+    assert not torch.equal(kept, before)
+
+
+def test_soft_movements_threshold_rises_from_nothing():
+    pruner = bound("soft-movement", threshold=0.6)
+    pruner.after(10)
+    assert pruner.masks.density() == 1.0
+    pruner.after(100)
+    # Equal scores, all below the threshold: one weight a matrix is kept, and said.
+    assert set(pruner.masks.kept().values()) == {1}
+    assert pruner.raised == tuple(m.name for m in pruner.masks.matrices)
+
+
+def test_l0_draws_its_gates_in_training_and_not_in_evaluation():
+    pruner = bound("l0")
+    model, batch = pruner.masks.model, Rows().batch(np.arange(4))
+    for parameter in model.modules():
+        if isinstance(parameter, torch.nn.Dropout):
+            parameter.p = 0.0
+    with torch.no_grad():
+        same = [first_states(model.eval(), batch) for _ in range(2)]
+        drawn = [first_states(model.train(), batch) for _ in range(2)]
+    assert torch.equal(*same)
+    assert not torch.equal(*drawn)
+    assert gates(torch.tensor([-9.0, math.log(1 / 11), 0.0, 9.0])).tolist() == pytest.approx([0, 0, 0.5, 1], abs=1e-6)
+
+
+def test_contrast_is_the_formula():
+    g = torch.Generator().manual_seed(0)
+    z, other = (torch.randn(5, 8, generator=g) for _ in range(2))
+    labels = torch.tensor([0, 1, 0, 1, 0])
+    unit = [x.double().numpy() / np.linalg.norm(x.double().numpy(), axis=1, keepdims=True) for x in (z, other)]
+    exponents = unit[0] @ unit[1].T / 0.1
+    log_p = exponents - np.log(np.exp(exponents).sum(1, keepdims=True))
+    supervised = -np.mean([log_p[i, labels.numpy() == labels[i].item()].mean() for i in range(5)])
+    assert contrastive(z, other, torch.eye(5, dtype=torch.bool), 0.1).item() == pytest.approx(-np.diag(log_p).mean())
+    terms = bound("cap").contrast(z, {PRETRAINED: other, FINETUNED: other}, labels)
+    assert terms["supervised"].item() == pytest.approx(10 * supervised, rel=1e-5)
+    assert terms["unsupervised"].item() == pytest.approx(-0.1 * np.diag(log_p).mean(), rel=1e-5)
+    assert set(bound("cap").contrast(z, {PRETRAINED: other, FINETUNED: other}, None)) == {"unsupervised"}
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "said"),
+    [
+        ("smpp", {}, "unknown method 'smpp'; did you mean 'smp'?"),
+        ("smp", {"temprature": 2.0}, "unknown key 'pruner.temprature' of method smp; did you mean 'temperature'?"),
+        ("smp", {"temperature": 0.0}, "'pruner.temperature' must be greater than 0, got 0.0"),
+        ("movement", {"initial_fraction": 0.7, "final_fraction": 0.6}, "must not be more than 1 together"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(method, settings, said):
+    with pytest.raises(UsageError) as raised:
+        check_settings(method, settings)
+    assert said in raised.value.message
+
+
+def test_what_does_not_fit_the_run_is_refused():
+    with pytest.raises(UsageError, match="more than the 100 steps"):
+        bound("smp", warmup_steps=101)
+    for density in (0.0, 1.1):
+        with pytest.raises(UsageError, match="sparsity of"):
+            bind("smp", {}, tiny("bert"), density=density, steps=10, lr=1.0)
