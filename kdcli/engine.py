@@ -126,6 +126,7 @@ class _Run:
         ]
 
     def go(self) -> Outcome:
+        """Train from the last checkpoint, if there is one, to the end of the plan; see `train` for what it raises."""
         plan, done = self.plan, self._restore()
         self._after(done)
         last = min(plan.steps, plan.stop_after or plan.steps)

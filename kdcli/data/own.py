@@ -164,6 +164,11 @@ class _Guess:
         self.lists = [c for c in self.free if isinstance(self.first[c], list)]
 
     def reading(self, kind: Kind | None) -> _Reading:
+        """Which columns are read; `kind` is what the user asks for, None leaves it open.
+
+        Raises:
+            UsageError: roles that no kind reads together, or columns that can be read in several ways or in none.
+        """
         kinds = [k for k in KINDS if kind in (None, k) and set(self.given) <= set(_ROLES[k])]
         if not kinds:
             raise UsageError(

@@ -73,6 +73,7 @@ class _RelationKL(torch.autograd.Function):
     def forward(
         ctx: Any, student_x: Tensor, student_y: Tensor, teacher_x: Tensor, teacher_y: Tensor, mask: Tensor | None
     ) -> Tensor:
+        """The divergence, see `relation_kl`; x and y are [B, A, L, K], their gradients are made here too."""
         batch, heads, length, _ = student_x.shape
         bias, real_BL = _bias_and_rows(mask)
         rows = batch * length if real_BL is None else int(real_BL.sum())
@@ -116,6 +117,7 @@ class _RelationKL(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients that `forward` left, times that of the scalar; only the student's x and y have any."""
         grad_x, grad_y = ctx.saved_tensors
         return grad_x * grad, grad_y * grad, None, None, None
 

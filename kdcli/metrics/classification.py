@@ -30,6 +30,7 @@ def scorer(task: Task, predictions: Sequence[int], references: Sequence[int]) ->
     cell = true * classes + predicted
 
     def score(indices: Array) -> dict[str, float]:
+        """Metric → value over the examples of the given numbers, [n] int64, repeated ones counted each time."""
         counts_CC = np.bincount(cell[indices], minlength=classes * classes).reshape(classes, classes)
         return {name: _metric(name, counts_CC.astype(np.float64)) for name in task.metrics}
 

@@ -27,6 +27,7 @@ def scorer(task: Task, predictions: Sequence[Sequence[int]], references: Sequenc
     found, exact = predicted * true, (predicted == true).all(axis=1)
 
     def score(indices: Array) -> dict[str, float]:
+        """Metric → value over the examples of the given numbers, [n] int64, repeated ones counted each time."""
         times = np.bincount(indices, minlength=len(true)).astype(np.float64)
         found_C, predicted_C, true_C = times @ found, times @ predicted, times @ true
         scores = {

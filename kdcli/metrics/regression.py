@@ -33,6 +33,7 @@ def scorer(task: Task, predictions: Sequence[float], references: Sequence[float]
         )
 
     def score(indices: Array) -> dict[str, float]:
+        """Metric → value over the examples of the given numbers, [n] int64, repeated ones counted each time."""
         return {name: _metric(name, predicted[indices], true[indices]) for name in task.metrics}
 
     return score

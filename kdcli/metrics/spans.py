@@ -90,6 +90,7 @@ def _golds(task: Task, answers: Sequence[str], language: str) -> list[str]:
 
 def _plain(task: Task, raw: Array) -> Scorer:
     def score(indices: Array) -> dict[str, float]:
+        """Metric → value over the examples of the given numbers, [n] int64, repeated ones counted each time."""
         scores = dict(zip(("exact", "f1"), raw[indices].mean(axis=0), strict=True))
         return {name: float(scores[name]) for name in task.metrics}
 
@@ -119,6 +120,7 @@ def _with_unanswerable(task: Task, raw: Array, no_answer: Array, answerable: Arr
         return silent, min(0.0, float(np.nextafter(no_answer[times > 0].min(), -np.inf)))
 
     def score(indices: Array) -> dict[str, float]:
+        """Metric → value over the examples of the given numbers, [n] int64, repeated ones counted each time."""
         times = np.bincount(indices, minlength=len(raw)).astype(np.float64)
         n, with_answer = float(times.sum()), float(times @ answerable)
         exact, exact_at = best(gains[:, 0], times)

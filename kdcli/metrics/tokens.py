@@ -31,6 +31,7 @@ def scorer(task: Task, predictions: Sequence[Sequence[str]], references: Sequenc
     counts = np.array([_counts(p, r) for p, r in zip(predictions, references, strict=True)], dtype=np.float64)
 
     def score(indices: Array) -> dict[str, float]:
+        """Metric → value over the examples of the given numbers, [n] int64, repeated ones counted each time."""
         found, predicted, true, right, words = np.bincount(indices, minlength=len(counts)) @ counts
         scores = {
             "f1": float(f1(found, predicted, true)),
