@@ -21,46 +21,65 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kdcli.errors import UsageError
+from kdcli.models.layout import Layout, layout_for
 from kdcli.models.matrices import matrices
 
-TOKENS = 128
+TOKENS = 64
 """Columns of the dense factor that are computed at a time."""
 TRIED_BELOW = 0.35
 """Density up to which the sparse form is timed at all: nowhere has it won beyond."""
 GAIN = 1.1
 """How much faster it has to be, for a timing that wavers."""
 ROUNDS = 5
+ACTIVATIONS = ("intermediate_act_fn", "activation")
+"""What the module of a feed-forward block calls its activation, where that is all it applies behind its linear."""
 LENGTH = 128
 """Tokens it is timed with."""
 
 
 class SparseLinear(nn.Module):
-    """A linear whose weight is held in CSR; for inference only.
-
-    Its output [..., rows] lies in memory by rows, as the next sparse linear reads it.
-    """
+    """A linear whose weight is held in CSR; for inference only, neither saved nor copied."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        weight = linear.weight.detach()
         bias = torch.zeros(self.out_features) if linear.bias is None else linear.bias.detach().clone()
         self.bias = nn.Parameter(bias, requires_grad=False)
-        # No buffer: a state dictionary of CSR can be saved nowhere.
-        self.csr = _csr(weight)
+        self.csr = _csr(linear.weight.detach())
+
+    def product(self, x_IN: Tensor) -> Tensor:
+        """Compute [columns, tokens] → [rows, tokens]."""
+        return torch.addmm(self.bias[:, None], self.csr, x_IN)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute [..., columns] → [..., rows]."""
-        x_NI = x.reshape(-1, self.in_features)
-        out_ON = x.new_empty(self.out_features, len(x_NI))
-        for at in range(0, len(x_NI), TOKENS):
-            part = x_NI[at : at + TOKENS].T.contiguous()
-            torch.addmm(self.bias[:, None], self.csr, part, out=out_ON[:, at : at + TOKENS])
-        return out_ON.T.reshape(*x.shape[:-1], self.out_features)
+        return _by_tokens(x, self.out_features, self.product)
 
     def extra_repr(self) -> str:
         kept = self.csr.values().numel() / (self.in_features * self.out_features)
         return f"in_features={self.in_features}, out_features={self.out_features}, density={kept:.3f}"
+
+
+class SparseFeedForward(nn.Module):
+    """Two sparse linears and the activation in between, without turning what is between them around twice."""
+
+    def __init__(self, up: SparseLinear, act: nn.Module, down: SparseLinear) -> None:
+        super().__init__()
+        self.up, self.act, self.down = up, act, down
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute [..., D] → [..., D]."""
+        return _by_tokens(x, self.down.out_features, lambda x_DN: self.down.product(self.act(self.up.product(x_DN))))
+
+
+def _by_tokens(x: Tensor, rows: int, compute: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply what works on [columns, tokens] to [..., columns], a few tokens at a time."""
+    x_NI = x.reshape(-1, x.shape[-1])
+    out_NO = x.new_empty(len(x_NI), rows)
+    for at in range(0, len(x_NI), TOKENS):
+        # Attention and norms would copy an output that lies transposed, and slower.
+        out_NO[at : at + TOKENS].copy_(compute(x_NI[at : at + TOKENS].T.contiguous()).T)
+    return out_NO.view(*x.shape[:-1], rows)
 
 
 def sparsify(model: PreTrainedModel, choose: Callable[[nn.Linear], bool] | None = None) -> PreTrainedModel:
@@ -97,7 +116,23 @@ def sparsify(model: PreTrainedModel, choose: Callable[[nn.Linear], bool] | None 
             sparse = timed[key]
         if sparse:
             small.base_model.set_submodule(path, SparseLinear(linear))
+    layout = layout_for(model.config)
+    for layer in layout.modules(small.base_model):
+        _join(layer, layout)
     return small.eval()
+
+
+def _join(layer: nn.Module, layout: Layout) -> None:
+    """Join the linears of a feed-forward block where both run sparse and nothing but an activation is between them."""
+    up, down = layer.get_submodule(layout.up), layer.get_submodule(layout.down)
+    block = layout.up.rpartition(".")[0]
+    act = {name: module for name, module in layer.get_submodule(block).named_children() if name in ACTIVATIONS}
+    if not (isinstance(up, SparseLinear) and isinstance(down, SparseLinear) and act):
+        return
+    ((name, module),) = act.items()
+    layer.set_submodule(layout.down, SparseFeedForward(up, module, down))
+    layer.set_submodule(layout.up, nn.Identity())
+    layer.set_submodule(f"{block}.{name}", nn.Identity())
 
 
 def faster_sparse(linear: nn.Linear) -> bool:

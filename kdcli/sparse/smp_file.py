@@ -7,6 +7,7 @@ It holds the bits of all matrices packed one after the other, in the string orde
 from __future__ import annotations
 
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ def read_smp(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:
             packed = np.lib.format.read_array(file, allow_pickle=False)
     except OSError as error:
         raise UsageError(f"the mask file {path} cannot be read: {error.strerror}") from None
-    except (ValueError, EOFError, SyntaxError, MemoryError) as error:
+    except (ValueError, EOFError, SyntaxError, TokenError, MemoryError) as error:
         raise UsageError(f"{path} is no .npy array of bytes, or damaged: {error}") from None
     # Each matrix is a whole number of bytes in the models these files are of.
     parts = sorted(matrices(model), key=lambda m: f"{m.path}.weight")

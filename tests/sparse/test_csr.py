@@ -1,0 +1,116 @@
+"""Sparse linears compute what dense ones do, and are chosen where they are faster."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from encoders import tiny_encoder
+from pruned import random_masks, with_biases
+from torch import nn
+
+from kdcli.errors import UsageError
+from kdcli.sparse import csr
+from kdcli.sparse.compact import compact
+from kdcli.sparse.csr import SparseFeedForward, SparseLinear, faster_sparse, sparsify
+from kdcli.sparse.mask_file import apply_masks
+
+IDS = torch.randint(5, 64, (3, 50), generator=torch.Generator().manual_seed(0))
+MASK = (torch.arange(50) < torch.tensor([50, 31, 4])[:, None]).long()
+
+
+def linear_of(density, rows=24, columns=40, bias=True):
+    torch.manual_seed(0)
+    linear = nn.Linear(columns, rows, bias=bias)
+    with torch.no_grad():
+        linear.weight.mul_(torch.rand(rows, columns) < density)
+    return linear
+
+
+@pytest.mark.parametrize("density", [0.0, 0.03, 0.5, 1.0])
+@pytest.mark.parametrize("shape", [(40,), (1, 40), (3, 50, 40), (2, 64, 40), (1, 65, 40), (0, 40)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_linear(density, shape, bias):
+    linear, x = linear_of(density, bias=bias), torch.randn(shape)
+    found = SparseLinear(linear)(x)
+    assert found.shape == (*shape[:-1], 24)
+    torch.testing.assert_close(found, linear(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kind", ["bert", "distilbert", "roberta", "electra", "deberta-v2", "convbert", "esm", "albert"]
+)
+def test_model_computes_the_same(kind):
+    torch.manual_seed(0)
+    model = with_biases(tiny_encoder(kind, initializer_range=0.3))
+    apply_masks(model, random_masks(model, 0.2))
+    with torch.no_grad():
+        expected = model(IDS, attention_mask=MASK)[0][MASK.bool()]
+        for choose in (lambda _: True, lambda linear: linear.in_features == 32, lambda _: False):
+            small = sparsify(model, choose)
+            found = small(IDS, attention_mask=MASK)[0][MASK.bool()]
+            assert (found - expected).abs().max() < 1e-4
+            wanted = sum(choose(m) for m in model.modules() if isinstance(m, nn.Linear))
+            assert bool(wanted) == any(isinstance(m, SparseLinear) for m in small.modules())
+
+
+@pytest.mark.parametrize(
+    ("kind", "joined"), [("bert", 2), ("distilbert", 2), ("electra", 2), ("esm", 0), ("albert", 1)]
+)
+def test_feed_forward_is_joined_where_only_an_activation_is_between(kind, joined):
+    model = tiny_encoder(kind)
+    assert sum(isinstance(m, SparseFeedForward) for m in sparsify(model, lambda _: True).modules()) == joined
+    only_up = sparsify(model, lambda linear: linear.out_features == 128)
+    assert not any(isinstance(m, SparseFeedForward) for m in only_up.modules())
+
+
+def test_fused_matrices_run_sparse_too():
+    torch.manual_seed(0)
+    model = tiny_encoder("modernbert", initializer_range=0.3)
+    apply_masks(model, random_masks(model, 0.2))
+    with torch.no_grad():
+        found, expected = sparsify(model, lambda _: True)(IDS)[0], model(IDS)[0]
+    assert (found - expected).abs().max() < 1e-4
+
+
+def test_the_model_itself_stays_dense_and_its_tensors_are_shared():
+    model = tiny_encoder("bert")
+    small = sparsify(model, lambda linear: linear.out_features == 128)
+    assert not any(isinstance(m, SparseLinear) for m in model.modules())
+    assert small.embeddings.word_embeddings.weight is model.embeddings.word_embeddings.weight
+
+
+def test_timing_chooses_few_weights_and_leaves_many():
+    assert faster_sparse(linear_of(0.002, 1024, 1024))
+    assert not faster_sparse(linear_of(0.3, 1024, 1024))
+    assert not faster_sparse(linear_of(0.5, 1024, 1024))
+
+
+def test_alike_linears_are_timed_once(monkeypatch):
+    timed = []
+
+    def timing(linear):
+        timed.append(linear)
+        return linear.out_features == 32
+
+    monkeypatch.setattr(csr, "faster_sparse", timing)
+    model = tiny_encoder("bert")
+    apply_masks(model, random_masks(model, 0.1))
+    small = sparsify(model)
+    assert len(timed) == 3  # 32 × 32, 32 × 128, 128 × 32
+    assert sum(isinstance(m, SparseLinear) for m in small.modules()) == 2 * 5
+
+
+def test_torch_without_such_a_product_stays_dense(monkeypatch):
+    def lacking(*_):
+        raise RuntimeError("Calling addmm on a sparse CPU tensor requires MKL")
+
+    monkeypatch.setattr(torch, "addmm", lacking)
+    assert not faster_sparse(linear_of(0.002, 1024, 1024))
+
+
+def test_what_is_refused():
+    model = tiny_encoder("bert")
+    with pytest.raises(UsageError, match=r"float32 on the CPU, not torch\.bfloat16"):
+        sparsify(tiny_encoder("bert").bfloat16())
+    with pytest.raises(UsageError, match="compacted model cannot run sparse"):
+        sparsify(compact(model))

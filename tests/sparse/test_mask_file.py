@@ -1,0 +1,265 @@
+"""A mask file comes back whole, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import numpy as np
+import pytest
+import torch
+from encoders import tiny_encoder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pruned import info_for, random_masks
+from safetensors.torch import save_file
+from transformers import BertConfig, BertModel
+
+from kdcli.errors import MachineError, UsageError
+from kdcli.models.matrices import matrices
+from kdcli.sparse.mask_file import MaskInfo, apply_masks, base_hash, check_base, read_mask, write_mask
+from kdcli.sparse.smp_file import read_smp
+
+
+@pytest.fixture(scope="module")
+def base():
+    torch.manual_seed(0)
+    return tiny_encoder("bert")
+
+
+@pytest.fixture
+def written(base, tmp_path):
+    path = tmp_path / "task.safetensors"
+    write_mask(path, info_for(base), random_masks(base, 0.2), head={"classifier.bias": torch.ones(3)})
+    return path
+
+
+INFO = MaskInfo(base="b", base_sha256="0" * 64, model_type="bert", method="smp", density=0.1)
+
+
+@settings(max_examples=25)
+@given(
+    st.dictionaries(
+        st.sampled_from(["1.Q", "1.K", "2.U", "11.D"]), st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1
+    ),
+    st.floats(0, 1),
+    st.integers(0, 9),
+)
+def test_masks_of_any_shape_come_back(tmp_path_factory, shapes, density, seed):
+    torch.manual_seed(seed)
+    masks = {name: torch.rand(shape) < density for name, shape in shapes.items()}
+    path = tmp_path_factory.mktemp("masks") / "mask.safetensors"
+    info = write_mask(path, INFO, masks)
+    found = read_mask(path)
+    assert found.info == info
+    assert list(found.masks) == list(masks)
+    assert all(torch.equal(found.masks[n], masks[n]) for n in masks)
+    assert info.densities == {n: pytest.approx(m.float().mean().item()) for n, m in masks.items()}
+    assert info.shapes == shapes
+
+
+def test_everything_comes_back(base, tmp_path):
+    info = info_for(
+        base,
+        task="sst2",
+        architecture="BertForSequenceClassification",
+        config={"id2label": {"0": "bad", "1": "good"}},
+        labels=("bad", "good"),
+        label_words=("terrible", "great"),
+        metrics={"accuracy": 0.9},
+        versions={"torch": "2"},
+    )
+    masks = random_masks(base, 0.1)
+    head = {
+        "classifier.weight": torch.randn(2, 32),
+        "classifier.bias": torch.randn(2, dtype=torch.bfloat16),
+        "bert.pooler.dense.weight": torch.eye(32).half(),
+        "scale": torch.tensor(3.0),
+    }
+    scores = {n: torch.randn(m.shape) for n, m in masks.items()}
+    path = tmp_path / "new" / "mask.safetensors"
+    write_mask(path, info, masks, head=head, scores=scores)
+    found = read_mask(path)
+    assert found.info.model_copy(update={"densities": {}, "shapes": {}}) == info
+    assert set(found.head) == set(head)
+    for name, tensor in head.items():
+        assert found.head[name].dtype == tensor.dtype
+        assert torch.equal(found.head[name], tensor)
+    assert all(torch.equal(found.scores[n], scores[n].half()) for n in masks)
+    assert [f.name for f in path.parent.iterdir()] == ["mask.safetensors"]
+
+
+def test_bert_base_is_within_the_sizes_asked_for(tmp_path):
+    # A layer of the twelve is enough: they are alike.
+    with torch.device("meta"):
+        shapes = {m.name: m.shape for m in matrices(BertModel(BertConfig(num_hidden_layers=1)))}
+    for density, megabytes in ((0.03, 2.4), (0.1, 5.4), (0.5, 10.7)):
+        torch.manual_seed(0)
+        write_mask(tmp_path / "mask", INFO, {n: torch.rand(shape) < density for n, shape in shapes.items()})
+        assert 12 * (tmp_path / "mask").stat().st_size < megabytes * 1e6
+
+
+def test_head_of_an_identity_takes_no_room(base, tmp_path):
+    masks = random_masks(base, 0.1)
+    write_mask(tmp_path / "without", info_for(base), masks)
+    write_mask(tmp_path / "with", info_for(base), masks, head={"pooler": torch.eye(768)})
+    assert (tmp_path / "with").stat().st_size - (tmp_path / "without").stat().st_size < 10_000
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_any_changed_byte_is_noticed(base, tmp_path_factory, data):
+    path = tmp_path_factory.getbasetemp() / "one.safetensors"
+    if not path.exists():
+        write_mask(path, info_for(base), random_masks(base, 0.2))
+    whole = path.read_bytes()
+    at, change = data.draw(st.integers(0, len(whole) - 1)), data.draw(st.integers(1, 255))
+    other = path.with_name("other.safetensors")
+    other.write_bytes(whole[:at] + bytes([whole[at] ^ change]) + whole[at + 1 :])
+    with pytest.raises(UsageError, match=r"damaged"):
+        read_mask(other)
+
+
+def test_header_counts_too(written):
+    whole = written.read_bytes()
+    size = 8 + struct.unpack("<Q", whole[:8])[0]
+    for at in [*range(24), *range(24, size, 11)]:
+        written.write_bytes(whole[:at] + bytes([whole[at] ^ 0x20]) + whole[at + 1 :])
+        with pytest.raises(UsageError, match="damaged"):
+            read_mask(written)
+
+
+@pytest.mark.parametrize("kept", [0, 7, 8, 40, -1])
+def test_cut_file_is_refused(written, kept):
+    written.write_bytes(written.read_bytes()[:kept])
+    with pytest.raises(UsageError, match="damaged"):
+        read_mask(written)
+
+
+def test_what_is_no_mask_file_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"none\.safetensors cannot be read"):
+        read_mask(tmp_path / "none.safetensors")
+    save_file({"weight": torch.ones(3)}, tmp_path / "model.safetensors")
+    with pytest.raises(UsageError, match="no mask file of kdcli"):
+        read_mask(tmp_path / "model.safetensors")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_mask(tmp_path)
+
+
+def test_base_with_other_weights_is_refused_and_both_are_named(base, written):
+    found = read_mask(written)
+    check_base(found, base, "mine")
+    other = tiny_encoder("bert")
+    with torch.no_grad():
+        other.load_state_dict(base.state_dict())
+        other.encoder.layer[1].output.dense.weight[0, 0] += 1e-6
+    with pytest.raises(UsageError) as caught:
+        check_base(found, other, "mine")
+    assert "made for base" in caught.value.message
+    assert "mine" in caught.value.message
+    assert base_hash(base) in caught.value.message
+    assert base_hash(other) in caught.value.message
+
+
+def test_hash_is_of_the_masked_matrices_only(base):
+    other = tiny_encoder("bert")
+    other.load_state_dict(base.state_dict())
+    with torch.no_grad():
+        other.embeddings.word_embeddings.weight.add_(1)
+        other.pooler.dense.weight.add_(1)
+    assert base_hash(other) == base_hash(base)
+
+
+def test_another_model_type_is_refused(written):
+    with pytest.raises(UsageError, match="masks a bert"):
+        check_base(read_mask(written), tiny_encoder("roberta"), "mine")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda m: m.pop("2.K"), "no mask for matrix 2.K"),
+        (lambda m: m.update({"3.Q": m["1.Q"]}), "a mask for 3.Q"),
+        (lambda m: m.update({"1.U": m["1.U"].T}), "the mask of 1.U is 32 × 128, the matrix 128 × 32"),
+    ],
+)
+def test_masks_that_do_not_fit_change_nothing(base, spoil, said):
+    masks, before = random_masks(base, 0.3), base_hash(base)
+    spoil(masks)
+    with pytest.raises(UsageError, match=said):
+        apply_masks(base, masks)
+    assert base_hash(base) == before
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "deberta", "deberta-v2", "distilbert", "albert"])
+def test_applied_mask_keeps_what_it_keeps(kind):
+    torch.manual_seed(0)
+    model = tiny_encoder(kind)
+    masks, before = random_masks(model, 0.3), {m.name: m.of(m.linear.weight).clone() for m in matrices(model)}
+    apply_masks(model, masks)
+    for m in matrices(model):
+        assert torch.equal(m.of(m.linear.weight), torch.where(masks[m.name], before[m.name], 0.0))
+
+
+def test_a_full_disk_leaves_the_older_file(base, written, monkeypatch):
+    before = written.read_bytes()
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(MachineError, match="disk is full"):
+        write_mask(written, info_for(base), random_masks(base, 0.9))
+    assert written.read_bytes() == before
+    assert [f.name for f in written.parent.iterdir()] == [written.name]
+
+
+def test_file_of_another_format_is_named(written, monkeypatch):
+    monkeypatch.setattr("kdcli.sparse.mask_file.FORMAT", "kdcli-mask-2")
+    with pytest.raises(UsageError, match="kdcli-mask-1"):
+        read_mask(written)
+
+
+def test_header_says_what_it_is_without_this_package(written):
+    whole = written.read_bytes()
+    said = json.loads(whole[8 : 8 + struct.unpack("<Q", whole[:8])[0]])["__metadata__"]
+    assert json.loads(said["info"])["method"] == "smp"
+
+
+def test_authors_masks_are_read_in_the_string_order_of_their_names(tmp_path):
+    torch.manual_seed(0)
+    model = tiny_encoder("bert", num_hidden_layers=12)
+    masks = random_masks(model, 0.3)
+    state = {f"bert.{m.path}.weight": masks[m.name] for m in matrices(model)}
+    # By hand, from the order their files have.
+    inside = ["attention.output.dense", "attention.self.key", "attention.self.query", "attention.self.value"]
+    layers = [0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9]
+    names = [
+        f"bert.encoder.layer.{n}.{x}.weight" for n in layers for x in (*inside, "intermediate.dense", "output.dense")
+    ]
+    assert sorted(state) == names
+    np.save(tmp_path / "mask.npy", np.packbits(np.concatenate([state[n].numpy().reshape(-1) for n in names])))
+    found = read_smp(tmp_path / "mask.npy", model)
+    assert list(found) == [m.name for m in matrices(model)]
+    assert all(torch.equal(found[n], masks[n]) for n in masks)
+
+
+@pytest.mark.parametrize(
+    ("array", "said"),
+    [
+        (np.zeros(7, np.uint8), "7 values of uint8"),
+        (np.zeros(24576 // 8, np.float32), "of float32"),
+        (np.array([{}], object), "no .npy array"),
+    ],
+)
+def test_other_arrays_are_refused(base, tmp_path, array, said):
+    np.save(tmp_path / "mask.npy", array, allow_pickle=True)
+    with pytest.raises(UsageError, match=said):
+        read_smp(tmp_path / "mask.npy", base)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x93NUMPY\x01\x00", b"nonsense", b"\x93NUMPY\x01\x00\x04\x00{1:\n"])
+def test_damaged_arrays_are_refused(base, tmp_path, data):
+    (tmp_path / "mask.npy").write_bytes(data)
+    with pytest.raises(UsageError, match=r"no \.npy array"):
+        read_smp(tmp_path / "mask.npy", base)
