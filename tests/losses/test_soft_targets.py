@@ -1,4 +1,4 @@
-"""Soft targets: each kind against its formula in float64; zero when the student is the teacher; padding changes nothing."""
+"""Soft targets: each kind against its formula in float64; zero when the student is the teacher; padding is nothing."""
 
 from __future__ import annotations
 

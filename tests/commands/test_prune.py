@@ -1,0 +1,267 @@
+"""`kdcli prune` and `kdcli mask` on a tiny encoder: exact densities, frozen weights, every form the same model."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import own_files
+import pytest
+import torch
+from own_files import NAMES, QUICK, kdcli, log_of, process, report_of
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+
+import kdcli as package
+from kdcli.models.matrices import matrices
+from kdcli.pruners import methods
+from kdcli.run_dir import RunDir
+from kdcli.sparse.mask_file import read_mask
+
+EXACT = [m for m in methods() if m not in ("soft-movement", "l0")]
+"""Methods whose density is chosen; thresholds and gates decide it themselves."""
+
+MASK = "mask/mask.safetensors"
+TEXTS = ["w1 w2 w3", "w25 w26 w27 w28 w29", "w3 w30"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return own_files.encoder(tmp_path_factory.mktemp("base") / "encoder")
+
+
+@pytest.fixture(scope="module")
+def given(base, tmp_path_factory):
+    data = own_files.own(tmp_path_factory.mktemp("data"), "class")
+    quick = [*QUICK[QUICK.index("--dtype") :], "--max-steps", "30", "--batch-size", "16"]
+    return ["prune", base, "--task", "own", "--data", data, "--set", "head.words=[w40, w41]", *quick]
+
+
+@pytest.fixture(scope="module")
+def pruned(given, tmp_path_factory):
+    out = tmp_path_factory.mktemp("pruned") / "out"
+    result = kdcli(*given, "--sparsity", "0.7", "-o", out)
+    assert result.exit_code == 0, result.output
+    return out, result
+
+
+def logits(model, folder):
+    batch = AutoTokenizer.from_pretrained(folder)(TEXTS, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        return model(**{k: v for k, v in batch.items() if k != "token_type_ids"}).logits
+
+
+def kept(folder):
+    """Share of the masked matrices' weights that are not zero."""
+    found = matrices(AutoModel.from_pretrained(folder))
+    return sum(int(m.of(m.linear.weight).count_nonzero()) for m in found) / sum(m.numel for m in found)
+
+
+def test_the_density_is_exact_and_what_is_kept_is_as_it_was(base, pruned):
+    out, result = pruned
+    assert kept(out) == pytest.approx(0.3, abs=1e-4)
+    before, after = AutoModel.from_pretrained(base), AutoModel.from_pretrained(out)
+    masked = {m.path for m in matrices(before)}
+    for name, weight in after.state_dict().items():
+        if name.startswith("pooler."):
+            continue
+        own = before.state_dict()[name]
+        there = weight != 0 if name.removesuffix(".weight") in masked else torch.ones_like(weight, dtype=torch.bool)
+        assert torch.equal(weight[there], own[there]), name
+    report = report_of(out)
+    assert report.command == "prune"
+    (found,) = report.pruning
+    assert found.density == pytest.approx(0.3, abs=1e-4)
+    assert sum(m.kept for m in found.matrices) == round(0.3 * sum(m.weights for m in found.matrices))
+    assert [p.density for p in found.curve] == sorted((p.density for p in found.curve), reverse=True)
+    assert found.curve[0].density == 1.0
+    assert all(sum(h.counts) == sum(m.weights for m in found.matrices) for h in found.histograms)
+    assert report.evaluations[0].metrics["accuracy"] > 0.8, "it learned"
+    assert "accuracy" in result.stdout or "own" in result.stdout
+
+
+def test_every_form_is_the_same_model(base, pruned):
+    out, _ = pruned
+    expected = logits(AutoModelForSequenceClassification.from_pretrained(out), out)
+    for model in (
+        package.load(base, mask=out / MASK),
+        package.load(out / "compact"),
+        AutoModelForSequenceClassification.from_pretrained(out / "compact", trust_remote_code=True),
+    ):
+        torch.testing.assert_close(logits(model, out), expected, atol=1e-5, rtol=1e-5)
+    report = report_of(out)
+    scores = {e.model: e.metrics for e in report.evaluations}
+    assert scores["compact"] == scores["masked"]
+    assert report.models["masked"].params_nonzero < report.models["dense"].params_nonzero
+
+
+def test_masks_are_shown_compared_applied_and_cut_anew(base, pruned, given, tmp_path):
+    out, _ = pruned
+    shown = kdcli("mask", "info", out / MASK, "--json")
+    assert shown.exit_code == 0, shown.output
+    facts = json.loads(shown.stdout)
+    assert facts["density_realised"] == pytest.approx(0.3, abs=1e-4)
+    assert (facts["task"], facts["labels"], facts["label_words"]) == ("own", sorted(NAMES), ["w40", "w41"])
+    assert "w40, w41" in kdcli("mask", "info", out / MASK).stdout
+    same = kdcli("mask", "diff", out / MASK, out / MASK, "--json")
+    assert json.loads(same.stdout)["shared"] == 1.0
+    assert kdcli("mask", "apply", out / MASK, "-o", tmp_path / "applied").exit_code == 0
+    a, b = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "applied"))
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    scores = out / "mask" / "scores.safetensors"
+    assert kdcli("mask", "apply", scores, "--sparsity", "0.9", "-o", tmp_path / "less").exit_code == 0
+    assert kept(tmp_path / "less") == pytest.approx(0.1, abs=1e-3)
+    refused = kdcli("mask", "apply", out / MASK, "--sparsity", "0.9", "-o", tmp_path / "no")
+    assert refused.exit_code == 2
+    assert "holds no scores" in refused.output
+    assert kdcli("mask", "compact", out / MASK, "--base", base, "-o", tmp_path / "small").exit_code == 0
+    expected = logits(AutoModelForSequenceClassification.from_pretrained(out), out)
+    torch.testing.assert_close(logits(package.load(tmp_path / "small"), out), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_mask_of_another_base_is_refused(pruned, tmp_path):
+    out, _ = pruned
+    other = own_files.encoder(tmp_path / "other", hidden_act="relu")
+    torch.manual_seed(5)
+    model = AutoModel.from_pretrained(other)
+    torch.nn.init.normal_(model.encoder.layer[0].output.dense.weight)
+    model.save_pretrained(other)
+    result = kdcli("mask", "apply", out / MASK, "--base", other, "-o", tmp_path / "no")
+    assert result.exit_code == 2
+    assert "hash" in result.output
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("method", methods())
+def test_every_method_prunes(given, tmp_path, method):
+    result = kdcli(*given, "--method", method, "--sparsity", "0.5", "--max-steps", "12", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    report = report_of(tmp_path / "out")
+    assert report.recipe["method"] == method
+    (found,) = report.pruning
+    assert kept(tmp_path / "out") == pytest.approx(found.density, abs=1e-4)
+    if method in EXACT:
+        assert found.density == pytest.approx(0.5, abs=1e-3)
+    frozen = method == "smp"
+    assert report.recipe["head"]["kind"] == ("embedding" if frozen else "scratch")
+    assert (tmp_path / "out" / MASK).exists() == frozen
+    AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+
+
+@pytest.mark.parametrize("method", ["smp", "movement", "l0"])
+def test_cut_and_resumed_is_bit_identical(given, tmp_path, monkeypatch, method):
+    often = ["--set", "train.log_every=1", "--set", "train.checkpoint_every=4", "--set", "train.eval_every=6"]
+    asked = [*given, "--method", method, "--max-steps", "12", *often]
+    assert kdcli(*asked, "-o", tmp_path / "a").exit_code == 0
+    whole = RunDir.log
+
+    def log(self, record):
+        whole(self, record)
+        if record["step"] == 7:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDir, "log", log)
+        assert kdcli(*asked, "-o", tmp_path / "b").exit_code == 130
+    assert kdcli(*asked, "-o", tmp_path / "b", "--resume").exit_code == 0
+    a, b = (load_file(tmp_path / side / "model.safetensors") for side in "ab")
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    assert log_of(tmp_path / "a") == log_of(tmp_path / "b")
+    a, b = (report_of(tmp_path / side) for side in "ab")
+    assert (a.pruning, a.evaluations) == (b.pruning, b.evaluations)
+    assert b.training.resumed_from_step == 4
+    if method == "smp":
+        a, b = (read_mask(tmp_path / side / MASK).masks for side in "ab")
+        assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_several_sparsities_are_runs_of_their_own(given, tmp_path):
+    asked = [*given, "--sparsity", "0.5", "--sparsity", "0.8", "--max-steps", "6", "-o", tmp_path / "out"]
+    result = kdcli(*asked)
+    assert result.exit_code == 0, result.output
+    report = report_of(tmp_path / "out")
+    assert [p.model for p in report.pruning] == ["0.5", "0.8"]
+    assert [e.model for e in report.evaluations] == ["0.5", "0.8"]
+    assert kept(tmp_path / "out" / "sparsity-0.5") == pytest.approx(0.5, abs=1e-3)
+    assert kept(tmp_path / "out" / "sparsity-0.8") == pytest.approx(0.2, abs=1e-3)
+    before = (tmp_path / "out" / "report.json").read_text("utf-8")
+    assert kdcli(*asked, "--resume").exit_code == 0
+    assert json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))["pruning"] == json.loads(before)["pruning"]
+
+
+def test_a_teacher_is_learned_from(given, tmp_path):
+    teacher = own_files.headed(tmp_path / "teacher", tuple(sorted(NAMES)), seed=3)
+    asked = [*given, "--teacher", teacher, "--max-steps", "4", "--set", "train.log_every=1", "-o", tmp_path / "out"]
+    assert kdcli(*asked).exit_code == 0
+    terms = [r["terms"] for r in log_of(tmp_path / "out") if r["step"] > 0]
+    assert all(set(t) == {"task", "kd", "regularizer"} for t in terms)
+    assert all(t["kd"] > 0 for t in terms)
+    swapped = own_files.headed(tmp_path / "swapped", tuple(sorted(NAMES, reverse=True)), seed=3)
+    refused = kdcli(*given, "--teacher", swapped, "-o", tmp_path / "no")
+    assert refused.exit_code == 2
+    assert "in another order" in refused.output
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_dry_run_leaves_nothing(given, tmp_path):
+    result = kdcli(*given, "--dry-run", "-o", tmp_path / "out", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["legs"][0]["steps"] == 30
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--sparsity", "1.0"], "'sparsity.0' must be less than 1, got 1.0"),
+        (["--sparsity", "-0.1"], "'sparsity.0' must be greater than or equal to 0"),
+        (["--sparsity", "0.5", "--sparsity", "0.5"], "sparsity 0.5 was asked for twice"),
+        (["--method", "smpp"], "unknown method 'smpp'; did you mean 'smp'?"),
+        (["--masking", "lokal"], "'pruner.masking' must be 'local', 'global', 'proportional' or 'threshold'"),
+        (["--set", "pruner.regulariser=1"], "unknown key 'pruner.regulariser' of method smp; did you mean"),
+        (["--set", "head.words=[w40, w40w41]"], "w40w41"),
+        (["--set", "head.words=[w40]"], "1 label words for the 2 outputs"),
+        (["--method", "movement", "--masking", "threshold"], "'pruner.masking' must be"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(given, tmp_path, options, said):
+    result = kdcli(*given, *options, "-o", tmp_path / "out")
+    assert result.exit_code == 2, result.output
+    assert said in result.output
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
+    asked = [*given, "--max-steps", "60", "--set", "train.log_every=1", "--set", "train.checkpoint_every=5"]
+    assert kdcli(*asked, "-o", tmp_path / "a").exit_code == 0
+    killed = process(*asked, "-o", tmp_path / "b")
+    cut, log = int.from_bytes(os.urandom(1)) % 40 + 3, tmp_path / "b" / "log.jsonl"
+    while killed.poll() is None:
+        if log.exists() and log.read_text().count("\n") > cut:
+            killed.kill()
+            break
+        time.sleep(0.005)
+    killed.communicate()
+    assert not (tmp_path / "b" / "report.json").exists()
+    assert kdcli(*asked, "-o", tmp_path / "b", "--resume").exit_code == 0
+    a, b = (load_file(tmp_path / side / "model.safetensors") for side in "ab")
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    assert log_of(tmp_path / "a") == log_of(tmp_path / "b")
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_with_the_same_global_batch(given, tmp_path):
+    asked = [*given, "--max-steps", "10", "--device", "cpu", "--set", "train.log_every=1"]
+    assert kdcli(*asked, "-o", tmp_path / "one").exit_code == 0
+    two = process(*asked, "-o", tmp_path / "two", "--processes", "2")
+    _, stderr = two.communicate(timeout=240)
+    assert two.returncode == 0, stderr
+    a, b = (read_mask(tmp_path / side / MASK).masks for side in ("one", "two"))
+    same = sum(int((a[k] == b[k]).sum()) for k in a) / sum(m.numel() for m in a.values())
+    assert same > 0.99, "sums in another order move scores near the threshold"
+    for one, other in zip(log_of(tmp_path / "one"), log_of(tmp_path / "two"), strict=True):
+        if "loss" in one:
+            assert other["loss"] == pytest.approx(one["loss"], rel=1e-3)
