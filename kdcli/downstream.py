@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from kdcli.data.batches import BatchPlan, BucketPlan
 from kdcli.data.labelled import Labelled, check_training, open_labelled
@@ -31,7 +32,7 @@ from kdcli.models.shape import positions_of
 from kdcli.progress import Progress
 from kdcli.run_dir import RunDir
 from kdcli.settings import BenchmarkRecipe, EvaluateRecipe, LabelledSettings, TaskRecipe
-from kdcli.types import Batch, Examples, Job, Needs, Order, Outcome, Plan, StepLoss, Task
+from kdcli.types import Batch, Examples, Job, Kind, Needs, Order, Outcome, Plan, Signals, StepLoss, Task
 
 GROUP = 8
 """Rows of similar length that are padded together; a batch is made of several such groups."""
@@ -251,12 +252,8 @@ def _job(judge: Judge, headed: Headed, examples: Examples, order: Order, best: s
     listened: Capture = capture(headed.model, Needs(logits=True))
 
     def step(batch: Batch) -> StepLoss:
-        logits = listened({k: v for k, v in batch.items() if k != "labels"}).logits
-        assert logits is not None
-        labels = batch.get("labels")
-        # Where labels are withheld there are outputs and no loss.
-        loss = logits.new_zeros(()) if labels is None else hard_loss(kind, logits, labels, batch["attention_mask"])
-        return StepLoss(loss, {}, logits)
+        loss, signals = task_loss(kind, listened, batch)
+        return StepLoss(loss, {}, signals.logits)
 
     return Job(
         modules={"model": listened},
@@ -268,6 +265,15 @@ def _job(judge: Judge, headed: Headed, examples: Examples, order: Order, best: s
         judge=judge.metrics,
         best=best,
     )
+
+
+def task_loss(kind: Kind, listened: Capture, batch: Batch) -> tuple[Tensor, Signals]:
+    """The loss against a batch's labels, 0 where they are withheld, and what was heard of the model."""
+    signals: Signals = listened({k: v for k, v in batch.items() if k != "labels"})
+    logits, labels = signals.logits, batch.get("labels")
+    assert logits is not None
+    loss = logits.new_zeros(()) if labels is None else hard_loss(kind, logits, labels, batch["attention_mask"])
+    return loss, signals
 
 
 def fit(task: Downstream, recipe: TaskRecipe, run_dir: RunDir, headed: Headed | None = None) -> Fitted:

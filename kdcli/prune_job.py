@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from kdcli.disk import write_atomic
-from kdcli.downstream import Downstream, fitting, planned
+from kdcli.downstream import Downstream, fitting, planned, task_loss
 from kdcli.errors import UsageError
 from kdcli.losses.soft_targets import soft_loss
-from kdcli.models.capture import capture, prepare_teacher
+from kdcli.models.capture import Capture, capture, prepare_teacher
 from kdcli.models.heads import Headed, load_for_task
+from kdcli.models.layout import layout_for
 from kdcli.progress import Progress
-from kdcli.pruners import Pruner, bind
+from kdcli.pruners import Pruner, bind, cap
 from kdcli.settings import PruneRecipe
-from kdcli.types import Batch, Job, Needs, Plan, StepLoss
+from kdcli.types import Batch, Job, Needs, Plan, Signals, StepLoss
 
 TRACE = "pruning.json"
 """Density and scores over training, beside log.jsonl while the run goes on."""
@@ -32,12 +35,19 @@ BINS = 40
 NOTED = 20
 """How often density and scores are noted in a run."""
 
+
 @dataclass(frozen=True)
 class Teacher:
-    """A fine-tuned model whose logits are learned."""
+    """A fine-tuned model whose logits are learned, and for contrast its last states."""
 
     name: str
-    logits: Callable[[Batch], Tensor]
+    listened: Capture
+
+    def signals(self, batch: Batch) -> Signals:
+        """What it makes of a batch."""
+        with torch.no_grad():
+            found: Signals = self.listened({k: v for k, v in batch.items() if k != "labels"})
+        return found
 
 
 def load_teacher(task: Downstream, recipe: PruneRecipe, headed: Headed) -> Teacher | None:
@@ -62,40 +72,64 @@ def load_teacher(task: Downstream, recipe: PruneRecipe, headed: Headed) -> Teach
         )
     Progress.say(f"teacher {recipe.teacher}: {found.note}")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(task.accelerator.mixed_precision, torch.float32)
-    listened = capture(prepare_teacher(found.model.to(task.device), dtype), Needs(logits=True))
+    model = prepare_teacher(found.model.to(task.device), dtype)
+    return Teacher(recipe.teacher, capture(model, Needs(logits=True) | _last(model)))
 
-    def logits(batch: Batch) -> Tensor:
-        with torch.no_grad():
-            heard: Tensor | None = listened({k: v for k, v in batch.items() if k != "labels"}).logits
-        assert heard is not None
-        return heard
 
-    return Teacher(recipe.teacher, logits)
+def _last(model: PreTrainedModel) -> Needs:
+    return Needs(hidden=frozenset({len(layout_for(model.config).modules(model.base_model))}))
 
 
 def _job(
-    task: Downstream, recipe: PruneRecipe, headed: Headed, pruner: Pruner, teacher: Teacher | None, trace: Trace
+    task: Downstream,
+    recipe: PruneRecipe,
+    headed: Headed,
+    dense: PreTrainedModel,
+    pruner: Pruner,
+    teacher: Teacher | None,
+    trace: Trace,
 ) -> tuple[Job, Plan]:
     """What the engine is handed: the task's job with the method's terms, paces and masks."""
     plain, plan = fitting(task, recipe, headed)
     kind, kd = task.data.task.kind, recipe.kd
+    listened = plain.modules["model"]
+    assert isinstance(listened, Capture)
+    before: Teacher | None = None
+    if pruner.contrast is not None:
+        listened.needs = listened.needs | _last(headed.model)
+        pretrained = prepare_teacher(copy.deepcopy(dense.base_model).to(task.device), torch.float32)
+        before = Teacher(str(recipe.model), capture(pretrained, _last(pretrained)))
 
     def step(batch: Batch) -> StepLoss:
-        found = plain.step(batch)
-        terms = {"task": found.total}
-        if teacher is not None and "labels" in batch and found.outputs is not None:
-            mask_BL = batch.get("attention_mask")
-            soft = soft_loss(kind, teacher.logits(batch), found.outputs, batch["labels"], mask_BL, kd.temperature)
-            terms = {"task": (1 - kd.weight) * found.total, "kd": kd.weight * soft}
+        loss, signals = task_loss(kind, listened, batch)
+        assert signals.logits is not None
+        terms, labels = {"task": loss}, batch.get("labels")
+        if labels is not None:
+            heard = teacher.signals(batch) if teacher else None
+            if heard is not None:
+                assert heard.logits is not None
+                mask_BL = batch.get("attention_mask")
+                soft = soft_loss(kind, heard.logits, signals.logits, labels, mask_BL, kd.temperature)
+                terms = {"task": (1 - kd.weight) * loss, "kd": kd.weight * soft}
+            if pruner.contrast is not None and before is not None:
+                states = {cap.PRETRAINED: _first(before.signals(batch))}
+                states |= {cap.FINETUNED: _first(heard)} if heard is not None else {}
+                terms |= pruner.contrast(_first(signals), states, labels if kind == "class" else None)
         if torch.is_grad_enabled():
             terms |= pruner.terms()
-        return StepLoss(torch.stack([t.float() for t in terms.values()]).sum(), terms, found.outputs)
+        return StepLoss(torch.stack([t.float() for t in terms.values()]).sum(), terms, signals.logits)
 
     def after(done: int) -> None:
         pruner.after(done)
         trace.after(done)
 
     return replace(plain, step=step, after=after, pace=pruner.pace), plan
+
+
+def _first(signals: Signals) -> Tensor:
+    """The last layer's states of the first tokens, [B, D]."""
+    ((_, hidden_BLD),) = signals.hidden.items()
+    return hidden_BLD[:, 0]
 
 
 def _thaw_or_freeze_head(headed: Headed, recipe: PruneRecipe) -> None:
@@ -106,22 +140,33 @@ def _thaw_or_freeze_head(headed: Headed, recipe: PruneRecipe) -> None:
             parameter.requires_grad_(recipe.head.kind == "scratch")
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A model under masks, ready to be trained; `dense` is a copy from before."""
+
+    dense: PreTrainedModel
+    pruner: Pruner
+    job: Job
+    plan: Plan
+
+
 def prepared(
     task: Downstream, recipe: PruneRecipe, headed: Headed, teacher: Teacher | None, folder: Path | None
-) -> tuple[Pruner, Job, Plan]:
+) -> Prepared:
     """Put masks on a model.
 
     Args:
         folder: where density and scores over training are noted; None notes nothing.
     """
     _, plan = planned(task, recipe)
+    dense = copy.deepcopy(headed.model)
     pruner = bind(
         recipe.method, recipe.pruner, headed.model, density=1 - recipe.sparsity[0], steps=plan.steps, lr=recipe.train.lr
     )
     _thaw_or_freeze_head(headed, recipe)
     trace = Trace(pruner, folder, max(1, plan.steps // NOTED), plan.steps)
-    job, plan = _job(task, recipe, headed, pruner, teacher, trace)
-    return pruner, job, plan
+    job, plan = _job(task, recipe, headed, dense, pruner, teacher, trace)
+    return Prepared(dense, pruner, job, plan)
 
 
 class Trace:

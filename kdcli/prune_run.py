@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -72,12 +71,11 @@ def run_inside(task: Downstream, of: PruneRun, teacher: Teacher | None, folder: 
         return Finished.read(of.folder)
     Progress.say(f"{recipe.method}, sparsity {of.name}")
     headed = load_model(recipe, task.data.task, trust_remote_code=task.trust_remote_code)
-    dense = copy.deepcopy(headed.model)
-    pruner, job, plan = prepared(task, recipe, headed, teacher, of.folder if main else None)
-    outcome = train(task.accelerator, task.device, job, plan, RunDir(of.folder))
-    predictions = predictions_of(task.accelerator, task.device, task.judge, job)
+    ready = prepared(task, recipe, headed, teacher, of.folder if main else None)
+    outcome = train(task.accelerator, task.device, ready.job, ready.plan, RunDir(of.folder))
+    predictions = predictions_of(task.accelerator, task.device, task.judge, ready.job)
     if main:
-        _finished(task, of, headed, dense, pruner, outcome, predictions)
+        _finished(task, of, headed, ready.dense, ready.pruner, outcome, predictions)
     task.accelerator.wait_for_everyone()
     return Finished.read(of.folder)
 

@@ -135,7 +135,8 @@ def _dry_run(task: Downstream, runs: list[PruneRun], teacher: Teacher | None) ->
         recipe = of.resolved.recipe
         headed = load_model(recipe, task.data.task, trust_remote_code=task.trust_remote_code)
         card = card or describe(headed.model, DENSE, None)
-        _, job, plan = prepared(task, recipe, headed, teacher, None)
+        ready = prepared(task, recipe, headed, teacher, None)
+        job, plan = ready.job, ready.plan
         outcome = train(
             task.accelerator, task.device, job, replace(plan, stop_after=min(plan.steps, PROBE_STEPS)), None
         )

@@ -205,6 +205,18 @@ def test_a_teacher_is_learned_from(given, tmp_path):
     assert not (tmp_path / "no").exists()
 
 
+def test_cap_contrasts_with_the_model_as_it_was_and_as_it_is_fine_tuned(given, tmp_path):
+    teacher = own_files.headed(tmp_path / "teacher", tuple(sorted(NAMES)), seed=3)
+    asked = [*given, "--method", "cap", "--max-steps", "3", "--set", "train.log_every=1"]
+    for name, more, extra in (("alone", [], set()), ("taught", ["--teacher", teacher], {"kd", "supervised"})):
+        assert kdcli(*asked, *more, "-o", tmp_path / name).exit_code == 0
+        terms = [r["terms"] for r in log_of(tmp_path / name) if r["step"] > 0]
+        assert all(set(t) == {"task", "unsupervised"} | extra for t in terms)
+        assert all(value > 0 for t in terms for value in t.values())
+    recipe = report_of(tmp_path / "taught").recipe
+    assert recipe["kd"]["weight"] == 0.9
+
+
 def test_a_dry_run_leaves_nothing(given, tmp_path):
     result = kdcli(*given, "--dry-run", "-o", tmp_path / "out", "--json")
     assert result.exit_code == 0, result.output
@@ -254,7 +266,9 @@ def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_are_one_with_the_same_global_batch(given, tmp_path):
-    asked = [*given, "--max-steps", "10", "--device", "cpu", "--set", "train.log_every=1"]
+    # Dropout is drawn by each process for itself.
+    still = own_files.encoder(tmp_path / "still", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    asked = ["prune", still, *given[2:], "--max-steps", "10", "--device", "cpu", "--set", "train.log_every=1"]
     assert kdcli(*asked, "-o", tmp_path / "one").exit_code == 0
     two = process(*asked, "-o", tmp_path / "two", "--processes", "2")
     _, stderr = two.communicate(timeout=240)
