@@ -144,7 +144,8 @@ def test_every_kind_of_own_task_is_learned_saved_and_judged(encoder, tmp_path, k
     assert evaluation.worst
     last = log_of(out)[-1]
     assert last["step"] == 40
-    assert last["metrics"] == evaluation.metrics
+    # Judged in other micro-batches than after training, so equal but for rounding.
+    assert last["metrics"] == pytest.approx(evaluation.metrics, abs=1e-6)
     assert last["held_out"]["loss"] < log_of(out)[0]["held_out"]["loss"]
 
 
