@@ -283,7 +283,11 @@ def fit(task: Downstream, recipe: TaskRecipe, run_dir: RunDir, headed: Headed | 
         headed: the recipe's model where it was just loaded; None loads it.
     """
     headed = headed or load_model(recipe, task.data.task, trust_remote_code=task.trust_remote_code)
-    job, plan = fitting(task, recipe, headed)
+    return trained(task, headed, *fitting(task, recipe, headed), run_dir)
+
+
+def trained(task: Downstream, headed: Headed, job: Job, plan: Plan, run_dir: RunDir) -> Fitted:
+    """Train what `fitting` made in a claimed directory, and judge."""
     assert isinstance(job.order, BucketPlan)
     _say_padding(job.order)
     outcome = train(task.accelerator, task.device, job, plan, run_dir)
@@ -291,18 +295,17 @@ def fit(task: Downstream, recipe: TaskRecipe, run_dir: RunDir, headed: Headed | 
         Progress.say(f"the best weights are those of step {outcome.best_step}")
     # Saved with the model, it tells whoever uses it, and `features_of`, at how many tokens rows were cut.
     headed.tokenizer.model_max_length = task.max_length
-    return Fitted(headed, outcome, predictions_of(task.accelerator, task.device, task.judge, job))
+    return Fitted(headed, outcome, _predictions(task.accelerator, task.device, task.judge, job))
 
 
 def judged(accelerator: Accelerator, device: torch.device, judge: Judge, headed: Headed) -> list[Prediction]:
     """The predictions of a model as it is, for all judged examples."""
     rows = judge.features.rows
     job = _job(judge, headed, rows, BatchPlan(max(1, len(rows)), 1, 0), None)
-    return predictions_of(accelerator, device, judge, job)
+    return _predictions(accelerator, device, judge, job)
 
 
-def predictions_of(accelerator: Accelerator, device: torch.device, judge: Judge, job: Job) -> list[Prediction]:
-    """What a job's model says of all judged examples."""
+def _predictions(accelerator: Accelerator, device: torch.device, judge: Judge, job: Job) -> list[Prediction]:
     return judge.features.predictions(evaluate(accelerator, device, job).outputs)
 
 

@@ -15,19 +15,17 @@ from transformers import AutoModel, PreTrainedModel
 
 from kdcli.bench.environment import versions
 from kdcli.bench.latency import Subject
-from kdcli.downstream import Downstream, judged, load_model, predictions_of, quality_of
-from kdcli.engine import train
+from kdcli.downstream import Downstream, Fitted, judged, load_model, quality_of, trained
 from kdcli.errors import MachineError
 from kdcli.finish import Finished, finish, measured
-from kdcli.judge import Prediction, summed_up
+from kdcli.judge import summed_up
 from kdcli.models.card import describe
 from kdcli.models.heads import AUTO_CLASS, Headed
 from kdcli.models.layout import layout_for
 from kdcli.models.load import load_weights, location, save_model
 from kdcli.models.matrices import Matrix, matrices
 from kdcli.progress import Progress
-from kdcli.prune_job import TRACE, Teacher, prepared
-from kdcli.pruners import Pruner
+from kdcli.prune_job import TRACE, Prepared, Teacher, prepared
 from kdcli.recipe import Resolved
 from kdcli.report.text import megabytes
 from kdcli.run_dir import RunDir
@@ -36,7 +34,6 @@ from kdcli.sparse.compact import compact, save_compact
 from kdcli.sparse.load import task_part
 from kdcli.sparse.mask_file import MaskInfo, base_hash, write_mask
 from kdcli.sparse.modeling_compact import PATHS
-from kdcli.types import Outcome
 
 DENSE, MASKED, COMPACT, SPARSE = "dense", "masked", "compact", "sparse"
 """Names of the models of a report: as it was, with zeros, without what is empty, its linears sparse."""
@@ -72,28 +69,20 @@ def run_inside(task: Downstream, of: PruneRun, teacher: Teacher | None, folder: 
     Progress.say(f"{recipe.method}, sparsity {of.name}")
     headed = load_model(recipe, task.data.task, trust_remote_code=task.trust_remote_code)
     ready = prepared(task, recipe, headed, teacher, of.folder if main else None)
-    outcome = train(task.accelerator, task.device, ready.job, ready.plan, RunDir(of.folder))
-    predictions = predictions_of(task.accelerator, task.device, task.judge, ready.job)
+    fitted = trained(task, headed, ready.job, ready.plan, RunDir(of.folder))
     if main:
-        _finished(task, of, headed, ready.dense, ready.pruner, outcome, predictions)
+        _finished(task, of, ready, fitted)
     task.accelerator.wait_for_everyone()
     return Finished.read(of.folder)
 
 
-def _finished(
-    task: Downstream,
-    of: PruneRun,
-    headed: Headed,
-    dense: PreTrainedModel,
-    pruner: Pruner,
-    outcome: Outcome,
-    predictions: list[Prediction],
-) -> None:
+def _finished(task: Downstream, of: PruneRun, ready: Prepared, fitted: Fitted) -> None:
     """Save every form of the model, measure them beside the dense one, report."""
+    headed, dense, pruner = fitted.headed, ready.dense, ready.pruner
     recipe, folder, model = of.resolved.recipe, of.folder, headed.model.cpu()
     masks, scores = pruner.masks.masks(), pruner.masks.scores()
     pruner.masks.fold()
-    evaluations = task.judge.evaluations(MASKED, task.data.split, predictions, WORST)
+    evaluations = task.judge.evaluations(MASKED, task.data.split, fitted.predictions, WORST)
     save_model(model, headed.tokenizer, folder)
     notes = [*task.notes, "masked: zeros in a stock model, which loads anywhere and is not faster"]
     if pruner.trains_weights:
@@ -125,7 +114,7 @@ def _finished(
         cards=cards,
         folders={MASKED: folder},
         latency=latency,
-        outcome=outcome,
+        outcome=fitted.outcome,
         quality=quality_of(evaluations),
         notes=notes,
         auto_class=AUTO_CLASS[task.data.task.kind].__name__,
