@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from kdcli.disk import write_atomic
+from kdcli.report.drawing import Picture
 from kdcli.report.evaluations import comparisons, headline, matrix, per_class, scores, set_name, tasks, worst
 from kdcli.report.latency import (
     BENCHMARK,
@@ -24,6 +25,9 @@ from kdcli.report.latency import (
 )
 from kdcli.report.markdown import markdown
 from kdcli.report.pictures import pictures
+from kdcli.report.pruning import by_layer, by_type
+from kdcli.report.pruning import facts as pruning_facts
+from kdcli.report.pruning_pictures import of_model
 from kdcli.report.schema import Report
 from kdcli.report.selection import run_table, setting_table
 from kdcli.report.text import Listing, cut, duration, megabytes, names_of, number
@@ -38,6 +42,9 @@ from kdcli.report.views import (
 
 FEW_CELLS = 4
 """Cells up to which the table of each is open."""
+
+FEW_PRUNED = 3
+"""Pruned models up to which the pictures of each are open."""
 
 
 def write_report(folder: Path, report: Report) -> None:
@@ -74,11 +81,14 @@ def html(report: Report) -> str:
         evaluations=[(f"{e.model} on {headline(e)}", matrix(e), per_class(e), worst(e)) for e in report.evaluations],
         comparisons=comparisons(report),
         selection=(setting_table(report.selection), run_table(report.selection)) if report.selection else None,
+        pruning=by_type(report),
+        pruned=[(p.model, by_layer(p), _drawn(of_model(p))) for p in report.pruning],
+        few_pruned=FEW_PRUNED,
         about=_about(report),
         heading=_heading(report),
         overview=Listing("", header, rows),
-        # The SVG is made by matplotlib, which escapes the names in it.
-        pictures=[(p.caption, Markup(p.svg)) for p in pictures(report)],  # noqa: S704
+        undistilled=any(row[0].endswith(UNDISTILLED) for row in rows),
+        pictures=_drawn(pictures(report)),
         # A benchmark that judged nothing has a table of the published speed-ups alone.
         published=names_of(row.values for row in report.published) if report.quality or not benchmark else [],
         chain=ASSISTANT in report.models and len(report.models) > 2,
@@ -89,6 +99,11 @@ def html(report: Report) -> str:
         recipe=yaml.safe_dump(report.recipe, sort_keys=False, allow_unicode=True),
         environment=yaml.safe_dump({**report.environment, **report.versions}, sort_keys=False, allow_unicode=True),
     )
+
+
+def _drawn(found: list[Picture]) -> list[tuple[str, Markup]]:
+    # The SVG is made by matplotlib, which escapes the names in it.
+    return [(p.caption, Markup(p.svg)) for p in found]  # noqa: S704
 
 
 def _about(report: Report) -> str:
@@ -106,6 +121,8 @@ def _heading(report: Report) -> str:
 
 def _facts(report: Report) -> list[tuple[str, str]]:
     """The few numbers to see first: of the last model, beside the first."""
+    if report.pruning:
+        return pruning_facts(report) + _judged(report)
     return _distilled(report) if TEACHER in report.models and len(report.models) > 1 else _judged(report)
 
 
@@ -142,7 +159,8 @@ def _judged(report: Report) -> list[tuple[str, str]]:
     card, baseline = report.models[name], report.models[first]
     facts.append(_fact(megabytes(card.bytes), "on disk", first, name, megabytes(baseline.bytes)))
     rows = {row.model: row for row in reversed(report.latency)}
-    if name in rows:
+    # Of the forms of a pruned model the fastest one is told of.
+    if name in rows and not report.pruning:
         row, other = rows[name], rows.get(first)
         what = f"{row.batch_size} × {row.seq_len} tokens"
         facts.append(_fact(f"{row.p50_ms:.1f} ms", what, first, name, f"{other.p50_ms:.1f} ms" if other else None))

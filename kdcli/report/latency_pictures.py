@@ -110,19 +110,14 @@ def _lines(
     )
 
 
-def quality_against(report: Report, what: Literal["latency", "size"]) -> Picture | None:
-    """A metric of a task against latency of the first cell or size: the models that no other beats in both, joined by
-    a line, the others hollow; None without two models that were judged and measured."""
-    rows = [row for row in comparable(report) if row.model in report.models]
-    task, metric, of = _judged(report, [row.model for row in rows])
+def quality_against(report: Report, what: Literal["latency", "size", "density"]) -> Picture | None:
+    """A metric of a task against latency of the first cell, size or density: the models that no other beats in both,
+    joined by a line, the others hollow; None without two models that were judged and measured."""
+    unit, label, found = _costs(report, what)
+    task, metric, of = _judged(report, list(found))
     if len(of) < 2:
         return None
-    if what == "latency":
-        on = f"{rows[0].backend} {rows[0].dtype}"
-        unit, label = "ms", f"median ms, {cell_name((rows[0].batch_size, rows[0].seq_len))}, {on}"
-        places = {row.model: row.p50_ms for row in rows if row.model in of}
-    else:
-        unit, label, places = "MB", "weights, MB", {name: report.models[name].bytes / 1e6 for name in of}
+    places = {name: found[name] for name in of}
     front = _front({name: (places[name], of[name]) for name in of})
     drawing, axes = figure()
     low, high = min(of.values()), max(of.values())
@@ -162,7 +157,25 @@ def quality_against(report: Report, what: Literal["latency", "size"]) -> Picture
     axes.set_xlabel(label)
     axes.set_ylabel(cut(f"{metric} on {task}", 40))
     title = f"{metric} on {task} against {what} ({label})"
-    return Picture(svg(drawing), _front_in_words(title, of, places, unit, front, rows[0]))
+    rows = comparable(report)
+    beside = what == "latency" and (rows[0].backend, rows[0].dtype) not in PLAIN
+    return Picture(svg(drawing), _front_in_words(title, of, places, unit, front, beside))
+
+
+def _costs(report: Report, what: Literal["latency", "size", "density"]) -> tuple[str, str, dict[str, float]]:
+    """Unit, name of the axis, and what each model costs; of pruned ones the size only where it differs."""
+    if what == "density":
+        # Nothing of the first model is gone.
+        kept = dict.fromkeys(list(report.models)[:1], 100.0) | {p.model: 100 * p.density for p in report.pruning}
+        return "%", "weights kept, %", kept
+    rows = [row for row in comparable(report) if row.model in report.models]
+    if what == "latency":
+        on = f"{rows[0].backend} {rows[0].dtype}" if rows else ""
+        label = f"median ms, {cell_name((rows[0].batch_size, rows[0].seq_len))}, {on}" if rows else ""
+        return "ms", label, {row.model: row.p50_ms for row in rows}
+    names = [p.model for p in report.pruning if p.model in report.models] or [row.model for row in rows]
+    sizes = {name: report.models[name].bytes / 1e6 for name in names}
+    return "MB", "weights, MB", {} if report.pruning and len(set(sizes.values())) == 1 else sizes
 
 
 def _judged(report: Report, models: list[str]) -> tuple[str, str, dict[str, float]]:
@@ -186,13 +199,13 @@ def _front(points: dict[str, tuple[float, float]]) -> list[str]:
 
 
 def _front_in_words(
-    what: str, of: dict[str, float], places: dict[str, float], unit: str, front: list[str], row: LatencyRow
+    what: str, of: dict[str, float], places: dict[str, float], unit: str, front: list[str], beside: bool
 ) -> str:
     said = "; ".join(f"{name} {places[name]:.4g} {unit}, {value:.4g}" for name, value in of.items())
     text = f"{what}: {said}. On the line: {', '.join(front)}."
     beaten = [name for name in of if name not in front]
     if beaten:
         text += f" Hollow, since another is at least as good in both: {', '.join(beaten)}."
-    if (row.backend, row.dtype) not in PLAIN and unit == "ms":
+    if beside:
         text += " The quality is that of the weights, not of this backend."
     return text

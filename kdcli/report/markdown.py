@@ -12,6 +12,7 @@ from kdcli.report.latency import (
     published_speedups,
     remarks,
 )
+from kdcli.report.pruning import by_layer, by_type, density_points
 from kdcli.report.schema import Evaluation, Report
 from kdcli.report.selection import run_table, setting_table
 from kdcli.report.text import Listing, duration, megabytes, names_of, number, plain, table
@@ -43,6 +44,7 @@ def markdown(report: Report) -> str:
         lines += _section(compared)
     if report.selection is not None:
         lines += _section(setting_table(report.selection)) + _section(run_table(report.selection), "###")
+    lines += _pruning(report)
     lines += _training(report)
     lines += _curve("Held-out loss", [(p.step, p.held_out) for p in report.curve if p.held_out])
     lines += _curve("While training", [(p.step, p.metrics) for p in report.curve if p.metrics])
@@ -81,6 +83,18 @@ def _latency(report: Report) -> list[str]:
     for found in (agreement_table(report), published_speedups(report), projection_table(report)):
         lines += _section(found) if found is not None else []
     return lines
+
+
+def _pruning(report: Report) -> list[str]:
+    """What is kept, by type, by layer and over training."""
+    lines = []
+    if report.pruning and (missing := not_measured(report)):
+        lines += ["## Not measured", "", *(f"* {plain(sentence)}" for sentence in missing), ""]
+    if (pruned := by_type(report)) is not None:
+        lines += _section(pruned)
+    for one in report.pruning:
+        lines += _section(by_layer(one), "###")
+    return lines + _curve("Weights kept while training, in percent", density_points(report))
 
 
 def _training(report: Report) -> list[str]:

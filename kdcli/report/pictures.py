@@ -18,6 +18,8 @@ def pictures(report: Report) -> list[Picture]:
     if report.command == BENCHMARK:
         found += [quality_against(report, "latency"), quality_against(report, "size")]
         found += [over(report, "tokens"), over(report, "batch size")]
+    if len(report.pruning) > 1:
+        found += [quality_against(report, "density"), quality_against(report, "size")]
     found.append(size_latency(report))
     return [p for p in found if p is not None]
 

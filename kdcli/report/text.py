@@ -39,6 +39,14 @@ def names_of(values: Iterable[dict[str, float]]) -> list[str]:
     return list(dict.fromkeys(name for of in values for name in of))
 
 
+def percent(share: float | None, digits: int = 2) -> str:
+    """A share in percent; what is little but not nothing does not become 0."""
+    if share is None:
+        return ""
+    least = 10**-digits
+    return f"<{least:g}" if 0 < 100 * share < least / 2 else f"{100 * share:.{digits}f}"
+
+
 def cut(text: str, length: int) -> str:
     """A text on one line, of at most `length` characters; what is missing shows as an ellipsis."""
     line = " ".join(text.split())

@@ -12,10 +12,11 @@ from rich.table import Table
 
 from kdcli.report.console import latency_parts, rich_table, section
 from kdcli.report.evaluations import MOST_LABELS, comparisons, confusion_listing, matrix, scores, set_name, tasks
-from kdcli.report.latency import BENCHMARK, Cell, cells, interval, speedup_of
+from kdcli.report.latency import BENCHMARK, Cell, cells, interval, not_measured, speedup_of
+from kdcli.report.pruning import by_type, sparsities
 from kdcli.report.schema import Card, Report
 from kdcli.report.selection import setting_table
-from kdcli.report.text import Listing, count, duration, filled, megabytes, names_of, number, plain, table
+from kdcli.report.text import Listing, count, duration, filled, megabytes, names_of, number, percent, plain, table
 
 TEACHER = "teacher"
 """Name of the model that a report of `distill` compares with."""
@@ -30,7 +31,7 @@ ASSISTANT = "assistant"
 """Name of the model between teacher and student."""
 
 SIZES = (
-    *("parameters", "(embedding)", "(transformer)", "papers: embedding", "papers: transformer"),
+    *("parameters", "(embedding)", "(transformer)", "papers: embedding", "papers: transformer", "not zero"),
     *("size", "multiply-adds"),
 )
 """Columns of the main table on what a model weighs."""
@@ -53,47 +54,55 @@ PIPELINES = {
 
 
 def overview(report: Report) -> tuple[list[str], list[list[str]]]:
-    """The main table: one row a model, teacher first, then what the undistilled student achieves."""
+    """The main table: one row a model, teacher first, then what the undistilled student achieves and how fast a form
+    of a model is that has no files of its own."""
     # Those of a benchmark have a table of their own for each cell.
     batches = [] if report.command == BENCHMARK else sorted(cells(report))
     columns = [(task, metric) for task, of in _quality_shown(report).items() for metric in names_of(of.values())]
-    header = ["model", "shape", *SIZES]
+    header = ["model", "shape", *SIZES, "weights kept, %"]
+    kept = {p.model: percent(p.density, 1) for p in report.pruning}
     header += [f"ms {b}x{length}" for b, length in batches]
     header += [f"speed-up {b}x{length}" for b, length in batches]
     header += [_quality_name(report, *column) for column in columns]
     shapes = {name: f"{card.layers}x{card.hidden}" for name, card in report.models.items()}
     named = report.command == BENCHMARK and all(name == shape for name, shape in shapes.items())
-    rows = []
-    for name, card in report.models.items():
-        row = [name, "" if named else shapes[name], *_sizes(card)]
+    rows = [
+        [name, "" if named else shapes[name], *_sizes(card, bool(report.pruning)), kept.get(name, "")]
+        for name, card in report.models.items()
+    ]
+    further = [n + UNDISTILLED for n in report.models if any(n + UNDISTILLED in of for of in report.quality.values())]
+    further += dict.fromkeys(row.model for row in report.latency if batches and row.model not in report.models)
+    rows += [[name] + [""] * (len(SIZES) + 2) for name in further]
+    for row in rows:
+        name = row[0]
         row += [_latency(report, name, cell) for cell in batches]
         row += [_speedup(report, name, cell) for cell in batches]
         row += [_quality(report, name, *column) for column in columns]
-        rows.append(row)
-    for name in [n for n in report.models if any(n + UNDISTILLED in of for of in report.quality.values())]:
-        row = [name + UNDISTILLED] + [""] * (len(header) - 1 - len(columns))
-        rows.append(row + [_quality(report, name + UNDISTILLED, *column) for column in columns])
     return filled(header, rows)
 
 
-def _sizes(card: Card) -> list[str]:
+def _sizes(card: Card, pruned: bool) -> list[str]:
     of_papers = [card.paper_params_embedding, card.paper_params_transformer]
     return [
         *map(count, (card.params_total, card.params_embedding, card.params_transformer)),
         *("" if value is None else count(value) for value in of_papers),
+        count(card.params_nonzero) if pruned else "",
         megabytes(card.bytes),
         count(card.multiply_adds),
     ]
 
 
 def title(report: Report) -> str:
-    """What the report is of: `bert-base-uncased → 12x384 (assistant) → 6x384`, `bert-base-uncased on sst2`, or
-    `6x384, 3x384 beside 12x768`."""
+    """What the report is of: `bert-base-uncased → 12x384 (assistant) → 6x384`, `bert-base-uncased on sst2`,
+    `bert-base-uncased on sst2, smp 90 %`, or `6x384, 3x384 beside 12x768`."""
     if report.command == BENCHMARK:
         baseline, *measured = report.models
         if len(measured) > FEW_NAMES:
             return f"{', '.join(measured[:FEW_NAMES])} and {len(measured) - FEW_NAMES} more beside {baseline}"
         return f"{', '.join(measured)} beside {baseline}" if measured else baseline
+    if report.pruning:
+        of = " on ".join(filter(None, [short(_origin(report)), ", ".join(_tasks(report))]))
+        return f"{of}, {report.pruning[0].method} {sparsities(report)}"
     if TEACHER not in report.models:
         models = [short(_origin(report)) if name == FINETUNED else name for name in report.models]
         return " on ".join(filter(None, [", ".join(models), ", ".join(_tasks(report))]))
@@ -140,6 +149,8 @@ def terminal(report: Report) -> Iterable[Table | str]:
         if report.command == BENCHMARK or len({e.set for e in found}) > FEW_SETS
     }
     listings = [listing for name, listing in zip(tasks(report), scores(report), strict=True) if name in several]
+    if report.pruning:
+        yield from map(escape, not_measured(report))
     # What has few sets stands in the table above; here only how much it was judged on.
     for name, found in tasks(report).items():
         if name not in several:
@@ -151,6 +162,8 @@ def terminal(report: Report) -> Iterable[Table | str]:
         listings.append(compared)
     if report.selection is not None:
         listings.append(setting_table(report.selection))
+    if (pruned := by_type(report)) is not None:
+        listings.append(pruned)
     for listing in listings:
         yield from section(listing)
     yield from map(escape, report.notes)
@@ -206,13 +219,17 @@ def model_card(report: Report, name: str, auto_class: str = "AutoModel") -> str:
 
 def _origin(report: Report) -> str:
     """What the models of a report were made from: the teacher, or the recipe's model."""
-    if TEACHER in report.models:
+    if TEACHER in report.models and not report.pruning:
         return report.models[TEACHER].id
     return str(report.recipe.get("model") or next(iter(report.models.values())).id)
 
 
 def _how_made(report: Report) -> str:
-    if TEACHER in report.models:
+    if report.pruning:
+        how = f"pruned from {short(_origin(report))} on {', '.join(_tasks(report))} with {report.pruning[0].method}"
+        shares = ", ".join(f"{percent(p.density, 1)} %" for p in report.pruning)
+        how += f", {shares} of the weights of its layers kept and the others zero"
+    elif TEACHER in report.models:
         teacher = report.models[TEACHER]
         method, source = report.recipe.get("method"), (report.recipe.get("data") or {}).get("source")
         how = f"distilled from {short(teacher.id)} ({teacher.layers}x{teacher.hidden})"

@@ -29,7 +29,7 @@ def test_round_trip(report):
     assert set(raw) == {
         *("schema", "command", "status", "created", "versions", "environment", "recipe", "models", "training"),
         *("curve", "quality", "latency", "speedup", "published", "notes", "evaluations", "comparisons", "selection"),
-        *("failures", "agreements", "projections"),
+        *("pruning", "failures", "agreements", "projections"),
     }
 
 
