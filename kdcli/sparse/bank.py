@@ -2,8 +2,12 @@
 
 A task holds a few bits a weight. A matrix of which few weights are kept is held as places and values and written tile
 by tile, so that a tile is still in the cache when its weights arrive; of others the bits are held, and the base is
-written through them. Measured on the 84.9 million weights of BERT-base at random masks, two busy cores, in turns, best
-of six: 3 % 50 ms (through bits 110), 10 % 150 (196), 20 % 172 (184). A plain copy took 53, 123 and 129 beside them.
+written through them.
+
+Measured on the 84.9 million weights of BERT-base at random masks, one thread, in turns with a plain copy of the
+weights, in milliseconds, as places (through bits): at 3 % 50 (110), the copy 53. On a machine that others kept busy,
+best of nine: 3 % 58 (174), 10 % 152 (129), 20 % 172 (144), the copy 90. Reading and writing memory is what takes the
+time, so two threads were no faster.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ Array = np.ndarray[Any, Any]
 
 TILE = 1 << 16
 """Weights of a tile: places within it fit 16 bits, and its 256 KB the cache of a core."""
-SCATTER_BELOW = 0.2
+SCATTER_BELOW = 0.1
 """Density up to which writing kept weights one by one beats multiplying."""
 
 
@@ -132,11 +136,16 @@ class Bank:
             )
         entry = self._entries[name]
         for matrix, weight, form in zip(self._matrices, self._weights, entry.forms, strict=True):
-            target = matrix.of(matrix.linear.weight.detach())
-            # Rows that are picked one by one, or lie apart, are no view of the weight.
-            inside = matrix.rows is None or isinstance(matrix.rows, slice)
-            out = target.reshape(-1).numpy() if inside else np.empty_like(weight)
-            form.write(weight, out)
-            if not inside:
-                matrix.linear.weight.detach()[matrix.rows] = torch.from_numpy(out).view(target.shape)
+            _write(matrix, weight, form)
         return entry.model
+
+
+def _write(matrix: Matrix, weight: Array, form: _Scattered | _Packed) -> None:
+    """Set a matrix to a task's weights."""
+    target = matrix.of(matrix.linear.weight.detach())
+    # Rows that are picked one by one are no view of the weight.
+    inside = matrix.rows is None or isinstance(matrix.rows, slice)
+    out = target.reshape(-1).numpy() if inside else np.empty_like(weight)
+    form.write(weight, out)
+    if not inside:
+        matrix.linear.weight.detach()[matrix.rows] = torch.from_numpy(out).view(target.shape)

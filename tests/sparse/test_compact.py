@@ -165,6 +165,14 @@ def test_empty_rows_and_columns_that_stay_are_not_computed():
     assert sizes["Q"] == (32, 32, 32, 32)
 
 
+@pytest.mark.parametrize(("letter", "left"), [("K", 16), ("Q", 20)])
+def test_what_scores_do_not_need_is_not_computed(letter, left):
+    # Of queries that are their bias, one dimension a head stays, for the sum of what they weigh the keys with.
+    sizes = compact(cut(fresh(num_hidden_layers=1), (letter, 0, slice(0, None, 2)))).config.compact_layers[0]
+    assert sizes["K"][3] == left + 1
+    assert sizes["Q"][3] == 16 + 1
+
+
 def test_dropping_thin_rows_is_the_same_as_emptying_them():
     model = fresh()
     apply_masks(model, random_masks(model, 0.3))
