@@ -106,10 +106,13 @@ def _map(cells: Cells, columns: list[str], rows: list[str], middle: float, *, ac
     patches = [Rectangle((x - 0.48, y - 0.46), 0.96, 0.92) for x, y, _ in drawn]
     axes.add_collection(PatchCollection(patches, facecolors=SCALE(scale([share for *_, share in drawn])), linewidths=0))
     if numbered:
-        digits = 1 if len(columns) <= 12 else 0
         for x, y, share in drawn:
-            text = percent(share, digits) if 100 * share < 99.95 else "100"
-            axes.text(x, y, text, ha="center", va="center_baseline", fontsize=8, color=NUMBERS)
+            # In narrow cells three characters; none has room for 100.0.
+            whole = 100 * share >= (99.95 if len(columns) <= 12 else 9.95)
+            text = percent(share, 0 if whole else 1)
+            axes.text(
+                x, y, text, ha="center", va="center_baseline", fontsize=9 if len(columns) <= 10 else 8, color=NUMBERS
+            )
     else:
         shades = np.linspace(scale.vmin or 0.0, scale.vmax or 1.0, 5)
         for share in shades:
@@ -117,8 +120,8 @@ def _map(cells: Cells, columns: list[str], rows: list[str], middle: float, *, ac
         legend(drawing, len(shades))
     axes.set_xlim(-0.5, across_at[-1] + 0.5)
     axes.set_ylim(down_at[-1] + 0.5, -0.5)
-    every = 1 if len(columns) <= 32 else 4
-    axes.set_xticks(across_at[::every], columns[::every])
+    every = 1 if numbered else 4
+    axes.set_xticks(across_at[every - 1 :: every], columns[every - 1 :: every])
     axes.set_yticks(down_at, rows)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
@@ -172,7 +175,7 @@ def score_ridges(pruned: Pruning) -> Picture | None:
         svg(drawing),
         f"{pruned.model}: distribution of the scores after steps {', '.join(f'{h.step:,}' for h in shown)}, each as "
         f"high as its fullest bar. From {first[0]:.2g} to {first[1]:.2g} at first, {last[0]:.2g} to {last[1]:.2g} at "
-        f"last, but for {TAIL:.2%} at either end.",
+        f"last, but for {100 * TAIL:g} % at either end.",
     )
 
 

@@ -122,8 +122,7 @@ class Agreement(_Part):
 class Projection(_Part):
     """What arithmetic says of a device that was not there; never a measurement.
 
-    `published` is a paper's speed-up on the device, `error` that of the projected one relative to it (0.1: a tenth
-    too high).
+    `published` is a paper's speed-up on the device, `error` the projected one's relative to it (0.1: a tenth over).
     """
 
     model: str

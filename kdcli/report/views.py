@@ -158,12 +158,8 @@ def terminal(report: Report) -> Iterable[Table | str]:
             yield escape(f"{name}: judged on {', '.join(sizes)} examples ({found[0].split})")
     if len(report.evaluations) == 1 and (shown := matrix(report.evaluations[0])) and len(shown.labels) <= FEW_LABELS:
         listings.append(confusion_listing(shown))
-    if (compared := comparisons(report)) is not None:
-        listings.append(compared)
-    if report.selection is not None:
-        listings.append(setting_table(report.selection))
-    if (pruned := by_type(report)) is not None:
-        listings.append(pruned)
+    chosen = setting_table(report.selection) if report.selection is not None else None
+    listings += [found for found in (comparisons(report), chosen, by_type(report)) if found is not None]
     for listing in listings:
         yield from section(listing)
     yield from map(escape, report.notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from benchmark_reports import benchmark_values, compared_benchmark_values, hostile_benchmark
+from pruning_reports import hostile_prune_report, odd_values, prune_values, sparsities_values
 from reports import (
     evaluate_values,
     evaluation,
@@ -79,3 +80,26 @@ def runs() -> Report:
 @pytest.fixture
 def hostile_latency() -> Report:
     return hostile_benchmark()
+
+
+@pytest.fixture
+def pruned() -> Report:
+    """One sparsity, every form of the model."""
+    return Report.model_validate(prune_values())
+
+
+@pytest.fixture
+def sparsities() -> Report:
+    """Three sparsities."""
+    return Report.model_validate(sparsities_values())
+
+
+@pytest.fixture
+def odd() -> Report:
+    """Gates, many heads, layers that are not alike, no scores."""
+    return Report.model_validate(odd_values())
+
+
+@pytest.fixture
+def hostile_pruning() -> Report:
+    return hostile_prune_report()

@@ -16,7 +16,7 @@ def pruned_values(
     sparsity: float = 0.9,
     kinds: str = "QKVOUD",
     layers: int = 6,
-    heads: int = 12,
+    number_of_heads: int = 12,
     scores: bool = True,
     **changes: object,
 ) -> dict[str, object]:
@@ -40,7 +40,7 @@ def pruned_values(
         low, high = (float(spread.min()), float(spread.max())) if step else (0.0, 1.0)
         counts, edges = np.histogram(spread, 40, (low, high))
         histograms.append({"step": step, "edges": edges.tolist(), "counts": counts.tolist()})
-    shares = np.clip(density * values.uniform(0.3, 1.7, (layers, heads)), 0, 1)
+    shares = np.clip(density * values.uniform(0.3, 1.7, (layers, number_of_heads)), 0, 1)
     return {
         "model": model,
         "method": "smp",
@@ -106,6 +106,16 @@ def sparsities_values() -> dict[str, object]:
     return values | {"recipe": recipe, "training": None, "curve": [], "pruning": pruning}
 
 
+def odd_values() -> dict[str, object]:
+    """Gates, as many heads as no number fits for, and layers that are not alike; a method without scores."""
+    other = pruned_values("gates", 0.5, "QKVOUGD", layers=4, number_of_heads=24, scores=False, method="magnitude")
+    left_out = ("1.G", "3.D")
+    matrices = [m for m in other["matrices"] if m["name"] not in left_out]  # type: ignore[attr-defined]
+    matrices[0] |= {"kept": 1}
+    heads = [other["heads"][0][:6], *other["heads"][1:]]  # type: ignore[index]
+    return prune_values() | {"pruning": [other | {"model": "masked", "matrices": matrices, "heads": heads}]}
+
+
 def hostile_prune_report() -> Report:
     """Names of models, methods and matrices that try to become markup."""
     values = hostile_report().model_dump(by_alias=True)
@@ -113,4 +123,6 @@ def hostile_prune_report() -> Report:
     entry = pruned_values(HOSTILE, method=HOSTILE, masking=HOSTILE)
     second = entry | {"matrices": [*entry["matrices"], other], "model": "teacher"}  # type: ignore[misc]
     recipe = {"model": HOSTILE, "task": HOSTILE, "method": HOSTILE, "sparsity": [0.9]}
-    return Report.model_validate(values | {"command": "prune", "recipe": recipe, "pruning": [entry, second]})
+    quality = {HOSTILE: {"teacher": {HOSTILE: 0.9}, HOSTILE: {HOSTILE: 0.8}}}
+    values |= {"command": "prune", "recipe": recipe, "quality": quality, "pruning": [entry, second]}
+    return Report.model_validate(values)

@@ -43,6 +43,7 @@ frame.srcdoc = {page};
     [
         *[("report", 2), ("hostile", 4), ("finetuned", 2), ("grid", 3), ("labels", 2), ("compared", 0)],
         *[("languages", 0), ("benchmark", 3), ("runs", 3), ("hostile_latency", 8)],
+        *[("pruned", 6), ("sparsities", 14), ("odd", 5), ("hostile_pruning", 14)],
     ],
 )
 @pytest.mark.parametrize("width", [390, 1280])
