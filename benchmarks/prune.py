@@ -1,0 +1,167 @@
+"""Pruning beside plain fine-tuning and the dense model, at BERT-base shapes unless told otherwise.
+
+    python benchmarks/prune.py step    [--shape 12x768] [--batch 32] [--length 128] [--rounds 5] [--threads 2]
+    python benchmarks/prune.py sparse  [--shape 12x768] [--rounds 20]
+    python benchmarks/prune.py masks   [--shape 12x768]
+
+`step`: one optimiser step of SMP (local, global, proportional) beside AdamW on all weights, interleaved; time of
+choosing the masks apart. `sparse`: forward pass of the model at random masks, its linears sparse where that is faster,
+beside the same weights dense, batches of 1 and 8. `masks`: bytes of mask files at random masks beside the entropy, and
+milliseconds to switch the mask of a bank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+from kdcli.bench.shapes import config_of
+from kdcli.models.matrices import matrices
+from kdcli.pruners import bind
+from kdcli.sparse.bank import Bank
+from kdcli.sparse.csr import sparsify
+from kdcli.sparse.mask_file import MaskInfo, apply_masks, base_hash, write_mask
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("step", "sparse", "masks"))
+    parser.add_argument("--shape", default="12x768")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(f"{options.shape}, {options.threads} threads, torch {torch.__version__}")
+    {"step": steps, "sparse": sparse, "masks": masks}[options.what](options)
+
+
+def steps(options: argparse.Namespace) -> None:
+    """Ratios of a step of SMP over a plain step, and what choosing the masks takes."""
+    ids = torch.randint(1000, 20000, (options.batch, options.length))
+    labels = torch.randint(0, 2, (options.batch,))
+    runs = {"plain": _plain(options.shape, ids, labels)}
+    choosing: dict[str, list[float]] = {}
+    for masking in ("local", "global", "proportional"):
+        runs[masking] = _smp(options.shape, masking, ids, labels, choosing.setdefault(masking, []))
+    for run in runs.values():
+        run()
+    taken = _interleaved(runs, options.rounds)
+    for name in ("local", "global", "proportional"):
+        ratios = [a / b for a, b in zip(taken[name], taken["plain"], strict=True)]
+        share = statistics.median(choosing[name]) / statistics.median(taken[name])
+        print(f"SMP {name:12} {statistics.median(ratios):.2f}x a plain step; choosing the masks {share:.1%} of it")
+    ratio = statistics.median(a / b for a, b in zip(choosing["global"][1:], choosing["local"][1:], strict=True))
+    print(f"choosing: global {ratio:.2f}x local")
+
+
+def _model(shape: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config_of(shape)).train()
+    return model
+
+
+def _plain(shape: str, ids: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
+    model = _model(shape)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+
+    def run() -> None:
+        model(input_ids=ids, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return run
+
+
+def _smp(
+    shape: str, masking: str, ids: torch.Tensor, labels: torch.Tensor, choosing: list[float]
+) -> Callable[[], None]:
+    model = _model(shape)
+    pruner = bind("smp", {"masking": masking}, model, density=0.1, steps=100, lr=2e-2)
+    scores = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(scores, lr=2e-2, weight_decay=0.0, fused=True)
+    pruner.after(0)
+    done = 50
+
+    def run() -> None:
+        nonlocal done
+        (model(input_ids=ids, labels=labels).loss + sum(pruner.terms().values())).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        done += 1
+        began = time.perf_counter()
+        pruner.after(done)
+        choosing.append(time.perf_counter() - began)
+
+    return run
+
+
+def sparse(options: argparse.Namespace) -> None:
+    """Speed-ups of sparse inference at random masks."""
+    dense = _model(options.shape).eval()
+    for density in (0.03, 0.1):
+        model = copy.deepcopy(dense)
+        apply_masks(model, _random(model, density))
+        small = sparsify(model)
+        for batch in (1, 8):
+            ids = torch.randint(1000, 20000, (batch, options.length))
+            with torch.inference_mode():
+                apart = float((model(input_ids=ids).logits - small(input_ids=ids).logits).abs().max())
+                runs = {"dense": lambda x=ids: dense(input_ids=x), "sparse": lambda x=ids, m=small: m(input_ids=x)}
+                taken = _interleaved(runs, options.rounds)
+            ratio = statistics.median(a / b for a, b in zip(taken["dense"], taken["sparse"], strict=True))
+            print(f"{1 - density:.0%} sparse, batch {batch}: {ratio:.2f}x dense; outputs differ by {apart:.0e}")
+
+
+def masks(options: argparse.Namespace) -> None:
+    """Sizes of mask files, milliseconds of a switch."""
+    model = _model(options.shape).eval()
+    digest, total = base_hash(model), sum(m.numel for m in matrices(model))
+    bank = Bank(model)
+    with tempfile.TemporaryDirectory() as folder:
+        for density in (0.03, 0.1, 0.5):
+            drawn = _random(model, density)
+            info = MaskInfo(base="random", base_sha256=digest, model_type="bert", method="random", density=density)
+            write_mask(Path(folder) / "mask.safetensors", info, drawn)
+            size = (Path(folder) / "mask.safetensors").stat().st_size
+            entropy = -total * (density * math.log2(density) + (1 - density) * math.log2(1 - density)) / 8
+            print(f"density {density:.0%}: {size / 1e6:.2f} MB, entropy {entropy / 1e6:.2f} MB")
+            bank.add(f"{density}-a", drawn)
+            bank.add(f"{density}-b", _random(model, density, seed=1))
+    for density in (0.03, 0.1, 0.5):
+        taken = []
+        for i in range(options.rounds * 2):
+            began = time.perf_counter()
+            bank.use(f"{density}-{'ab'[i % 2]}")
+            taken.append(1e3 * (time.perf_counter() - began))
+        print(f"switching at density {density:.0%}: {statistics.median(taken):.0f} ms")
+
+
+def _random(model: PreTrainedModel, density: float, seed: int = 0) -> dict[str, torch.Tensor]:
+    drawn = torch.Generator().manual_seed(seed)
+    return {m.name: torch.rand(m.shape, generator=drawn) < density for m in matrices(model)}
+
+
+def _interleaved(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of every run, taken in turns."""
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            began = time.perf_counter()
+            run()
+            taken[name].append(time.perf_counter() - began)
+    return taken
+
+
+if __name__ == "__main__":
+    main()
