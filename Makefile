@@ -23,9 +23,12 @@ $(STAMP): constraints.txt pyproject.toml
 demo: $(STAMP) ## distil the embedded teacher into a 2x64 student: no network, no file
 	$(BIN)/kdcli distill demo --to 2x64 -o runs/demo --overwrite
 
+# A process a core, each computing in one thread: the models of the tests are too small for more.
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout 600 -n auto --dist loadfile
+
 test: lint ## lint, then the tests, fast ones first
-	$(BIN)/python -m pytest -q -x --timeout 300 -m "not slow and not browser"
-	$(BIN)/python -m pytest -q --timeout 600 -m "slow or browser"
+	$(TEST) -x -m "not slow and not browser"
+	$(TEST) -m "slow or browser"
 
 lint: $(STAMP) ## ruff and the strict type checker
 	$(BIN)/ruff check .
