@@ -248,6 +248,9 @@ def evaluate(
     models: Annotated[list[str] | None, typer.Argument(help="Fine-tuned models; the first is the baseline.")] = None,
     task: Task = None,
     data: Data = None,
+    mask_file: Annotated[
+        list[str] | None, typer.Option("--mask", metavar="FILE", help="Judge MODEL under this mask; may be repeated.")
+    ] = None,
     predictions: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every prediction as jsonl.")] = None,
     submission: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the GLUE server's file for the test split.")
@@ -273,7 +276,7 @@ def evaluate(
     from kdcli.recipe import gates, resolve
     from kdcli.settings import EvaluateRecipe
 
-    options = {"models": models, "task": task, "data.source": data, "dtype": dtype}
+    options = {"models": models, "masks": mask_file, "task": task, "data.source": data, "dtype": dtype}
     resolved = resolve(EvaluateRecipe, recipe=recipe, sets=sets or (), options=options)
     least = gates(min_metric or ())
     invocation = _invocation(given)

@@ -222,10 +222,12 @@ class PruneRecipe(TaskRecipe):
 
 
 class EvaluateRecipe(Section):
-    """What `kdcli evaluate` needs to know; the first of `models` is the one the others are compared with."""
+    """What `kdcli evaluate` needs to know; the first of `models` is the one the others are compared with. With `masks`
+    there is one model, the base of them all, and what is judged is that base under each."""
 
     verb: Literal["evaluate"] = "evaluate"
     models: list[str] = Field(default_factory=list)
+    masks: list[str] = Field(default_factory=list)
     task: str | None = None
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
     resamples: int = Field(1000, ge=100)

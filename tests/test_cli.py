@@ -55,7 +55,7 @@ def test_the_verbs_and_their_options_are_frozen():
     pruning = {"--method", "--sparsity", "--masking", "--task", "--teacher"}
     assert options_of("prune") == DISTILL - {"--to", "--assistant", "--eval-task"} | pruning
     training = {"--max-steps", "--epochs", "--batch-size", "--lr", "--seed", "--resume", "--dry-run", "--report-to"}
-    judging = {"--task", "--predictions", "--submission", "--min-metric"}
+    judging = {"--task", "--mask", "--predictions", "--submission", "--min-metric"}
     assert options_of("evaluate") == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} - training | judging
 
     measuring = {"--baseline", "--preset", "--backend", "--batch-size", "--seq-len", "--padding", "--project"}

@@ -27,12 +27,15 @@ from kdcli.judge import Judge, Prediction, compared, shown_label, summed_up
 from kdcli.launch import launch
 from kdcli.models.card import describe
 from kdcli.models.heads import Headed, load_for_task
-from kdcli.models.load import location
+from kdcli.models.load import load_tokenizer, location
 from kdcli.progress import Progress
 from kdcli.recipe import Resolved
 from kdcli.report.views import short
 from kdcli.run_dir import RunDir, numbered
 from kdcli.settings import EvaluateRecipe, Invocation
+from kdcli.sparse.load import load
+from kdcli.sparse.mask_file import read_mask
+from kdcli.types import Task
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,11 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
     if not recipe.models or recipe.task is None:
         missing = "no model" if not recipe.models else "no task"
         raise UsageError(f"{missing} given", "kdcli evaluate MODEL [MODEL…] --task TASK [--data SOURCE]")
+    if recipe.masks and (len(recipe.models) > 1 or recipe.measure.latency):
+        raise UsageError(
+            "--mask is of one model, the base of every mask, and measures no latency",
+            "kdcli evaluate BASE --mask FILE [--mask FILE]; kdcli mask apply saves a model to measure",
+        )
     launched = launch(recipe.dtype, invocation)
     if launched is None:
         return None
@@ -86,10 +94,11 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
     _check_gates(data, extras)
     if extras.submission is not None:
         check_submission(data.task)
-        if len(recipe.models) > 1:
-            raise UsageError(f"--submission is of one model, {len(recipe.models)} were given")
+        if max(len(recipe.models), len(recipe.masks)) > 1:
+            raise UsageError("--submission is of one model, several were given")
     found = {}
-    for name, source in zip(_names(recipe.models), recipe.models, strict=True):
+    sources = recipe.masks or recipe.models
+    for name, source in zip(_names(sources), sources, strict=True):
         found[name] = _judged(recipe, invocation, data, source, accelerator, device)
     to_submit: dict[str, list[Any]] = {}
     if extras.submission is not None:
@@ -126,17 +135,39 @@ def _judged(
     accelerator: Accelerator,
     device: torch.device,
 ) -> _Judged:
-    headed = load_for_task(
-        source,
-        data.task,
-        label_map=recipe.head.label_map,
-        new_head=False,
-        trust_remote_code=invocation.trust_remote_code,
-    )
+    if recipe.masks:
+        headed = _under_mask(recipe.models[0], Path(source), data.task, invocation)
+    else:
+        headed = load_for_task(
+            source,
+            data.task,
+            label_map=recipe.head.label_map,
+            new_head=False,
+            trust_remote_code=invocation.trust_remote_code,
+        )
     Progress.say(f"{source}: {headed.note}")
     how = features_of(recipe.data, data.task, headed, as_tuned=True)
     judge = Judge.of(data.task, data.sets, headed.tokenizer, **how)
     return _Judged(headed, how["max_length"], judge, judged(accelerator, device, judge, headed))
+
+
+def _under_mask(base: str, file: Path, task: Task, invocation: Invocation) -> Headed:
+    """A base under a mask with the head that the mask brings.
+
+    Raises:
+        UsageError: see `kdcli.sparse.load.load`; the mask is of another task, or of other labels.
+    """
+    info = read_mask(file).info
+    if (info.task, info.labels) != (task.name, task.labels):
+        raise UsageError(
+            f"{file} is of task {info.task} with labels {', '.join(info.labels) or 'none'}; {task.name} has "
+            f"{', '.join(task.labels) or 'none'}",
+            "a mask can be judged on its own task only",
+        )
+    trusted = invocation.trust_remote_code
+    model, tokenizer = load(base, file, trust_remote_code=trusted), load_tokenizer(base, trust_remote_code=trusted)
+    types = int(getattr(model.config, "type_vocab_size", 0) or 0) > 1
+    return Headed(model, tokenizer, str(file), f"{base} under a mask, with the head of the mask", types)
 
 
 def _report(

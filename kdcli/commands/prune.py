@@ -21,7 +21,7 @@ from kdcli.finish import Finished, finish
 from kdcli.launch import launch
 from kdcli.models.card import describe
 from kdcli.prune_job import Teacher, load_teacher, prepared
-from kdcli.prune_run import DENSE, MASKED, PruneRun, run_inside
+from kdcli.prune_run import COMPACT, DENSE, MASKED, PruneRun, run_inside
 from kdcli.pruners import check_settings, defaults
 from kdcli.recipe import Resolved
 from kdcli.run_dir import RunDir, numbered
@@ -107,11 +107,13 @@ def _together(
     evaluations: list[dict[str, Any]] = []
     pruning: list[dict[str, Any]] = []
     for of, result in zip(runs, found, strict=True):
-        report = result.report
+        report, name = result.report, f"{100 * of.resolved.recipe.sparsity[0]:g} %"
+        # The form whose size says what was won; with zeros in it every model is as big as the dense one.
+        form = COMPACT if COMPACT in report.models else MASKED
         cards.setdefault(DENSE, report.models[DENSE].model_dump())
-        cards[of.name] = report.models[MASKED].model_dump()
-        evaluations += [e.model_dump() | {"model": of.name} for e in report.evaluations if e.model == MASKED]
-        pruning += [p.model_dump() | {"model": of.name} for p in report.pruning]
+        cards[name] = report.models[form].model_dump()
+        evaluations += [e.model_dump() | {"model": name} for e in report.evaluations if e.model == form]
+        pruning += [p.model_dump() | {"model": name} for p in report.pruning]
     return finish(
         RunDir(folder),
         command="prune",

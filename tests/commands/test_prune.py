@@ -121,6 +121,20 @@ def test_masks_are_shown_compared_applied_and_cut_anew(base, pruned, given, tmp_
     torch.testing.assert_close(logits(package.load(tmp_path / "small"), out), expected, atol=1e-5, rtol=1e-5)
 
 
+def test_a_base_is_judged_under_its_mask(base, given, pruned, tmp_path):
+    out, _ = pruned
+    data = given[given.index("--data") + 1]
+    asked = ["evaluate", base, "--task", "own", "--data", data]
+    result = kdcli(*asked, "--mask", out / MASK, "--mask", out / MASK, "-o", tmp_path / "judged")
+    assert result.exit_code == 0, result.output
+    metrics = {e.model: e.metrics for e in report_of(tmp_path / "judged").evaluations}
+    own = next(e.metrics for e in report_of(out).evaluations if e.model == "masked")
+    assert metrics == {"mask.safetensors": pytest.approx(own), "mask.safetensors (2)": pytest.approx(own)}
+    refused = kdcli("evaluate", base, base, "--task", "own", "--data", data, "--mask", out / MASK)
+    assert refused.exit_code == 2
+    assert "--mask is of one model" in refused.output
+
+
 def test_a_mask_of_another_base_is_refused(pruned, tmp_path):
     out, _ = pruned
     other = own_files.encoder(tmp_path / "other", hidden_act="relu")
@@ -182,8 +196,10 @@ def test_several_sparsities_are_runs_of_their_own(given, tmp_path):
     result = kdcli(*asked)
     assert result.exit_code == 0, result.output
     report = report_of(tmp_path / "out")
-    assert [p.model for p in report.pruning] == ["0.5", "0.8"]
-    assert [e.model for e in report.evaluations] == ["0.5", "0.8"]
+    assert [p.model for p in report.pruning] == ["50 %", "80 %"]
+    assert [e.model for e in report.evaluations] == ["50 %", "80 %"]
+    compact = tmp_path / "out" / "sparsity-0.8" / "compact" / "model.safetensors"
+    assert report.models["80 %"].bytes == compact.stat().st_size
     assert kept(tmp_path / "out" / "sparsity-0.5") == pytest.approx(0.5, abs=1e-3)
     assert kept(tmp_path / "out" / "sparsity-0.8") == pytest.approx(0.2, abs=1e-3)
     before = (tmp_path / "out" / "report.json").read_text("utf-8")
