@@ -236,8 +236,9 @@ def prune(
 
     own = {"model": model, "task": task, "method": method, "sparsity": sparsity, "teacher": teacher}
     own |= {"pruner.masking": masking}
-    of_method = method if method in shipped("prune") else None
-    resolved = resolve(PruneRecipe, recipe=recipe or of_method, sets=sets or (), options=own | _training(given))
+    named = f"{method or 'smp'}-{task or 'sst2'}"
+    of_task = named if named in shipped("prune") else None
+    resolved = resolve(PruneRecipe, recipe=recipe or of_task, sets=sets or (), options=own | _training(given))
     from kdcli.commands import prune as command
 
     _print(command.run(resolved, _invocation(given)), as_json=json)
