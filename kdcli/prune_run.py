@@ -94,7 +94,9 @@ def _finished(task: Downstream, of: PruneRun, ready: Prepared, fitted: Fitted) -
         DENSE: describe(dense, str(recipe.model), _directory(recipe.model)),
         MASKED: describe(model, str(folder), folder),
     }
-    subjects = [Subject(MASKED, str(folder)), Subject(SPARSE, str(folder), "sparse")]
+    subjects = [Subject(MASKED, str(folder))]
+    if task.device.type == "cpu":
+        subjects.append(Subject(SPARSE, str(folder), "sparse"))
     if model.config.model_type in PATHS:
         small = compact(model, drop_rows_below=recipe.drop_rows_below)
         save_compact(small, headed.tokenizer, folder / COMPACT)
