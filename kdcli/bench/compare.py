@@ -16,9 +16,10 @@ REPORT = "report.json"
 
 @dataclass
 class Gathered:
-    """Parts of a report, each model under the name of its run."""
+    """Parts of a report, each model under the name of its run; `shapes` are models by name that have no card yet."""
 
     cards: dict[str, dict[str, Any]] = field(default_factory=dict)
+    shapes: dict[str, str] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
     speedups: dict[str, dict[str, Any]] = field(default_factory=dict)
     quality: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
@@ -40,6 +41,8 @@ def gather(sources: Sequence[Path]) -> Gathered:
         else:
             result = read_portable(file)
             found.rows += [row | {"model": f"{file.stem}: {row['model']}"} for row in result["rows"]]
+            found.shapes |= {f"{file.stem}: {row['model']}": row["model"] for row in result["rows"]}
+            found.speedups |= {f"{file.stem}: {key}": speedup for key, speedup in result["speedup"].items()}
             found.notes.append(f"{file.stem}: {json.dumps(result['environment'], ensure_ascii=False)}")
     return found
 

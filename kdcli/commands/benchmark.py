@@ -153,13 +153,14 @@ def compare(resolved: Resolved[BenchmarkRecipe], invocation: Invocation, sources
         UsageError: a source that is no report and no portable result.
     """
     found = gather(sources)
+    cards = found.cards | {name: _card(shape, invocation) for name, shape in found.shapes.items()}
     run_dir = RunDir(invocation.output_dir or numbered("benchmark-compare", taken=invocation.overwrite))
     RunDir.claim(run_dir.path, resolved.to_yaml(), overwrite=invocation.overwrite)
     return finish(
         run_dir,
         command="benchmark",
         recipe=resolved.recipe.model_dump() | {"compare": [str(s) for s in sources]},
-        cards=found.cards,
+        cards=cards,
         folders={},
         latency=Latency(rows=found.rows, speedups=found.speedups),
         outcome=None,

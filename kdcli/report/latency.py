@@ -14,7 +14,7 @@ from kdcli.report.text import Listing, filled, megabytes, number
 BENCHMARK = "benchmark"
 """The command whose reports are about latency."""
 
-PLAIN = {("torch", "fp32"), ("torch", "float32")}
+PLAIN = {("torch", "fp32"), ("torch", "float32"), ("portable", "fp32")}
 """Backend and number format that the name of a speed-up leaves out."""
 
 PADDING = {"full": "no padding", "random": "random lengths, padded", "data": "the lengths of real text, padded"}
@@ -52,10 +52,9 @@ def speedup_of(report: Report, row: LatencyRow) -> Speedup | None:
     """The speed-up of a row over the first model of the report; None where it is that model, or none was taken."""
     cell = (row.batch_size, row.seq_len)
     name = row.model if (row.backend, row.dtype) in PLAIN else f"{row.model}/{row.backend}-{row.dtype}"
-    plain = f"{name}_vs_{next(iter(report.models))}"
-    # The first cell has the plain key; a name may hold an @ of its own.
-    of_keys = (report.speedup.get(key) for key in (plain, f"{plain}@{cell[0]}x{cell[1]}"))
-    return next((s for s in of_keys if s is not None and (s.batch_size, s.seq_len) == cell), None)
+    # In a comparison of runs each has a baseline of its own.
+    of_row = (found for key, found in report.speedup.items() if key.startswith(f"{name}_vs_"))
+    return next((found for found in of_row if (found.batch_size, found.seq_len) == cell), None)
 
 
 def interval(speedup: Speedup) -> str:

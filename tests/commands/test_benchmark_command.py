@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import own_files
@@ -14,6 +16,7 @@ from kdcli.bench import latency
 from kdcli.bench.latency import Latency
 from kdcli.cli import app
 from kdcli.commands import benchmark as command
+from kdcli.report.latency import speedup_of
 
 SMALL = ["2x24:48@12", "1x24:48@12"]
 FEW = ["--set", "measure.min_runs=3", "--set", "measure.min_seconds=0.0", "--seq-len", "16", "--batch-size", "1"]
@@ -277,3 +280,22 @@ def test_a_shape_has_no_score(judged_on):
     result = run("2x24:48@12", *judged_on[1:])
     assert result.exit_code == 2
     assert "--task own needs trained models, 2x24:48@12 is a shape" in result.output
+
+
+@pytest.mark.slow
+def test_what_the_portable_runner_brings_back_is_reported(tmp_path):
+    wrote = run(*SMALL, "--seq-len", "16", "--batch-size", "1", "--portable", tmp_path / "old")
+    assert wrote.exit_code == 0, wrote.output
+    result = tmp_path / "k80.json"
+    runner = [sys.executable, tmp_path / "old" / "measure_encoders.py", "--out", result]
+    subprocess.run(runner, check=True, capture_output=True, timeout=240)
+    found = run("--compare", result, "-o", tmp_path / "out")
+    assert found.exit_code == 0, found.output
+    report = own_files.report_of(tmp_path / "out")
+    names = [f"k80: {shape}" for shape in SMALL]
+    assert list(report.models) == names
+    assert [row.model for row in report.latency] == names
+    (speedup,) = report.speedup.values()
+    assert speedup_of(report, report.latency[1]) == speedup
+    assert speedup_of(report, report.latency[0]) is None
+    assert f"{speedup.median:.2f}x" in found.stdout
