@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -166,3 +167,16 @@ def log_of(folder: Path) -> list[dict]:
 def said_by(result) -> str:
     """What a command said on stderr, on one line."""
     return " ".join(result.stderr.split())
+
+
+def killed_at_random(*arguments: object) -> None:
+    """Run a command, its output directory given last, as a process, and kill it at one of its first steps."""
+    killed = process(*arguments)
+    cut, log = int.from_bytes(os.urandom(1)) % 40 + 3, Path(str(arguments[-1])) / "log.jsonl"
+    while killed.poll() is None:
+        if log.exists() and log.read_text().count("\n") > cut:
+            killed.kill()
+            break
+        time.sleep(0.005)
+    killed.communicate()
+    assert not (Path(str(arguments[-1])) / "report.json").exists()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
-import time
 
 import own_files
 import pytest
 import torch
+from own_files import log_of
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer
 from typer.testing import CliRunner
@@ -35,19 +34,7 @@ def kdcli(*arguments):
 
 
 def process(*arguments):
-    return subprocess.Popen(
-        [sys.executable, "-m", "kdcli", "distill", *map(str, arguments)],
-        # Sums are only repeated to the bit by as many threads.
-        env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def log_of(folder):
-    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+    return own_files.process("distill", *arguments)
 
 
 @pytest.fixture
@@ -402,16 +389,7 @@ def test_a_dry_run_checks_tasks_without_tokenising_them(given, labelled, tmp_pat
 def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
     long = [*given, "--to", "2x32", "--max-steps", "60"]
     assert kdcli(*long, "-o", tmp_path / "a").exit_code == 0
-    killed = process(*long, "-o", tmp_path / "b")
-    cut = int.from_bytes(os.urandom(1)) % 40 + 3
-    while killed.poll() is None:
-        lines = (tmp_path / "b" / "log.jsonl").read_text().count("\n") if (tmp_path / "b" / "log.jsonl").exists() else 0
-        if lines > cut:
-            killed.kill()
-            break
-        time.sleep(0.01)
-    killed.communicate()
-    assert not (tmp_path / "b" / "report.json").exists()
+    own_files.killed_at_random("distill", *long, "-o", tmp_path / "b")
     assert kdcli(*long, "-o", tmp_path / "b", "--resume").exit_code == 0
     a, b = (load_file(tmp_path / side / "model.safetensors") for side in "ab")
     assert all(torch.equal(a[k], b[k]) for k in a)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import time
 
 import numpy as np
 import own_files
@@ -302,15 +300,7 @@ def test_the_best_weights_are_kept_and_not_the_last(given, tmp_path, monkeypatch
 def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
     long = [*given, "--max-steps", "60", "--set", "train.log_every=1", "--set", "keep=best"]
     assert kdcli(*long, "-o", tmp_path / "a").exit_code == 0
-    killed = process(*long, "-o", tmp_path / "b")
-    cut, log = int.from_bytes(os.urandom(1)) % 40 + 3, tmp_path / "b" / "log.jsonl"
-    while killed.poll() is None:
-        if log.exists() and log.read_text().count("\n") > cut:
-            killed.kill()
-            break
-        time.sleep(0.005)
-    killed.communicate()
-    assert not (tmp_path / "b" / "report.json").exists()
+    own_files.killed_at_random(*long, "-o", tmp_path / "b")
     assert kdcli(*long, "-o", tmp_path / "b", "--resume").exit_code == 0
     a, b = (load_file(tmp_path / side / "model.safetensors") for side in "ab")
     assert all(torch.equal(a[k], b[k]) for k in a)

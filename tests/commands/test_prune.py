@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 
 import own_files
 import pytest
@@ -265,15 +263,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(given, tmp_path, o
 def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
     asked = [*given, "--max-steps", "60", "--set", "train.log_every=1", "--set", "train.checkpoint_every=5"]
     assert kdcli(*asked, "-o", tmp_path / "a").exit_code == 0
-    killed = process(*asked, "-o", tmp_path / "b")
-    cut, log = int.from_bytes(os.urandom(1)) % 40 + 3, tmp_path / "b" / "log.jsonl"
-    while killed.poll() is None:
-        if log.exists() and log.read_text().count("\n") > cut:
-            killed.kill()
-            break
-        time.sleep(0.005)
-    killed.communicate()
-    assert not (tmp_path / "b" / "report.json").exists()
+    own_files.killed_at_random(*asked, "-o", tmp_path / "b")
     assert kdcli(*asked, "-o", tmp_path / "b", "--resume").exit_code == 0
     a, b = (load_file(tmp_path / side / "model.safetensors") for side in "ab")
     assert all(torch.equal(a[k], b[k]) for k in a)
