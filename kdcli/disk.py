@@ -32,8 +32,8 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise MachineError(f"{path} could not be written: {error}") from None
 
 
-def write_atomic(path: Path, content: str) -> None:
-    """Write a text file aside, fsync it and rename it into place.
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a file aside, text as UTF-8, fsync it and rename it into place.
 
     Raises:
         MachineError: the disk is full or not writable; the old file is untouched.
@@ -41,8 +41,8 @@ def write_atomic(path: Path, content: str) -> None:
     aside = path.with_name(f".{path.name}.part")
     with disk_errors(path):
         try:
-            with aside.open("w", encoding="utf-8") as file:
-                file.write(content)
+            with aside.open("wb") as file:
+                file.write(content.encode("utf-8") if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
             aside.replace(path)

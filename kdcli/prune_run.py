@@ -159,7 +159,6 @@ def _write_masks(
         metrics=summed_up({e["set"]: e["metrics"] for e in evaluations}, None),
         versions=versions(),
     )
-    (folder / MASK).parent.mkdir(exist_ok=True)
     write_mask(folder / MASK, info, masks, head=head)
     if scores:
         write_mask(folder / SCORES, info, masks, head=head, scores=scores)

@@ -60,6 +60,8 @@ def test_distill(tmp_path):
 @pytest.mark.parametrize("verb", ["finetune", "prune"])
 def test_a_task(tmp_path, verb):
     run(verb, "demo", "--task", "demo-topic", "--max-steps", "4", *QUICK, "-o", tmp_path / "out")
+    report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+    assert {row["device"] for row in report["latency"]} == {"cuda:0"}
     if verb == "finetune":
         run("evaluate", tmp_path / "out", "--task", "demo-topic", "--device", "cuda:0", "-o", tmp_path / "judged")
 

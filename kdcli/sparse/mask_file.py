@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import struct
 import zlib
@@ -26,7 +25,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kdcli.disk import disk_errors
+from kdcli.disk import disk_errors, write_atomic
 from kdcli.errors import UsageError
 from kdcli.models.matrices import matrices
 from kdcli.sparse.coding import decode, encode
@@ -144,7 +143,9 @@ def write_mask(
     data = save_tensors(tensors, said)
     blank = f'"sha256":"{BLANK}"'.encode()
     at = data.index(blank) + len(b'"sha256":"')
-    _write(path, data[:at] + hashlib.sha256(data).hexdigest().encode() + data[at + len(BLANK) :])
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, data[:at] + hashlib.sha256(data).hexdigest().encode() + data[at + len(BLANK) :])
     return whole
 
 
@@ -261,17 +262,3 @@ def _checked(path: Path) -> bytes:
     if hashlib.sha256(blanked).hexdigest().encode() != found[1]:
         raise UsageError(f"{path} is damaged: its hash is not that of its content", AGAIN)
     return data
-
-
-def _write(path: Path, data: bytes) -> None:
-    aside = path.with_name(f".{path.name}.part")
-    with disk_errors(path):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with aside.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
