@@ -94,8 +94,8 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
     _check_gates(data, extras)
     if extras.submission is not None:
         check_submission(data.task)
-        if max(len(recipe.models), len(recipe.masks)) > 1:
-            raise UsageError("--submission is of one model, several were given")
+        if (given := max(len(recipe.models), len(recipe.masks))) > 1:
+            raise UsageError(f"--submission is of one model, {given} were given")
     found = {}
     sources = recipe.masks or recipe.models
     for name, source in zip(_names(sources), sources, strict=True):
