@@ -269,8 +269,8 @@ def _job(judge: Judge, headed: Headed, examples: Examples, order: Order, best: s
 
 def task_loss(kind: Kind, listened: Capture, batch: Batch) -> tuple[Tensor, Signals]:
     """The loss against a batch's labels, 0 where they are withheld, and what was heard of the model."""
-    signals: Signals = listened({k: v for k, v in batch.items() if k != "labels"})
-    logits, labels = signals.logits, batch.get("labels")
+    signals: Signals = listened(batch)
+    logits, labels = signals.logits, signals.labels
     assert logits is not None
     loss = logits.new_zeros(()) if labels is None else hard_loss(kind, logits, labels, batch["attention_mask"])
     return loss, signals

@@ -46,7 +46,7 @@ class Teacher:
     def signals(self, batch: Batch) -> Signals:
         """What it makes of a batch."""
         with torch.no_grad():
-            found: Signals = self.listened({k: v for k, v in batch.items() if k != "labels"})
+            found: Signals = self.listened(batch)
         return found
 
 

@@ -115,13 +115,18 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Needs:
-    """Which signals of which layers a loss wants; `hidden` counts the embedding output as layer 0."""
+    """Which signals of which layers a loss wants; `hidden` counts the embedding output as layer 0.
+
+    `logits` are those of every row or token, `masked_logits` of a masked language model's head those of the tokens that
+    have a label, and of no others.
+    """
 
     q: frozenset[int] = frozenset()
     k: frozenset[int] = frozenset()
     v: frozenset[int] = frozenset()
     hidden: frozenset[int] = frozenset()
     logits: bool = False
+    masked_logits: bool = False
 
     def __or__(self, other: Needs) -> Needs:
         return Needs(
@@ -130,6 +135,7 @@ class Needs:
             self.v | other.v,
             self.hidden | other.hidden,
             self.logits or other.logits,
+            self.masked_logits or other.masked_logits,
         )
 
 
@@ -142,6 +148,7 @@ class Signals:
         q, k, v: layer → [B, A, L, K], after any rotary embedding; grouped key/value heads are repeated to A.
         hidden: layer → [B, L, D]; 0 is the embedding output.
         logits: the model's logits, when asked for; of a question answering head [B, L, 2], start and end.
+        labels: the batch's labels, where it has any; see `Kind`.
     """
 
     mask: Tensor | None = None
@@ -150,6 +157,7 @@ class Signals:
     v: dict[int, Tensor] = field(default_factory=dict)
     hidden: dict[int, Tensor] = field(default_factory=dict)
     logits: Tensor | None = None
+    labels: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,11 @@
-"""One file a paper. A file's name is the method's name in a recipe; it has `Settings` and `objective`, and nothing else
-has to be told of it."""
+"""One file a paper. A file's name, with `-` for `_`, is the method's name in a recipe; nothing else has to be told.
+
+It has `Settings`, `objective` and
+
+* `READS`: what it can learn from: `text`, `masked` (text of which some tokens are masked, through masked language
+  models), `task` (labelled examples);
+* `STAGE`, where it reads tasks: `separate` (trained before the prediction stage) or `joint` (added to its loss).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +23,29 @@ from kdcli.types import ModelShape, Objective
 def methods() -> list[str]:
     """Names of the distillation methods there are."""
     names = [m.name for m in pkgutil.iter_modules(__path__)]
-    return [n for n in names if hasattr(importlib.import_module(f"{__name__}.{n}"), "objective")]
+    return [n.replace("_", "-") for n in names if hasattr(importlib.import_module(f"{__name__}.{n}"), "objective")]
+
+
+def _module(method: str) -> Any:
+    return importlib.import_module(f"{__name__}.{method.replace('-', '_')}")
+
+
+def reads(method: str) -> frozenset[str]:
+    """What a method can learn from, see above.
+
+    Raises:
+        UsageError: unknown method.
+    """
+    _check_method(method)
+    found: frozenset[str] = _module(method).READS
+    return found
+
+
+def _check_method(method: str) -> None:
+    if method not in methods():
+        raise UsageError(
+            f"unknown method '{method}'{did_you_mean(method, methods())}", f"known: {', '.join(methods())}"
+        )
 
 
 def check_settings(method: str, settings: Mapping[str, Any]) -> BaseModel:
@@ -26,11 +54,8 @@ def check_settings(method: str, settings: Mapping[str, Any]) -> BaseModel:
     Raises:
         UsageError: unknown method or key (with the nearest known one), or a value of the wrong type.
     """
-    if method not in methods():
-        raise UsageError(
-            f"unknown method '{method}'{did_you_mean(method, methods())}", f"known: {', '.join(methods())}"
-        )
-    model: type[BaseModel] = importlib.import_module(f"{__name__}.{method}").Settings
+    _check_method(method)
+    model: type[BaseModel] = _module(method).Settings
     try:
         return model.model_validate(dict(settings))
     except ValidationError as error:
@@ -53,7 +78,7 @@ def bind(method: str, settings: Mapping[str, Any], teacher: ModelShape, student:
     """
     checked = check_settings(method, settings)
     try:
-        bound: Objective = importlib.import_module(f"{__name__}.{method}").objective(checked, teacher, student)
+        bound: Objective = _module(method).objective(checked, teacher, student)
     except ValueError as error:
         raise UsageError(str(error)) from None
     return bound

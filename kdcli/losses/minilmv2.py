@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from kdcli.losses.relation import regroup, relation_kl
 from kdcli.types import ModelShape, Needs, Objective, Signals
 
+READS = frozenset({"text", "task"})
+STAGE = "separate"
+
 
 class Settings(BaseModel):
     """Keys of the recipe's `loss:` section under `method: minilmv2`.

@@ -115,7 +115,7 @@ class Capture(nn.Module):
 
     def forward(self, batch: Batch) -> Signals:
         """Run the model on a batch as far as needed; see `kdcli.types.Signals` for what comes back."""
-        signals = Signals(mask=batch.get("attention_mask"))
+        signals = Signals(mask=batch.get("attention_mask"), labels=batch.get("labels"))
         ear = _Ear(self.needs, signals)
         token = _listening.set(ear)
         try:
@@ -140,7 +140,8 @@ class Capture(nn.Module):
 
     def _inputs(self, batch: Batch) -> dict[str, Any]:
         """The batch as this model's forward wants it."""
-        inputs: dict[str, Any] = {k: v for k, v in batch.items() if k in self.accepted}
+        # With labels a model would compute a loss of its own.
+        inputs: dict[str, Any] = {k: v for k, v in batch.items() if k in self.accepted and k != "labels"}
         config = self.model.config
         mask = inputs.get("attention_mask")
         if mask is not None and mask.dim() == 4:
