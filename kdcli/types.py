@@ -2,7 +2,7 @@
 
 Shape legend, used as suffix of tensor names throughout the package:
 B sequences in a batch, L tokens of a sequence, A attention heads, K width of one head, D hidden width,
-F feed-forward width, V vocabulary, N layers. `q_BALK` is a tensor of shape [B, A, L, K].
+F feed-forward width, V vocabulary, P labelled tokens of a batch, N layers. `q_BALK` is a tensor of shape [B, A, L, K].
 
 Layers are numbered as in TinyBERT: 0 is the embedding output, 1 … N are the encoder layers.
 """
@@ -147,7 +147,8 @@ class Signals:
         mask: the batch's attention mask, [B, L] or [B, 1, L, L]; None when every token of every row is real.
         q, k, v: layer → [B, A, L, K], after any rotary embedding; grouped key/value heads are repeated to A.
         hidden: layer → [B, L, D]; 0 is the embedding output.
-        logits: the model's logits, when asked for; of a question answering head [B, L, 2], start and end.
+        logits: the model's logits, when asked for; of a question answering head [B, L, 2], start and end; of a masked
+            language model those of the P tokens that have a label, [P, V], row after row.
         labels: the batch's labels, where it has any; see `Kind`.
     """
 
@@ -168,12 +169,14 @@ class Objective:
         teacher_needs, student_needs: what `capture` has to take from each.
         projections: learned matrices of the run (never of the saved student); empty for most losses.
         terms: pure function (teacher, student) → named scalars whose sum is the loss.
+        notes: what a user should be told of how these two shapes are compared.
     """
 
     teacher_needs: Needs
     student_needs: Needs
     projections: nn.Module
     terms: Callable[[Signals, Signals], Mapping[str, Tensor]]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

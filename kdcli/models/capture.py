@@ -20,7 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from kdcli.models.layout import Layout, layout_for
-from kdcli.types import Batch, Needs, Signals
+from kdcli.types import IGNORED, Batch, Needs, Signals
 
 INTERFACE = "kd_capture"
 
@@ -43,7 +43,7 @@ class _Ear:
             self.missing.discard((kind, layer))
 
     def leave_if_done(self) -> None:
-        if not self.missing and not self.needs.logits:
+        if not self.missing and not (self.needs.logits or self.needs.masked_logits):
             raise _AllHeard
 
 
@@ -105,8 +105,10 @@ class Capture(nn.Module):
         ]
         if wrong:
             raise ValueError(f"layers {wrong} asked for, but the model has layers 1 to {len(self.layers)}")
-        if needs.logits and encoder is model:
+        if (needs.logits or needs.masked_logits) and encoder is model:
             raise ValueError(f"{type(model).__name__} has no head on top, so it has no logits")
+        if needs.logits and needs.masked_logits:
+            raise ValueError("the logits of all tokens and those of labelled tokens alone cannot be asked for at once")
         if self.layout.interface:
             model.set_attn_implementation(INTERFACE)
             if config._attn_implementation != INTERFACE:
@@ -114,13 +116,19 @@ class Capture(nn.Module):
         self.accepted = set(inspect.signature(model.forward).parameters)
 
     def forward(self, batch: Batch) -> Signals:
-        """Run the model on a batch as far as needed; see `kdcli.types.Signals` for what comes back."""
+        """Run the model on a batch as far as needed; see `kdcli.types.Signals` for what comes back.
+
+        Raises:
+            ValueError: `masked_logits` of a batch without labels.
+        """
         signals = Signals(mask=batch.get("attention_mask"), labels=batch.get("labels"))
         ear = _Ear(self.needs, signals)
         token = _listening.set(ear)
         try:
             with ExitStack() as hooks:
                 self._hook_hidden(ear, hooks)
+                if self.needs.masked_logits:
+                    self._hook_labelled(signals.labels, hooks)
                 if not self.layout.interface:
                     self._hook_projections(ear, hooks)
                 if not self.layout.autocast:
@@ -130,6 +138,8 @@ class Capture(nn.Module):
                 # A question answering head gives two vectors in place of one matrix.
                 spans = "start_logits" in output
                 signals.logits = torch.stack([output.start_logits, output.end_logits], -1) if spans else output.logits
+            elif self.needs.masked_logits:
+                signals.logits = output.logits[0]
         except _AllHeard:
             pass
         finally:
@@ -178,6 +188,20 @@ class Capture(nn.Module):
         hooks.callback(self.layers[0].register_forward_pre_hook(before, with_kwargs=True).remove)
         for layer in dict.fromkeys(self.layers):
             hooks.callback(layer.register_forward_hook(after).remove)
+
+    def _hook_labelled(self, labels_BL: Tensor | None, hooks: ExitStack) -> None:
+        """Let the head see the labelled tokens alone, as one row: it works token by token, and over a vocabulary."""
+        if labels_BL is None:
+            raise ValueError("logits at labelled tokens were asked for, but the batch has no labels")
+        labelled_BL = labels_BL != IGNORED
+
+        def after(module: nn.Module, args: Any, output: Any) -> Any:
+            if isinstance(output, tuple):
+                return (output[0][labelled_BL][None], *output[1:])
+            output.last_hidden_state = output.last_hidden_state[labelled_BL][None]
+            return output
+
+        hooks.callback(self.model.base_model.register_forward_hook(after).remove)
 
     def _hook_projections(self, ear: _Ear, hooks: ExitStack) -> None:
         layout = self.layout
