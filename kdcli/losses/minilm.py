@@ -20,7 +20,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from kdcli.losses.layer_map import strategy_map
 from kdcli.losses.relation import regroup, relation_kl
+from kdcli.losses.states import masked_mse
 from kdcli.types import ModelShape, Needs, Objective, Signals
 
 READS = frozenset({"text", "task"})
@@ -40,11 +42,6 @@ class Settings(BaseModel):
     hidden_weight: float = Field(1.0, ge=0)
 
 
-def uniform_map(teacher_layers: int, student_layers: int) -> dict[int, int]:
-    """Student layer m → teacher layer round(m·N/M), 1 … M; the last maps to the last (TinyBERT's uniform strategy)."""
-    return {m: max(1, round(m * teacher_layers / student_layers)) for m in range(1, student_layers + 1)}
-
-
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
     """Bind the loss to one teacher and one student.
 
@@ -56,9 +53,10 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
             f"MiniLM compares attention head by head: the teacher has {teacher.heads} heads, the student "
             f"{student.heads}. Give the student '@{teacher.heads}', or use --method minilmv2 (heads may differ)"
         )
-    layer_map = (
-        {student.layers: teacher.layers} if settings.layers == "last" else uniform_map(teacher.layers, student.layers)
-    )
+    layer_map = {student.layers: teacher.layers}
+    if settings.layers == "uniform":
+        # Relations are those of layers; the embedding has none.
+        layer_map = {m: n for m, n in strategy_map("uniform", teacher.layers, student.layers).items() if m}
     projections = nn.ModuleDict()
     if settings.value == "mse":
         projections["value"] = nn.Linear(student.hidden, teacher.hidden, bias=False)
@@ -101,12 +99,3 @@ def _layer_terms(
         h_S_BLD = projections["hidden"](s.hidden[m]) if "hidden" in projections else s.hidden[m]
         found.append(("hidden", settings.hidden_weight * masked_mse(t.hidden[n], h_S_BLD, s.mask)))
     return found
-
-
-def masked_mse(teacher_BLD: Tensor, student_BLD: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean squared error over the real tokens and all D components, in float32; `mask` as in `relation_kl`."""
-    error_BLD = (student_BLD.float() - teacher_BLD.detach().float()).square()
-    if mask is None:
-        return error_BLD.mean()
-    real_BL = (mask if mask.dim() == 2 else mask.any(-1)[:, 0]).to(error_BLD.dtype)
-    return (error_BLD.mean(-1) * real_BL).sum() / real_BL.sum().clamp(min=1)

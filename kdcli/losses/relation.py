@@ -1,12 +1,12 @@
-"""Self-attention relations and their divergence, in blocks.
+"""Self-attention relations, their divergence and the squared error of their scores, in blocks.
 
 A relation is `softmax(X Yᵀ/√K + mask)` of two sets of per-head vectors: attention itself for (Q, K), the value relation
 for (V, V), and MiniLMv2's Q-Q, K-K, V-V. MiniLM (arXiv 2002.10957, eq. 6 and 9) and MiniLMv2 (arXiv 2012.15828, eq. 5)
-are both sums of the one function below.
+are both sums of `relation_kl`. TinyBERT (arXiv 1909.10351, eq. 7) compares the scores before the softmax: `score_mse`.
 
 The plain formula keeps half a dozen [B, A, L, L] tensors for autograd. Here every block of a few heads is reduced to
-its divergence *and* to the gradient of its inputs ([B, A, L, K], small) before the next block starts, so that a block
-stays in the processor's cache and no [B, A, L, L] tensor ever exists.
+its share of the loss *and* to the gradient of its inputs ([B, A, L, K], small) before the next block starts, so that a
+block stays in the processor's cache and no [B, A, L, L] tensor ever exists.
 """
 
 from __future__ import annotations
@@ -55,18 +55,57 @@ def relation_kl(
     Raises:
         ValueError: if the two sides differ in batch, heads or length.
     """
-    if teacher_x_BALK.shape[:3] != student_x_BALJ.shape[:3]:
-        raise ValueError(
-            f"relations of [batch, heads, tokens] {list(teacher_x_BALK.shape[:3])} and "
-            f"{list(student_x_BALJ.shape[:3])} cannot be compared: regroup the heads of one side first"
-        )
+    _check_alike(teacher_x_BALK, student_x_BALJ)
     kl: Tensor = _RelationKL.apply(  # type: ignore[no-untyped-call]
         student_x_BALJ, student_y_BALJ, teacher_x_BALK.detach(), teacher_y_BALK.detach(), mask
     )
     return kl
 
 
-class _RelationKL(torch.autograd.Function):
+def score_mse(
+    teacher_x_BALK: Tensor, teacher_y_BALK: Tensor, student_x_BALJ: Tensor, student_y_BALJ: Tensor, mask: Tensor | None
+) -> Tensor:
+    """Squared error between the scores X Yᵀ/√K of two relations, before any softmax.
+
+    Args:
+        teacher_x_BALK, teacher_y_BALK, student_x_BALJ, student_y_BALJ, mask: as of `relation_kl`. A pair of a query and
+            a key that it may not attend to is 0 on both sides and is not counted.
+
+    Returns:
+        float32 scalar: the mean over the keys of a query, averaged over heads and real queries. In a sequence of
+        n tokens that is the mean over its n² pairs; sequences weigh by their tokens, as they do in the error of hidden
+        states, so that the losses of micro-batches, weighted by their tokens, add up to that of the batch. 0 when there
+        is no real query.
+
+    Raises:
+        ValueError: if the two sides differ in batch, heads or length.
+    """
+    _check_alike(teacher_x_BALK, student_x_BALJ)
+    mse: Tensor = _ScoreMSE.apply(  # type: ignore[no-untyped-call]
+        student_x_BALJ, student_y_BALJ, teacher_x_BALK.detach(), teacher_y_BALK.detach(), mask
+    )
+    return mse
+
+
+def _check_alike(teacher_BALK: Tensor, student_BALJ: Tensor) -> None:
+    if teacher_BALK.shape[:3] != student_BALJ.shape[:3]:
+        raise ValueError(
+            f"relations of [batch, heads, tokens] {list(teacher_BALK.shape[:3])} and {list(student_BALJ.shape[:3])} "
+            "cannot be compared: regroup the heads of one side first"
+        )
+
+
+class _MadeForward(torch.autograd.Function):
+    """A scalar whose gradients are made on the way forward: `forward` saves those of the student's x and y."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients that `forward` left, times that of the scalar; only the student's x and y have any."""
+        grad_x, grad_y = ctx.saved_tensors
+        return grad_x * grad, grad_y * grad, None, None, None
+
+
+class _RelationKL(_MadeForward):
     """x, y → scalar, with ∂/∂scores = (p_S - p_T)/(A · rows) turned into the inputs' gradients on the way forward."""
 
     @staticmethod
@@ -115,11 +154,67 @@ class _RelationKL(torch.autograd.Function):
             ctx.save_for_backward(grad_x, grad_y)
         return (total * scale).float()
 
+
+class _ScoreMSE(_MadeForward):
+    """x, y → scalar: Σ e² with e = √w (x_S y_Sᵀ/√J - x_T y_Tᵀ/√K), w the row's share of the mean; ∂/∂scores = 2√w e."""
+
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients that `forward` left, times that of the scalar; only the student's x and y have any."""
-        grad_x, grad_y = ctx.saved_tensors
-        return grad_x * grad, grad_y * grad, None, None, None
+    def forward(
+        ctx: Any, student_x: Tensor, student_y: Tensor, teacher_x: Tensor, teacher_y: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """The error, see `score_mse`; x and y are [B, A, L, K], their gradients are made here too."""
+        batch, heads, length, _ = student_x.shape
+        device = student_x.device
+        root_BALK, real_BALK, allowed_BALL = _row_weights(mask, heads, length, batch, device)
+        gradients = any(ctx.needs_input_grad[:2])
+        grad_x = torch.empty_like(student_x, dtype=torch.float32) if gradients else None
+        grad_y = torch.empty_like(student_y, dtype=torch.float32) if gradients else None
+        total = torch.zeros((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
+        with torch.autocast(device.type, enabled=False):
+            for sequences, group in _blocks(batch, heads, length, device.type):
+                block = (sequences, group)
+                s_x, s_y = _flat(student_x[block]), _flat(student_y[block])
+                t_x, t_y = _flat(teacher_x[block]), _flat(teacher_y[block])
+                # Weights and mask enter where tensors are small: a row of x is a row of scores, one of y a column.
+                root = root_BALK if len(root_BALK) == 1 else root_BALK[sequences]
+                s_scale, t_scale = s_x.shape[-1] ** -0.5, t_x.shape[-1] ** -0.5
+                s_x.mul_(root).mul_(s_scale)
+                t_x.mul_(root).mul_(t_scale)
+                if real_BALK is not None:
+                    s_y *= real_BALK[sequences]
+                    t_y *= real_BALK[sequences]
+                error = torch.matmul(s_x, s_y.transpose(-1, -2))
+                flat = error.flatten(0, 1)
+                torch.baddbmm(flat, t_x.flatten(0, 1), t_y.flatten(0, 1).transpose(-1, -2), alpha=-1, out=flat)
+                if allowed_BALL is not None:
+                    error *= allowed_BALL[sequences]
+                total += torch.dot(error.view(-1), error.view(-1))
+                if grad_x is None or grad_y is None:
+                    continue
+                grad_x[block] = torch.matmul(error, s_y).mul_(root).mul_(2 * s_scale)
+                grad_y[block] = torch.matmul(error.transpose(-1, -2), s_x).mul_(2)
+        if gradients:
+            ctx.save_for_backward(grad_x, grad_y)
+        return total.float()
+
+
+def _row_weights(
+    mask: Tensor | None, heads: int, length: int, batch: int, device: torch.device
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Of either form of mask: √w of each query [B or 1, 1, L or 1, 1], 0 where it is padding; which keys are real
+    [B, 1, L, 1]; which pairs may attend [B, 1, L, L], where rows differ in that. w is 1/(heads · rows · keys)."""
+    if mask is None:
+        share = 1 / max(1, heads * batch * length * length)
+        return torch.full((1, 1, 1, 1), share**0.5, device=device), None, None
+    allowed = mask.bool().float()
+    if mask.dim() == 2:
+        keys_BL = allowed.sum(-1, keepdim=True).clamp(min=1)
+        weight_BL = allowed / (keys_BL * heads * allowed.sum().clamp(min=1))
+        return weight_BL.sqrt()[:, None, :, None], allowed[:, None, :, None], None
+    keys_BL = allowed.sum(-1)[:, 0]
+    real_BL = (keys_BL > 0).float()
+    weight_BL = real_BL / (keys_BL.clamp(min=1) * heads * real_BL.sum().clamp(min=1))
+    return weight_BL.sqrt()[:, None, :, None], None, allowed
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -1,0 +1,84 @@
+"""Which layer of the teacher a layer of the student learns from: g(m), for student layers m = 0 … M, 0 the embedding.
+
+TinyBERT (https://arxiv.org/abs/1909.10351, §4.5 and table 4) has three: `uniform` g(m) = m·N/M, `top` g(m) = m + N - M
+and `bottom` g(m) = m, all with g(0) = 0. Where N/M is not whole, `uniform` rounds. A map may also be written out, as
+student:teacher pairs `0:0,1:3,2:6`; layers that it leaves out are not compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+Strategy = Literal["uniform", "top", "bottom"]
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+
+_PAIR = re.compile(r"\s*([0-9]{1,4})\s*:\s*([0-9]{1,4})\s*")
+
+
+def layer_map(text: str, teacher_layers: int, student_layers: int) -> dict[int, int]:
+    """Student layer → teacher layer, in the order of the student's layers.
+
+    Args:
+        text: a strategy, or a map written out.
+
+    Raises:
+        ValueError: see `strategy_map` and `written_map`.
+    """
+    for name in STRATEGIES:
+        if text == name:
+            return strategy_map(name, teacher_layers, student_layers)
+    return written_map(text, teacher_layers, student_layers, STRATEGIES)
+
+
+def strategy_map(name: Strategy, teacher_layers: int, student_layers: int) -> dict[int, int]:
+    """One of TinyBERT's maps over all layers 0 … M.
+
+    Raises:
+        ValueError: `top` or `bottom` of a student with more layers than its teacher.
+    """
+    layers = range(1, student_layers + 1)
+    if name == "uniform":
+        return {0: 0} | {m: max(1, round(m * teacher_layers / student_layers)) for m in layers}
+    if student_layers > teacher_layers:
+        raise ValueError(
+            f"loss.layers: {name} needs a student of no more layers than its teacher, but it has {student_layers} and "
+            f"the teacher {teacher_layers}; use uniform"
+        )
+    return {0: 0} | {m: m + (teacher_layers - student_layers if name == "top" else 0) for m in layers}
+
+
+def written_map(text: str, teacher_layers: int, student_layers: int, names: Sequence[str]) -> dict[int, int]:
+    """A map written out as `student:teacher` pairs between commas.
+
+    Args:
+        names: what could have stood there instead, for the message.
+
+    Raises:
+        ValueError: unreadable; a layer that is not there; a student layer given twice; 0 against a layer.
+    """
+    found: dict[int, int] = {}
+    for part in text.split(","):
+        pair = _PAIR.fullmatch(part)
+        if pair is None:
+            raise ValueError(
+                f"loss.layers: {text!r} is neither {', '.join(names)} nor pairs student:teacher such as "
+                f"0:0,1:{max(1, round(teacher_layers / student_layers))}"
+            )
+        m, n = int(pair[1]), int(pair[2])
+        for which, layer, last in (("student", m, student_layers), ("teacher", n, teacher_layers)):
+            if layer > last:
+                raise ValueError(
+                    f"loss.layers: {part.strip()} names layer {layer} of the {which}, which has layers 0 (the "
+                    f"embedding) to {last}"
+                )
+        if m in found:
+            raise ValueError(f"loss.layers: {part.strip()} names student layer {m} again; each may learn from one")
+        if (m == 0) != (n == 0):
+            raise ValueError(
+                f"loss.layers: {part.strip()} sets an embedding (0) against a layer; 0 goes with 0 only, layers with "
+                f"layers 1 to {teacher_layers}"
+            )
+        found[m] = n
+    return dict(sorted(found.items()))

@@ -1,0 +1,76 @@
+"""Patient knowledge distillation: first-token states of the layers below the last (Sun et al. 2019,
+https://arxiv.org/abs/1908.09355, §3.2, eq. 7).
+
+    L_PT = mean over rows, layers m and components of (h_S,m/‖h_S,m‖ - h_T,g(m)/‖h_T,g(m)‖)²        `patience`
+
+The paper prints the sum ‖·‖² over the D components; the authors' code takes their mean, and it is to the mean that the
+paper's weights β of 10 to 1000 belong. Cross-entropy and soft targets (eq. 8) are added by the training on the task.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from kdcli.losses.layer_map import Strategy, strategy_map, written_map
+from kdcli.losses.states import projection
+from kdcli.types import ModelShape, Needs, Objective, Signals
+
+READS = frozenset({"task"})
+STAGE = "joint"
+
+NAMED: dict[str, Strategy] = {"skip": "uniform", "last": "top"}
+"""PKD-Skip and PKD-Last are TinyBERT's maps without embedding and last layer: of 12 layers 2, 4, 6, 8, 10 and
+7, 8, 9, 10, 11 for a student of 6."""
+
+
+class Settings(BaseModel):
+    """Keys of the recipe's `loss:` section under `method: pkd`.
+
+    `layers` is `skip`, `last`, or a map written out as in `kdcli.losses.layer_map`. `weight` is the paper's β.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    layers: str = "skip"
+    weight: float = Field(100.0, gt=0)
+
+
+def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
+    """Bind the loss to one teacher and one student; where widths differ, through a learned matrix for each layer.
+
+    Raises:
+        ValueError: a map that these shapes do not have, or a student of one layer, which has none below its last.
+    """
+    if settings.layers in NAMED:
+        whole = strategy_map(NAMED[settings.layers], teacher.layers, student.layers)
+        pairs = {m: n for m, n in whole.items() if 0 < m < student.layers}
+        if not pairs:
+            raise ValueError(
+                f"loss.layers: {settings.layers} compares the layers below the student's last, of which a student "
+                f"of one layer has none; write a map out, such as 1:{teacher.layers}"
+            )
+    else:
+        pairs = written_map(settings.layers, teacher.layers, student.layers, list(NAMED))
+    projections = nn.ModuleDict()
+    if teacher.hidden != student.hidden:
+        projections.update({str(m): projection(student.hidden, teacher.hidden) for m in pairs})
+
+    def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
+        errors = []
+        for m, n in pairs.items():
+            first_BD = s.hidden[m][:, 0]
+            if str(m) in projections:
+                first_BD = projections[str(m)](first_BD)
+            wanted_BD = F.normalize(t.hidden[n][:, 0].detach().float(), dim=-1)
+            errors.append(F.mse_loss(F.normalize(first_BD.float(), dim=-1), wanted_BD))
+        return {"patience": settings.weight * torch.stack(errors).mean()}
+
+    return Objective(
+        teacher_needs=Needs(hidden=frozenset(pairs.values())),
+        student_needs=Needs(hidden=frozenset(pairs)),
+        projections=projections,
+        terms=terms,
+    )

@@ -1,0 +1,119 @@
+"""TinyBERT: embeddings, hidden states and attention scores of many layers (Jiao et al. 2019,
+https://arxiv.org/abs/1909.10351, §3.1).
+
+    L_embd = MSE(E_S W_0, E_T)                                    eq. 9    `embedding`
+    L_hidn = MSE(H_S W_m, H_T)                                    eq. 8    `hidden`
+    L_attn = 1/A Σ_a MSE(Q_S K_Sᵀ/√K, Q_T K_Tᵀ/√K)                eq. 7    `attention`, before the softmax
+    L      = Σ_m λ_m L_layer(student layer m, teacher layer g(m)) eq. 6    m = 0 … M, g(0) = 0
+
+The W are learned, one for each layer, and belong to the run, not to the student. Each term is the sum over its layers,
+its means are over real tokens only. The prediction loss of eq. 10 is that of a task (`kdcli.losses.soft_targets`), in a
+stage of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from kdcli.losses.layer_map import layer_map
+from kdcli.losses.relation import regroup, score_mse
+from kdcli.losses.states import masked_mse, projection
+from kdcli.types import ModelShape, Needs, Objective, Signals
+
+READS = frozenset({"text", "task"})
+STAGE = "separate"
+
+SHARED = "shared"
+"""Name of the one matrix of all layers."""
+
+
+class Settings(BaseModel):
+    """Keys of the recipe's `loss:` section under `method: tinybert`.
+
+    `layers` is a map of `kdcli.losses.layer_map`. `layer_weights` are the λ_m of the embedding and of every student
+    layer, M + 1 numbers; null means that all are 1.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    layers: str = "uniform"
+    embedding_weight: float = Field(1.0, ge=0)
+    hidden_weight: float = Field(1.0, ge=0)
+    attention_weight: float = Field(1.0, ge=0)
+    layer_weights: list[Annotated[float, Field(ge=0)]] | None = None
+    share_projection: bool = False
+
+
+def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
+    """Bind the loss to one teacher and one student.
+
+    Raises:
+        ValueError: a map that these shapes do not have, λ for other layers than there are, or nothing left to compare.
+    """
+    weights = _layer_weights(settings, student)
+    pairs = {m: n for m, n in layer_map(settings.layers, teacher.layers, student.layers).items() if weights[m]}
+    states = {m: n for m, n in pairs.items() if (settings.hidden_weight if m else settings.embedding_weight)}
+    scores = {m: n for m, n in pairs.items() if m and settings.attention_weight}
+    if not states and not scores:
+        raise ValueError(
+            "nothing is left to compare: give loss.embedding_weight, loss.hidden_weight or loss.attention_weight, and "
+            "the loss.layer_weights of a layer in loss.layers, a value above 0"
+        )
+    keys = {m: SHARED if settings.share_projection else str(m) for m in states}
+    projections = nn.ModuleDict({key: projection(student.hidden, teacher.hidden) for key in sorted(set(keys.values()))})
+    heads = teacher.heads if teacher.heads == student.heads else common_heads(teacher, student)
+
+    def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
+        named: dict[str, list[Tensor]] = {}
+        for m, n in states.items():
+            error = masked_mse(t.hidden[n], projections[keys[m]](s.hidden[m]), s.mask)
+            weight = settings.hidden_weight if m else settings.embedding_weight
+            named.setdefault("hidden" if m else "embedding", []).append(weight * weights[m] * error)
+        for m, n in scores.items():
+            q_T, k_T, q_S, k_S = (regroup(x, heads) for x in (t.q[n], t.k[n], s.q[m], s.k[m]))
+            error = score_mse(q_T, k_T, q_S, k_S, s.mask)
+            named.setdefault("attention", []).append(settings.attention_weight * weights[m] * error)
+        return {name: torch.stack(values).sum() for name, values in named.items()}
+
+    return Objective(
+        teacher_needs=_needs(frozenset(states.values()), frozenset(scores.values())),
+        student_needs=_needs(frozenset(states), frozenset(scores)),
+        projections=projections,
+        terms=terms,
+        notes=_notes(teacher, student, heads) if scores else (),
+    )
+
+
+def common_heads(teacher: ModelShape, student: ModelShape) -> int:
+    """The largest number of heads into which both widths can be regrouped, no more than either model has."""
+    most = min(teacher.heads, student.heads)
+    return max(h for h in range(1, most + 1) if teacher.hidden % h == 0 and student.hidden % h == 0)
+
+
+def _layer_weights(settings: Settings, student: ModelShape) -> list[float]:
+    weights = settings.layer_weights
+    if weights is None:
+        return [1.0] * (student.layers + 1)
+    if len(weights) != student.layers + 1:
+        raise ValueError(
+            f"loss.layer_weights holds {len(weights)} numbers, but the student has an embedding and {student.layers} "
+            f"layers: give {student.layers + 1}, that of the embedding first"
+        )
+    return weights
+
+
+def _needs(states: frozenset[int], scores: frozenset[int]) -> Needs:
+    return Needs(q=scores, k=scores, hidden=states)
+
+
+def _notes(teacher: ModelShape, student: ModelShape, heads: int) -> tuple[str, ...]:
+    if teacher.heads == student.heads:
+        return ()
+    return (
+        f"the teacher has {teacher.heads} attention heads and the student {student.heads}: both are compared regrouped "
+        f"into {heads}",
+    )

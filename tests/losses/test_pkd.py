@@ -1,0 +1,95 @@
+"""PKD: which layers are compared, and the error of normalised first-token states."""
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from kdcli.losses.pkd import Settings, objective
+from kdcli.types import ModelShape, Needs, Signals
+
+TEACHER = ModelShape(12, 24, 48, 4)
+STUDENT = ModelShape(6, 24, 48, 4)
+MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]])
+
+
+def signals(layers, width, seed, rows=slice(None)):
+    g = torch.Generator().manual_seed(seed)
+    states = {n: torch.randn(3, 4, width, generator=g)[rows].clone().requires_grad_() for n in sorted(layers)}
+    return Signals(mask=MASK[rows], hidden=states)
+
+
+@pytest.mark.parametrize(
+    ("layers", "n", "m", "student", "teacher"),
+    [
+        ("skip", 12, 6, {1, 2, 3, 4, 5}, {2, 4, 6, 8, 10}),
+        ("last", 12, 6, {1, 2, 3, 4, 5}, {7, 8, 9, 10, 11}),
+        ("skip", 12, 3, {1, 2}, {4, 8}),
+        ("last", 12, 3, {1, 2}, {10, 11}),
+        ("skip", 6, 4, {1, 2, 3}, {2, 3, 4}),
+        ("1:1,6:12", 12, 6, {1, 6}, {1, 12}),
+    ],
+)
+def test_layers_are_those_of_the_paper(layers, n, m, student, teacher):
+    made = objective(Settings(layers=layers), ModelShape(n, 24, 48, 4), ModelShape(m, 24, 48, 4))
+    assert made.student_needs == Needs(hidden=frozenset(student))
+    assert made.teacher_needs == Needs(hidden=frozenset(teacher))
+    assert not list(made.projections.parameters())
+
+
+@pytest.mark.parametrize("width", [24, 12])
+def test_value_and_gradient_are_those_of_the_formula(width):
+    made = objective(Settings(weight=50), TEACHER, ModelShape(3, width, 48, 4))
+    t, s = signals({4, 8}, 24, 0), signals({1, 2}, width, 1)
+    total = made.terms(t, s)["patience"]
+    total.backward()
+    trained = [*s.hidden.values(), *made.projections.parameters()]
+    gradients = [x.grad for x in trained]
+    errors = []
+    for m, n in ((1, 4), (2, 8)):
+        for row in range(3):
+            x, y = s.hidden[m][row, 0].double(), t.hidden[n][row, 0].double()
+            if width != 24:
+                x = made.projections[str(m)].weight.double() @ x
+            errors += [(x / x.norm() - y / y.norm()) ** 2]
+    expected = 50 * torch.stack(errors).mean()
+    torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-7)
+    for found, wanted in zip(gradients, torch.autograd.grad(expected, trained), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+    assert all(x.grad is None for x in t.hidden.values())
+
+
+def test_only_the_direction_of_the_first_token_counts():
+    made = objective(Settings(), TEACHER, STUDENT)
+    t = signals({2, 4, 6, 8, 10}, 24, 0)
+    s = Signals(mask=MASK, hidden={m: 3 * t.hidden[2 * m].detach() for m in range(1, 6)})
+    for x in s.hidden.values():
+        x[:, 1:] += 5
+    assert made.terms(t, s)["patience"].item() == pytest.approx(0, abs=1e-6)
+
+
+def test_micro_batches_weighted_by_their_rows_add_up_to_the_batch():
+    made = objective(Settings(), TEACHER, ModelShape(3, 24, 48, 4))
+    whole, one, two = (
+        made.terms(signals({4, 8}, 24, 0, rows), signals({1, 2}, 24, 1, rows))["patience"]
+        for rows in (slice(None), slice(0, 1), slice(1, 3))
+    )
+    torch.testing.assert_close((one + 2 * two) / 3, whole)
+
+
+@pytest.mark.parametrize(
+    ("layers", "student", "message"),
+    [
+        ("skip", 1, "a student of one layer has none; write a map out, such as 1:12"),
+        ("uniform", 6, "neither skip, last nor pairs"),
+        ("1:13", 6, "layer 13 of the teacher"),
+    ],
+)
+def test_maps_that_cannot_be(layers, student, message):
+    with pytest.raises(ValueError, match=message):
+        objective(Settings(layers=layers), TEACHER, ModelShape(student, 24, 48, 4))
+
+
+@pytest.mark.parametrize("keys", [{"weight": 0.0}, {"layers": 1}, {"beta": 10.0}])
+def test_mistyped_settings_are_refused(keys):
+    with pytest.raises(ValidationError):
+        Settings(**keys)
