@@ -157,15 +157,13 @@ class FinetuneTrainSettings(TrainSettings):
     pool: int = Field(64, gt=0)
 
 
-class TaskRecipe(Section):
-    """What every verb that trains a model on a task needs to know.
+class OnTask(Section):
+    """What every verb that trains on a task needs to know.
 
     `keep` says which weights of a run are the result: the last ones, or those of the best evaluation. `choose_on` names
     the set whose metric chooses among evaluations and runs; null is the mean over all sets.
     """
 
-    verb: Literal["finetune", "prune"]
-    model: str | None = None
     task: str | None = None
     keep: Literal["last", "best"] = "last"
     choose_on: str | None = None
@@ -173,6 +171,13 @@ class TaskRecipe(Section):
     data: LabelledSettings = LabelledSettings()
     train: FinetuneTrainSettings = FinetuneTrainSettings()
     measure: MeasureSettings = MeasureSettings()
+
+
+class TaskRecipe(OnTask):
+    """What every verb that trains one given model on a task needs to know."""
+
+    verb: Literal["finetune", "prune"]
+    model: str | None = None
 
 
 class FinetuneRecipe(TaskRecipe):
@@ -219,6 +224,78 @@ class PruneRecipe(TaskRecipe):
     kd: KdSettings = KdSettings()
     drop_rows_below: int = Field(0, ge=0)
     train: PruneTrainSettings = PruneTrainSettings()
+
+
+class TaskStudentSettings(StudentSettings):
+    """`student:` of a task's distillation; `source` is an encoder to start from in place of a copy of the teacher."""
+
+    source: str | None = None
+
+
+class GeneralSettings(Section):
+    """`general:`, the stage on text before a task's own: a `distill` of its own, whose student the task starts from.
+
+    `recipe` and `overrides` say what that run is; `teacher` null is the task's teacher, `source` null the recipe's
+    text. `run` is its directory, made where it is not there, gone on with where it is not done, else used as it is;
+    null is `general/` of the output directory.
+    """
+
+    use: bool = False
+    recipe: str | None = None
+    teacher: str | None = None
+    source: str | None = None
+    run: str | None = None
+    overrides: dict[str, Any] = Field(default_factory=dict)
+
+
+class AugmentSettings(Section):
+    """`augment:`, the copies of the training examples with other words (TinyBERT, algorithm 1).
+
+    `model` is a masked language model, null the teacher where it is one; `glove` is a file of word vectors, null means
+    the teacher's own embeddings. `predict` says whether the prediction stage reads the copies too.
+    """
+
+    use: bool = False
+    copies: int = Field(20, gt=0)
+    probability: float = Field(0.4, gt=0, le=1)
+    candidates: int = Field(15, gt=0)
+    model: str | None = None
+    glove: str | None = None
+    predict: bool = True
+
+
+class UndistilledSettings(Section):
+    """`undistilled:`, the same student fine-tuned without a teacher: as the task's own recipe of `finetune` says, with
+    the overrides."""
+
+    use: bool = True
+    overrides: dict[str, Any] = Field(default_factory=dict)
+
+
+class TaskDistillRecipe(OnTask):
+    """What `kdcli distill --task` needs to know.
+
+    `loss` holds the keys of the method's own `Settings`. Its `stage` is trained before the prediction stage
+    (`separate`), added to that stage's loss (`joint`), or left out (`none`); null is what the method wants. `train` is
+    of the prediction stage, `intermediate` what the separate stage has other than that. `more_teachers` are asked
+    beside `teacher` in the prediction stage, with equal weight. `cache_gb` is how much of the disk a separate stage may
+    take to keep the teacher's signals, 0 keeps none. `ablate` names variants of the recipe to run beside it.
+    """
+
+    verb: Literal["distill-task"] = "distill-task"
+    teacher: str | None = None
+    more_teachers: list[str] = Field(default_factory=list)
+    method: str = "tinybert"
+    stage: Literal["separate", "joint", "none"] | None = None
+    student: TaskStudentSettings = TaskStudentSettings()
+    loss: dict[str, Any] = Field(default_factory=dict)
+    kd: KdSettings = KdSettings()
+    general: GeneralSettings = GeneralSettings()
+    augment: AugmentSettings = AugmentSettings()
+    intermediate: dict[str, Any] = Field(default_factory=lambda: {"lr": 5e-5, "epochs": 20.0})
+    undistilled: UndistilledSettings = UndistilledSettings()
+    cache_gb: float = Field(8.0, ge=0)
+    ablate: str | None = None
 
 
 class EvaluateRecipe(Section):
@@ -271,6 +348,7 @@ class BenchmarkRecipe(Section):
 
 VERBS: dict[str, type[Section]] = {
     "distill": DistillRecipe,
+    "distill-task": TaskDistillRecipe,
     "finetune": FinetuneRecipe,
     "prune": PruneRecipe,
     "evaluate": EvaluateRecipe,

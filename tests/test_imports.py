@@ -45,9 +45,17 @@ ALLOWED: dict[str, set[str]] = {
         *("data", "engine", "errors", "held_out", "judge", "launch", "losses", "models", "progress"),
         *("run_dir", "settings", "types"),
     },
+    "distill_job": {"models", "progress", "types"},
+    "distill_run": {
+        *("bench", "chain", "data", "distill_job", "downstream", "engine", "errors", "estimate", "finetune_run"),
+        *("finish", "judge", "launch", "losses", "metrics", "models", "progress", "recipe", "report", "run_dir"),
+        *("settings", "types"),
+    },
     "finetune_run": {
         *("bench", "downstream", "finish", "models", "progress", "recipe", "report", "run_dir", "settings", "types"),
     },
+    "signal_records": {"data", "errors", "memory", "types"},
+    "signal_store": {"data", "disk", "signal_records", "types"},
     "prune_job": {
         *("disk", "downstream", "errors", "losses", "models", "progress", "pruners", "settings", "types"),
     },
@@ -63,6 +71,7 @@ ALLOWED: dict[str, set[str]] = {
         *(
             "backend_scores",
             "bench",
+            "distill_run",
             "chain",
             "data",
             "disk",

@@ -1,0 +1,366 @@
+"""Distilling on text: teacher → [assistant →] students, every leg a run of its own.
+
+Data flow of a leg: teacher's signals, once for each batch → the loss of every student → engine → student directories
+→ latency, held-out losses, report.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+
+from kdcli.bench.latency import Latency, Subject
+from kdcli.chain import Leg, chain, default_output_dir, shapes_of
+from kdcli.data.batches import BatchPlan
+from kdcli.data.corpus import Corpus, open_corpus
+from kdcli.distill_job import Student, distilling, freeze_unreached, heard, listening, needs_of
+from kdcli.downstream import Downstream, checked, features_of, planned, prepare, quality_of
+from kdcli.engine import train
+from kdcli.errors import UsageError
+from kdcli.estimate import PROBE_STEPS, Estimate, LegEstimate, estimate_leg
+from kdcli.finetune_run import WEIGHTS, run_inside
+from kdcli.finish import Finished, finish, measured
+from kdcli.judge import Features
+from kdcli.launch import plan_of
+from kdcli.losses import bind, check_settings, reads
+from kdcli.metrics.probe import probe_demo
+from kdcli.models.card import describe
+from kdcli.models.layout import layout_for
+from kdcli.models.load import Loaded, load_encoder, location, save_model
+from kdcli.models.shape import Built, build_student
+from kdcli.progress import Progress
+from kdcli.recipe import Resolved, downstream_recipe
+from kdcli.report.views import UNDISTILLED
+from kdcli.run_dir import RunDir
+from kdcli.settings import DistillRecipe, FinetuneRecipe, Invocation
+from kdcli.types import Job, ModelShape, Outcome, Plan
+
+HELD_OUT = "held-out relations"
+"""Name of the quality row that holds the distillation loss on text never trained on."""
+
+DOWNSTREAM = "downstream"
+"""Directory of the fine-tunings by which models are compared."""
+
+
+@dataclass(frozen=True)
+class TextRun:
+    """What all legs of one distillation on text share, and the legs."""
+
+    accelerator: Accelerator
+    device: torch.device
+    invocation: Invocation
+    teacher: Loaded
+    corpus: Corpus
+    plan: Plan
+    downstream: dict[str, tuple[Downstream, Resolved[FinetuneRecipe]]]
+    legs: list[Leg]
+
+
+def prepare_text(
+    resolved: Resolved[DistillRecipe], invocation: Invocation, accelerator: Accelerator, device: torch.device
+) -> TextRun:
+    """Check everything there is to check, then tokenise the text where that was not done before; claims nothing.
+
+    Raises:
+        KdcliError: see `kdcli.errors`; the recipe, models or data cannot be used.
+    """
+    recipe = resolved.recipe
+    check_text(recipe)
+    teacher = load_encoder(str(recipe.teacher), trust_remote_code=invocation.trust_remote_code)
+    legs = _legs(resolved, invocation, teacher)
+    if not invocation.dry_run and accelerator.is_main_process:
+        RunDir(legs[-1].folder).check(resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
+    # Before the corpus, which may take hours to tokenise.
+    tasks = _downstream(recipe, invocation, accelerator, device)
+    with accelerator.main_process_first():
+        corpus = open_corpus(
+            recipe.data.source,
+            teacher.tokenizer,
+            max_length=recipe.data.max_length,
+            column=recipe.data.column,
+            isolated=recipe.data.pack_isolated,
+            held_out_blocks=recipe.data.held_out_blocks,
+            log=Progress.say,
+        )
+    plan = plan_of(recipe.train, len(corpus.train) / recipe.train.batch_size)
+    return TextRun(accelerator, device, invocation, teacher, corpus, plan, tasks, legs)
+
+
+def check_text(recipe: DistillRecipe) -> None:
+    """Check what needs no model and no data.
+
+    Raises:
+        UsageError: no teacher, no shape, an unknown method or key.
+    """
+    if recipe.teacher is None:
+        raise UsageError(
+            "no teacher given", "kdcli distill TEACHER --to LxH; TEACHER is a hub id, a directory or 'demo'"
+        )
+    if not recipe.student.to:
+        raise UsageError("no student shape given", "add --to LxH, for example --to 6x384")
+    check_settings(recipe.method, recipe.loss)
+    if "text" not in reads(recipe.method):
+        raise UsageError(f"method {recipe.method} learns from a task's examples, not from text", "add --task TASK")
+
+
+def _downstream(
+    recipe: DistillRecipe, invocation: Invocation, accelerator: Accelerator, device: torch.device
+) -> dict[str, tuple[Downstream, Resolved[FinetuneRecipe]]]:
+    """The tasks on which the models will be compared, read before anything is trained; recipes name the teacher.
+
+    A dry run checks them, and tokenises and returns none.
+    """
+    found = {}
+    for name in recipe.eval.tasks:
+        resolved = downstream_recipe(recipe.eval, name, recipe.train.seed)
+        resolved = replace(resolved, recipe=resolved.recipe.model_copy(update={"model": recipe.teacher}))
+        if invocation.dry_run:
+            _check_task(resolved.recipe, invocation)
+            continue
+        task, _ = prepare(resolved.recipe, accelerator, device, trust_remote_code=invocation.trust_remote_code)
+        planned(task, resolved.recipe)
+        found[name] = task, resolved
+    return found
+
+
+def _check_task(recipe: FinetuneRecipe, invocation: Invocation) -> None:
+    """What would keep a task from being fine-tuned on, found without tokenising its examples."""
+    data, headed, _ = checked(recipe, trust_remote_code=invocation.trust_remote_code)
+    # What the tokenizer must be able to do does not depend on examples.
+    Features.of(data.task, [], headed.tokenizer, **features_of(recipe.data, data.task, headed))
+    if data.task.kind != "span":
+        # Of contexts it is windows that make a pass, which are not known.
+        plan_of(recipe.train, math.ceil(len(data.train) / recipe.train.batch_size))
+
+
+def _legs(resolved: Resolved[DistillRecipe], invocation: Invocation, teacher: Loaded) -> list[Leg]:
+    """The chain of this invocation; whatever a later leg would stumble over is found before the first one starts."""
+    recipe = resolved.recipe
+    leaks = layout_for(teacher.model.config).leaks
+    if recipe.data.pack_isolated and leaks:
+        raise UsageError(
+            f"data.pack_isolated: {teacher.model.config.model_type} cannot keep documents apart: {leaks}",
+            "set data.pack_isolated=false",
+        )
+    shapes = shapes_of(recipe, teacher.shape)
+    taken = invocation.resume or invocation.overwrite
+    folder = invocation.output_dir or default_output_dir(teacher.source, teacher.shape, shapes, taken=taken)
+    legs = chain(resolved, teacher.shape, shapes, Path(broadcast_object_list([folder])[0]))
+    above = teacher.shape
+    for leg in legs:
+        for shape in leg.shapes.values():
+            bind(recipe.method, recipe.loss, above, shape)
+        above = next(iter(leg.shapes.values()))
+    return legs
+
+
+def claim_text(context: TextRun) -> None:
+    """Take the output directory, which is that of the last leg."""
+    invocation, last = context.invocation, context.legs[-1]
+    if context.accelerator.is_main_process:
+        RunDir.claim(last.folder, last.resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
+    context.accelerator.wait_for_everyone()
+
+
+def run_text(context: TextRun) -> Finished | None:
+    """Train, save and report leg after leg in a claimed directory; only the main process writes."""
+    accelerator, invocation, legs = context.accelerator, context.invocation, context.legs
+    last = legs[-1]
+    result: Finished | None = None
+    for leg in legs:
+        run_dir = RunDir(leg.folder)
+        if accelerator.is_main_process and leg is not last:
+            # A leg before the last lives in the chain's directory and goes on whenever the chain does.
+            RunDir.claim(leg.folder, leg.resolved.to_yaml(), resume=True)
+        accelerator.wait_for_everyone()
+        if run_dir.done:
+            Progress.say(f"{leg.folder} is done already")
+            result = Finished.read(leg.folder)
+            continue
+        of_leg = context.teacher
+        if leg is not legs[0]:
+            of_leg = load_encoder(leg.teacher, trust_remote_code=invocation.trust_remote_code)
+        students = _students(leg, of_leg, context.corpus)
+        outcome = train(accelerator, context.device, _job(context, students, of_leg), context.plan, run_dir)
+        if accelerator.is_main_process:
+            for name, student in students.items():
+                save_model(student.encoder, of_leg.tokenizer, leg.model_folder(name))
+        accelerator.wait_for_everyone()
+        scores = _scores(context, leg) if leg is last else []
+        if accelerator.is_main_process:
+            result = _report(context, leg, leg is last, result, of_leg, students, outcome, scores)
+        accelerator.wait_for_everyone()
+    return result if accelerator.is_main_process else None
+
+
+def _students(leg: Leg, teacher: Loaded, corpus: Corpus) -> dict[str, Student]:
+    """Build every student and take what its loss does not reach out of the training."""
+    recipe = leg.resolved.recipe
+    students = {}
+    for name, shape in leg.shapes.items():
+        built = _build(recipe, teacher, shape)
+        for note in built.notes:
+            Progress.say(f"{name}: {note}")
+        # The projections of a loss are random: they too are a pure function of the seed.
+        torch.manual_seed(recipe.train.seed)
+        students[name] = Student(built.model, bind(recipe.method, recipe.loss, teacher.shape, shape))
+    freeze_unreached(students, teacher.model, corpus.train.batch(np.arange(1)))
+    return students
+
+
+def _job(context: TextRun, students: Mapping[str, Student], teacher: Loaded) -> Job:
+    corpus, plan = context.corpus, context.plan
+    listened = listening(teacher.model, needs_of(students), context.device, context.accelerator.mixed_precision)
+    return distilling(
+        students,
+        lambda batch: heard(listened, batch),
+        corpus.train,
+        BatchPlan(len(corpus.train), plan.batch_size, plan.seed),
+        corpus.held_out,
+    )
+
+
+def _build(recipe: DistillRecipe, teacher: Loaded, shape: ModelShape) -> Built:
+    settings = recipe.student
+    return build_student(
+        teacher.model,
+        shape,
+        init=settings.init,
+        layers=settings.layers,
+        dropout=settings.dropout,
+        seed=recipe.train.seed,
+    )
+
+
+def _scores(context: TextRun, leg: Leg) -> list[dict[str, Any]]:
+    """Evaluations of teacher, students and undistilled students, each fine-tuned alike in a run of its own.
+
+    The undistilled student is copied from the teacher itself, also where the student learnt from an assistant.
+    """
+    recipe, folder = leg.resolved.recipe, leg.folder / DOWNSTREAM
+    sources = {"teacher": str(recipe.teacher)} if context.downstream else {}
+    for name in leg.shapes if context.downstream else ():
+        sources[name] = str(leg.model_folder(name))
+        copied = folder / f"{name}{UNDISTILLED}".replace(" ", "-").replace(":", "_")
+        sources[name + UNDISTILLED] = str(copied)
+        if context.accelerator.is_main_process and not copied.exists():
+            fresh = load_encoder(str(recipe.teacher), trust_remote_code=context.invocation.trust_remote_code)
+            save_model(_build(recipe, fresh, leg.shapes[name]).model, fresh.tokenizer, copied)
+    context.accelerator.wait_for_everyone()
+    found = []
+    for task_name, (task, resolved) in context.downstream.items():
+        for name, source in sources.items():
+            of_model = replace(resolved, recipe=resolved.recipe.model_copy(update={"model": source}))
+            where = folder / task_name / name.replace(" ", "-").replace(":", "_")
+            result = run_inside(task, of_model, where)
+            found += [e.model_dump() | {"model": name} for e in result.report.evaluations]
+            if context.accelerator.is_main_process:
+                # Their reports stay; the models themselves are not what was asked for.
+                (where / WEIGHTS).unlink(missing_ok=True)
+    return found
+
+
+def _report(
+    context: TextRun,
+    leg: Leg,
+    final: bool,
+    earlier: Finished | None,
+    of_leg: Loaded,
+    students: Mapping[str, Student],
+    outcome: Outcome,
+    scores: list[dict[str, Any]],
+) -> Finished:
+    """The report of a leg; that of the last one also shows the assistant and measures latency."""
+    recipe, teacher, run_dir = leg.resolved.recipe, context.teacher, RunDir(leg.folder)
+    source = location(teacher.source)
+    cards = {"teacher": describe(teacher.model, teacher.source, Path(source) if Path(source).is_dir() else None)}
+    if earlier:
+        cards |= {"assistant": earlier.report.models["assistant"].model_dump()}
+    folders = {name: leg.model_folder(name) for name in students}
+    for name, student in students.items():
+        cards[name] = describe(student.encoder, str(folders[name]), folders[name])
+    latency = Latency()
+    if final:
+        subjects = [Subject("teacher", source), *(Subject(name, str(folder)) for name, folder in folders.items())]
+        trusted = context.invocation.trust_remote_code
+        latency = measured(subjects, recipe.measure, context.device, trust_remote_code=trusted)
+    quality = _held_out(run_dir, list(students))
+    if recipe.data.source == "demo":
+        quality = _demo_quality(recipe, leg, teacher, students) | quality
+    quality = quality_of(scores) | quality
+    notes = [f"{name}: {note}" for name, (task, _) in context.downstream.items() for note in task.notes if scores]
+    if teacher.source != of_leg.source:
+        notes.append(
+            "the held-out losses are against the assistant, from which the student also started; everything else "
+            "compares with a student copied from the teacher itself"
+        )
+    return finish(
+        run_dir,
+        command="distill",
+        recipe=recipe.model_dump(),
+        cards=cards,
+        folders=folders,
+        latency=latency,
+        outcome=outcome,
+        quality=quality,
+        notes=notes,
+        evaluations=scores,
+    )
+
+
+def _held_out(run_dir: RunDir, names: list[str]) -> dict[str, dict[str, dict[str, float]]]:
+    """The relation losses on held-out text of each student, before training and after."""
+    found = [r["held_out"] for r in run_dir.read_log() if "held_out" in r]
+    quality: dict[str, dict[str, float]] = {}
+    for name in names:
+        for label, losses in ((name + UNDISTILLED, found[0]), (name, found[-1])):
+            own = (
+                losses
+                if len(names) == 1
+                else {k.split("/", 1)[1]: v for k, v in losses.items() if k.startswith(f"{name}/")}
+            )
+            terms = {k: v for k, v in own.items() if k != "loss"}
+            quality[label] = {"loss": sum(terms.values())} | terms
+    return {HELD_OUT: quality}
+
+
+def _demo_quality(
+    recipe: DistillRecipe, leg: Leg, teacher: Loaded, students: Mapping[str, Student]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Linear probes of the demo tasks: the teacher, every student, and what copying the teacher alone would give."""
+    fresh = load_encoder(teacher.source)
+    probes = {"teacher": probe_demo(fresh.model, fresh.tokenizer)}
+    for name, student in students.items():
+        copied = _build(recipe, fresh, leg.shapes[name]).model
+        probes[name] = probe_demo(student.encoder, fresh.tokenizer)
+        probes[name + UNDISTILLED] = probe_demo(copied, fresh.tokenizer)
+    tasks = next(iter(probes.values()))
+    return {f"{task} probe": {name: of[task] for name, of in probes.items()} for task in tasks}
+
+
+def probe_text(context: TextRun) -> Estimate:
+    """Train every leg for a few steps, for what they take, and leave nothing behind.
+
+    The teacher's stand-in for a leg after an assistant is the assistant as it is before training.
+    """
+    plan, teacher = context.plan, context.teacher
+    legs = context.legs
+    found: list[LegEstimate] = []
+    cards = {"teacher": describe(teacher.model, teacher.source, None)}
+    for leg in legs:
+        students = _students(leg, teacher, context.corpus)
+        probe = replace(plan, stop_after=min(plan.steps, PROBE_STEPS))
+        outcome = train(context.accelerator, context.device, _job(context, students, teacher), probe, None)
+        cards |= {name: describe(s.encoder, str(leg.model_folder(name)), None) for name, s in students.items()}
+        found.append(estimate_leg(str(leg.folder), outcome, plan, len(context.corpus.train) / plan.batch_size))
+        first = next(iter(students.values())).encoder
+        teacher = Loaded(first, teacher.tokenizer, next(iter(leg.shapes.values())), str(leg.folder))
+    return Estimate(cards, found)
