@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SAMPLE = 1 << 15
-"""Scores that bracket the k-th largest; the bracket then holds some hundredths of all."""
+SAMPLE = 1024
+"""Scores that bracket the k-th largest, at least; of n there are n^⅔, so that the sample and what its bracket leaves to
+look at closely cost about the same."""
 
 MASKINGS = ("local", "global", "proportional")
 """Names of the masking functions that keep a given density, see `select`."""
@@ -186,7 +187,7 @@ def _bracket(pieces: Sequence[Tensor], rank: int) -> tuple[float, float]:
     """Two values between which the `rank`-th largest very likely lies, both included."""
     total = sum(p.numel() for p in pieces)
     # An odd stride, so that it meets every column of a matrix and not one alone.
-    stride = (total // SAMPLE) | 1
+    stride = int(total / max(SAMPLE, total ** (2 / 3))) | 1
     sample = torch.cat([p.reshape(-1)[::stride] for p in pieces]).sort(descending=True).values
     share = rank / total
     middle, spread = share * len(sample), WIDTH * math.sqrt(len(sample) * share * (1 - share)) + 1
