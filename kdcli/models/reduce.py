@@ -60,6 +60,31 @@ def copy_reduced(teacher: PreTrainedModel, student: PreTrainedModel, layout: Lay
     return left
 
 
+def copy_head(teacher: PreTrainedModel, student: PreTrainedModel) -> list[str]:
+    """Fill in place what two models of one class with a head have beyond their encoders, in the same dimensions.
+
+    A matrix that is tied to the embeddings belongs to the encoder and is left alone.
+
+    Returns:
+        Names of the head's parameters that could not be filled and keep their values.
+    """
+    residual = _residual(teacher, int(student.config.hidden_size))
+    source = dict(teacher.named_parameters(remove_duplicate=False))
+    encoder = {id(p) for p in student.base_model.parameters()}
+    linear = {id(m.weight) for m in student.modules() if isinstance(m, nn.Linear)}
+    left = []
+    with torch.no_grad():
+        for name, parameter in student.named_parameters():
+            if id(parameter) in encoder:
+                continue
+            part = _part(source[name], parameter, {}, residual, id(parameter) in linear)
+            if part is None:
+                left.append(name)
+            else:
+                parameter.copy_(part)
+    return left
+
+
 def _part(origin: Tensor, target: Tensor, sets: Sets, residual: tuple[int, Tensor], linear: bool) -> Tensor | None:
     """The part of a teacher's tensor that becomes the student's, or None when a dimension has no subset."""
     part = origin.detach().float()

@@ -1,0 +1,213 @@
+"""Masked language models of every type that has them: loaded, listened to, and students of them under their head."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from encoders import tiny_config, tiny_encoder, tiny_tokenizer
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining
+
+from kdcli.errors import UsageError
+from kdcli.models.capture import capture, unreached
+from kdcli.models.layout import LAYOUTS, layout_for
+from kdcli.models.load import save_model
+from kdcli.models.masked_lm import load_masked_lm, student_with_head
+from kdcli.models.shape import build_student, parse_shape, shape_of
+from kdcli.types import IGNORED, Needs
+
+WITHOUT = {"splinter": "it was pre-trained to find spans"}
+TYPES = sorted(set(LAYOUTS) - set(WITHOUT))
+FRESH = {"mobilebert": ["cls.predictions.dense.weight"]}
+"""What a head has that is no function of the kept dimensions: MobileBERT's widening of the embeddings."""
+LOGITS = Needs(masked_logits=True)
+
+
+def tiny_masked_lm(kind, **changes):
+    torch.manual_seed(0)
+    model = AutoModelForMaskedLM.from_config(tiny_config(kind, **changes)).eval()
+    for parameter in model.parameters():
+        # Biases of 0 and norms of 1 would be equal wherever they come from.
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+@pytest.fixture(params=TYPES)
+def model(request):
+    return tiny_masked_lm(request.param)
+
+
+def batch_of(length=10, real=7):
+    torch.manual_seed(1)
+    ids = torch.randint(5, 60, (3, length))
+    mask = torch.ones_like(ids)
+    mask[1, real:] = 0
+    ids[mask == 0] = 0
+    labels = torch.where((torch.rand(3, length) < 0.3) & (mask == 1), ids, IGNORED)
+    labels[2] = IGNORED
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def own_logits(model, batch):
+    return model(**{k: v for k, v in batch.items() if k != "labels"}).logits
+
+
+def test_the_types_without_a_head_are_those_listed():
+    assert {k for k in LAYOUTS if type(tiny_config(k)) not in AutoModelForMaskedLM._model_mapping} == set(WITHOUT)
+
+
+@torch.no_grad()
+def test_logits_at_labelled_tokens_are_the_models_own_and_the_head_sees_no_others(model):
+    batch = batch_of()
+    labelled = batch["labels"] != IGNORED
+    assert 0 < labelled.sum() < labelled.numel()
+    expected = own_logits(model, batch)[labelled]
+    last = len(layout_for(model.config).modules(model.base_model))
+    heard = capture(model, LOGITS | Needs(hidden=frozenset({last}), q=frozenset({1})))(batch)
+    assert heard.logits.shape == (labelled.sum(), 64)
+    torch.testing.assert_close(heard.logits, expected, atol=1e-5, rtol=1e-4)
+    assert heard.labels is batch["labels"]
+    assert heard.hidden[last].shape == (3, 10, 32)
+    # And the model works as before.
+    torch.testing.assert_close(own_logits(model, batch)[labelled], expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_batch_of_which_nothing_is_labelled_has_no_logits_and_a_gradient_all_the_same(model):
+    batch = batch_of() | {"labels": torch.full((3, 10), IGNORED)}
+    logits = capture(model, LOGITS)(batch).logits
+    assert logits.shape == (0, 64)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(logits.sum(), parameters, allow_unused=True)
+    assert all(not g.any() for g in gradients if g is not None)
+
+
+def test_every_parameter_learns_from_the_logits_at_labelled_tokens(model):
+    batch = batch_of()
+    labels = batch["labels"][batch["labels"] != IGNORED]
+    listen = capture(model, LOGITS)
+    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    idle = unreached(parameters, torch.nn.functional.cross_entropy(listen(batch).logits, labels))
+    assert [n for n in idle if not n.startswith(f"{model.base_model_prefix}.")] == []
+    reached = {n: p for n, p in parameters.items() if n not in idle}
+    found = []
+    for logits in (listen(batch).logits, own_logits(model, batch)[batch["labels"] != IGNORED]):
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        found.append(torch.autograd.grad(loss, list(reached.values())))
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("text", ["1x32", "1x16", "2x24@4"])
+def test_a_student_runs_under_its_teachers_head_and_reloads(model, text, tmp_path):
+    kind = model.config.model_type
+    if kind == "mobilebert" and text == "2x24@4":
+        pytest.skip("its attention is as wide as its bottleneck")
+    shape = parse_shape(text, shape_of(model.config))
+    built = build_student(model.base_model, shape, dropout=0.25)
+    words = built.model.get_input_embeddings().weight
+    made = student_with_head(model, built)
+    student = made.model
+    assert type(student) is type(model)
+    assert student.get_input_embeddings().weight is words
+    narrower = shape.hidden < shape_of(model.config).hidden
+    left = FRESH.get(kind, []) if narrower else []
+    assert made.notes[-1] == "head initialised from the teacher's" + (
+        f", except {', '.join(left)}, which start at random" if left else ""
+    )
+    assert {m.p for m in student.base_model.modules() if isinstance(m, torch.nn.Dropout)} <= {0.25}
+    tied = student.get_output_embeddings().weight is words
+    assert tied == bool(student.config.tie_word_embeddings)
+    student.eval()
+    own = own_logits(student, batch_of())
+    assert own.isfinite().all()
+    save_model(student, tiny_tokenizer(), tmp_path)
+    again = load_masked_lm(str(tmp_path))
+    assert again.shape == shape
+    torch.testing.assert_close(own_logits(again.model, batch_of()), own, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(capture(student, LOGITS)(batch_of()).logits, own[batch_of()["labels"] != IGNORED])
+    _, info = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not [n for n in info["missing_keys"] if "pooler" not in n and "contact_head" not in n]
+
+
+@torch.no_grad()
+def test_a_student_of_all_of_its_teacher_is_its_teacher(model):
+    student = student_with_head(model, build_student(model.base_model, shape_of(model.config))).model.eval()
+    torch.testing.assert_close(own_logits(student, batch_of()), own_logits(model, batch_of()), atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_narrower_head_keeps_the_dimensions_of_the_narrower_encoder():
+    teacher = tiny_masked_lm("bert")
+    kept = teacher.get_input_embeddings().weight.var(0).topk(16).indices.sort().values
+    student = student_with_head(
+        teacher, build_student(teacher.base_model, parse_shape("1x16", shape_of(teacher.config)))
+    )
+    (of_teacher, of_student) = (m.cls.predictions.transform for m in (teacher, student.model))
+    assert torch.equal(of_student.LayerNorm.weight, of_teacher.LayerNorm.weight[kept])
+    assert torch.equal(of_student.LayerNorm.bias, of_teacher.LayerNorm.bias[kept])
+    rows = of_teacher.dense.weight[kept]
+    narrow = rows[:, kept] * (rows.norm() / rows[:, kept].norm())
+    torch.testing.assert_close(of_student.dense.weight, narrow)
+    assert torch.equal(student.model.cls.predictions.bias, teacher.cls.predictions.bias)
+
+
+@torch.no_grad()
+def test_a_random_head_is_a_function_of_its_seed():
+    teacher = tiny_masked_lm("bert")
+    shape = parse_shape("1x32", shape_of(teacher.config))
+
+    def dense(seed):
+        built = build_student(teacher.base_model, shape, init="random")
+        made = student_with_head(teacher, built, init="random", seed=seed)
+        assert made.notes == ["initialised at random", "head initialised at random"]
+        return made.model.cls.predictions.transform.dense.weight
+
+    assert torch.equal(dense(1), dense(1))
+    assert not torch.equal(dense(1), dense(2))
+    assert not torch.equal(dense(1), teacher.cls.predictions.transform.dense.weight)
+
+
+def saved(model, folder):
+    save_model(model, tiny_tokenizer(), folder)
+    return str(folder)
+
+
+def test_a_checkpoint_of_the_head_beside_another_is_one_too(tmp_path):
+    model = AutoModelForPreTraining.from_config(tiny_config("bert")).eval()
+    loaded = load_masked_lm(saved(model, tmp_path))
+    assert type(loaded.model).__name__ == "BertForMaskedLM"
+    assert not loaded.model.training
+    expected = model(**{k: v for k, v in batch_of().items() if k != "labels"}).prediction_logits
+    torch.testing.assert_close(own_logits(loaded.model, batch_of()), expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (lambda: tiny_encoder("bert"), "is BertModel, without a masked-language-model head"),
+        (lambda: tiny_encoder("splinter"), "splinter has no masked-language-model head in transformers"),
+        (
+            lambda: AutoModelForPreTraining.from_config(tiny_config("electra")),
+            "cannot be read as ElectraForMaskedLM: .* tensors are missing",
+        ),
+    ],
+)
+def test_a_checkpoint_without_the_head_is_refused_with_the_methods_that_need_none(model, said, tmp_path):
+    with pytest.raises(UsageError, match=said) as caught:
+        load_masked_lm(saved(model(), tmp_path))
+    assert "minilm, minilmv2, tinybert" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("needs", "batch", "said"),
+    [
+        (LOGITS, {"input_ids": torch.ones(1, 4, dtype=torch.long)}, "the batch has no labels"),
+        (LOGITS | Needs(logits=True), None, "cannot be asked for at once"),
+    ],
+)
+def test_what_cannot_be_asked_for(needs, batch, said):
+    with pytest.raises(ValueError, match=said):
+        capture(tiny_masked_lm("bert"), needs)(batch)
+    with pytest.raises(ValueError, match="no head on top"):
+        capture(tiny_encoder("bert"), LOGITS)
