@@ -1,0 +1,146 @@
+"""Words by a masked language model: batched and gathered, yet what one full query a word would say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from encoders import tiny_config
+from questions import KINDS, tokenizer_of
+from transformers import AutoModelForMaskedLM
+
+from kdcli.data import masked_words
+from kdcli.data.masked_words import MaskedWords
+from kdcli.data.words import SPACELESS, whole_words
+from kdcli.errors import UsageError
+
+TYPES = ("bert", "roberta", "distilbert", "electra", "modernbert", "deberta-v2", "albert", "mpnet", "convbert")
+TEXTS = [
+    "the cat sat on a mat",
+    "rivers",
+    "Zürich, naïve café in 1872",
+    "who ran? The cat ran.",
+    "東京 नमस्ते a",
+    "",
+    "?!",
+]
+CPU = torch.device("cpu")
+
+
+def masked_words_of(kind="word pieces", model_type="bert"):
+    tokenizer = tokenizer_of(kind)
+    torch.manual_seed(0)
+    config = tiny_config(model_type, vocab_size=len(tokenizer), initializer_range=0.3)
+    return MaskedWords(AutoModelForMaskedLM.from_config(config), tokenizer, CPU)
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_the_logits_at_the_masked_places_are_those_of_the_full_computation(model_type):
+    asked = masked_words_of(model_type=model_type)
+    rows = torch.randint(5, 60, (4, 17), generator=torch.Generator().manual_seed(1))
+    places = torch.tensor([0, 16, 5, 9])
+    with torch.no_grad():
+        full = asked.model(input_ids=rows, attention_mask=torch.ones_like(rows)).logits
+    assert full.shape == (4, 17, len(asked.tokenizer))
+    found = asked.logits(rows, places)
+    torch.testing.assert_close(found, full[torch.arange(4), places], rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        after = asked.model(input_ids=rows, attention_mask=torch.ones_like(rows)).logits
+    assert torch.equal(after, full), "the model is left as it was"
+
+
+def test_the_head_sees_the_masked_places_only():
+    asked = masked_words_of()
+    seen = []
+    asked.model.cls.register_forward_hook(lambda module, arguments, out: seen.append(out.shape))
+    asked.candidates(TEXTS, 3)
+    assert {shape[1] for shape in seen} == {1}
+    assert sum(shape[0] for shape in seen) > len(seen), "queries are asked together"
+
+
+def alone(asked: MaskedWords, text: str, begin: int, end: int, count: int) -> list[str] | None:
+    """The definition, with nothing batched, gathered or shared; None where these characters are not one known token."""
+    tokenizer, words = asked.tokenizer, whole_words(asked.tokenizer)
+    row = tokenizer(text, return_offsets_mapping=True)
+    own = text[begin:end]
+    places = [i for i, (b, e) in enumerate(row["offset_mapping"]) if e == end and text[b:e].strip() == own]
+    ids = list(row["input_ids"])
+    inside = [1 for b, e in row["offset_mapping"] if b < end and e > begin and text[b:e].strip()]
+    if len(places) != 1 or len(inside) != 1 or ids[places[0]] == tokenizer.unk_token_id:
+        return None
+    ids[places[0]] = tokenizer.mask_token_id
+    with torch.no_grad():
+        logits = asked.model(input_ids=torch.tensor([ids])).logits[0, places[0]]
+    likely = [words[i] for i in logits.argsort(descending=True).tolist() if i in words]
+    of_script = [word for word, spaceless in likely if spaceless == bool(SPACELESS.match(own))]
+    return [word for word in of_script if word.casefold() != own.casefold()][:count]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batched_is_what_one_query_a_word_says(kind):
+    asked = masked_words_of(kind)
+    found = asked.candidates(TEXTS, 4)
+    for text, of_text in zip(TEXTS, found, strict=True):
+        for candidate in of_text:
+            begin, end = candidate.span.begin, candidate.span.end
+            assert candidate.words == alone(asked, text, begin, end, 4), text[begin:end]
+    assert sum(c.words is not None for of_text in found for c in of_text) >= 12
+
+
+@pytest.mark.parametrize("tokens", [1, 40, 4096])
+def test_what_a_text_gets_does_not_depend_on_the_others(monkeypatch, tokens):
+    asked = masked_words_of()
+    texts = TEXTS[:4]
+    by_itself = {text: asked.candidates([text], 5)[0] for text in texts}
+    monkeypatch.setattr(masked_words, "BATCH_TOKENS", {"cpu": tokens})
+    for order in (texts, texts[::-1]):
+        assert dict(zip(order, asked.candidates(order, 5), strict=True)) == by_itself
+
+
+def test_equal_queries_are_asked_once():
+    asked = masked_words_of()
+    rows = []
+    asked.model.register_forward_pre_hook(lambda m, a, k: rows.append(k["input_ids"].clone()), with_kwargs=True)
+    asked.candidates(["the cat ran", "the mat ran", "the cat ran"], 3)
+    queries = [tuple(row) for batch in rows for row in batch.tolist()]
+    # Six words of the first two texts, whose second is masked in the same way.
+    assert len(queries) == len(set(queries)) == 5
+
+
+def test_candidates_are_whole_words_and_not_the_word_itself():
+    asked = masked_words_of()
+    found = asked.candidates(["The cat ran"], 1000)[0]
+    vocabulary = asked.tokenizer.get_vocab()
+    assert [c.span.begin for c in found] == [0, 4, 8]
+    for candidate, own in zip(found, ("the", "cat", "ran"), strict=True):
+        assert own not in candidate.words
+        assert len(candidate.words) > 20
+        assert len(set(candidate.words)) == len(candidate.words)
+        assert all(word.isalpha() and word in vocabulary for word in candidate.words)
+    assert not {"s", "PAD", "unk", "mask"} & {
+        w for c in found for w in c.words if f"##{w}" in vocabulary and len(w) > 1
+    }
+
+
+def test_a_word_of_several_pieces_is_not_asked_for():
+    words = {c.span.begin: c.words for c in masked_words_of().candidates(["runners ran"], 2)[0]}
+    assert words[0] is None
+    assert len(words[8]) == 2
+
+
+def test_of_a_long_text_each_word_is_asked_within_the_piece_that_holds_it(monkeypatch):
+    monkeypatch.setattr(masked_words, "WINDOW", 10)
+    asked = masked_words_of()
+    pieces = ["the cat sat on a mat in the", "river where who ran the cat ran on", "what"]
+    assert [len(asked.tokenizer.tokenize(piece)) for piece in pieces] == [8, 8, 1]
+    (whole,) = asked.candidates([" ".join(pieces)], 3)
+    apart = [c.words for of_piece in asked.candidates(pieces, 3) for c in of_piece]
+    assert [c.words for c in whole] == apart
+    assert len(apart) == 17
+
+
+def test_a_tokenizer_without_mask_token_is_refused():
+    tokenizer = type(tokenizer_of("bytes"))(tokenizer_object=tokenizer_of("bytes").backend_tokenizer, pad_token="[PAD]")
+    model = AutoModelForMaskedLM.from_config(tiny_config("bert", vocab_size=500))
+    with pytest.raises(UsageError, match="no mask token") as error:
+        MaskedWords(model, tokenizer, CPU)
+    assert "masked language model" in error.value.hint
