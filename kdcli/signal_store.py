@@ -85,7 +85,7 @@ class SignalStore:
     ) -> SignalStore | None:
         """Find the signals of a teacher for rows, or compute them.
 
-        What is found is read once to check its hashes, 2 to 3 seconds a GB on one core. A store that was damaged, or whose
+        What is found is read once to check its hashes, 2 to 3 seconds a GB and core. A store that was damaged or whose
         making was killed, is made anew. Several processes may open the same one: one makes it, the others wait.
 
         Args:
