@@ -86,7 +86,7 @@ class SignalStore:
         """Find the signals of a teacher for rows, or compute them.
 
         What is found is read once to check its hashes, 2 to 3 seconds a GB and core. A store that was damaged or whose
-        making was killed, is made anew. Several processes may open the same one: one makes it, the others wait.
+        making was killed is made anew. Several processes may open the same one: one makes it, the others wait.
 
         Args:
             folder: holds the stores, a directory each.
