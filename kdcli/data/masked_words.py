@@ -84,7 +84,9 @@ class MaskedWords:
         self.model, self.tokenizer, self.device, self.dtype = model.to(device).eval(), tokenizer, device, dtype
         self._words = {number: word for number, (word, _) in known.items()}
         self._ids_of = {
-            spaceless: torch.tensor([n for n, (_, s) in known.items() if s == spaceless], device=device)
+            spaceless: torch.tensor(
+                [n for n, (_, s) in known.items() if s == spaceless], dtype=torch.int64, device=device
+            )
             for spaceless in (False, True)
         }
         frame = tokenizer("a", return_special_tokens_mask=True)

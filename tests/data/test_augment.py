@@ -1,0 +1,363 @@
+"""Copies: only words are replaced and only by their candidates; the same copies however the work was divided."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from encoders import tiny_config, tiny_encoder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from questions import CONTEXTS, KINDS, WORDS, tokenizer_of
+from transformers import AutoModelForMaskedLM, PreTrainedTokenizer
+
+from kdcli.data import augment as module
+from kdcli.data.augment import Augmented, augment, rows, words_of
+from kdcli.data.examples import example_of
+from kdcli.data.masked_words import Candidates, MaskedWords
+from kdcli.data.neighbours import Neighbours
+from kdcli.data.own import own_task
+from kdcli.data.spans import misplaced
+from kdcli.data.tasks import task_of
+from kdcli.data.words import spans_in
+from kdcli.errors import MachineError, UsageError
+from kdcli.types import Answer, Example, Task
+
+SINGLE = Task("t", "class", ("text",), ("accuracy",), ("a", "b"))
+PAIR = Task("t", "class", ("text", "pair"), ("accuracy",), ("a", "b"))
+TAGS = Task("t", "tokens", ("tokens",), ("f1",), ("O", "B-X", "I-X"))
+SPAN = Task("t", "span", ("question", "context"), ("exact",), label="answers")
+TEXTS = ["The cat sat on a mat.", "  rivers:\trunning, who?", "Zürich 1872", "नमस्ते 東京 in Wien!"]
+NEW = ["eins", "zwei", "drei"]
+
+
+@dataclass
+class Told:
+    """A masked language model and word vectors in one, which offer the same words for each and count what they do."""
+
+    texts: list[str] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    stop_after: int | None = None
+
+    def candidates(self, texts, count):
+        if self.stop_after is not None and len(self.texts) + len(texts) > self.stop_after:
+            raise KeyboardInterrupt
+        self.texts += texts
+        return [[Candidates(s, NEW[:count] if i % 3 else None) for i, s in enumerate(spans_in(text))] for text in texts]
+
+    def nearest(self, words, count):
+        return [["viele", "wenige"][:count] for _ in words]
+
+    note = "told"
+
+
+def examples(texts, labels=None):
+    return [
+        Example(f"f:{i}", str(i), t if isinstance(t, tuple) else (t,), 1 if labels is None else labels[i])
+        for i, t in enumerate(texts)
+    ]
+
+
+def augmented(path, task, given, told=None, *, probability=0.4, copies=6, seed=0, fingerprint="f", count=3, **changes):
+    told = told or Told()
+    asked = {"candidates_of": told, "neighbours": told, "tokenizer": tokenizer_of("word pieces")} | changes
+    return augment(
+        task,
+        given,
+        copies=copies,
+        probability=probability,
+        candidates=count,
+        seed=seed,
+        file=path / "candidates.jsonl",
+        fingerprint=fingerprint,
+        log=told.log.append,
+        **asked,
+    )
+
+
+def copies_of(found: Augmented, given):
+    return found.examples[len(given) :]
+
+
+def undone(text: str, copy: str, choices) -> int | None:
+    """How many words of a text were replaced to make the copy, each by one of its candidates; None if none did."""
+    if not choices:
+        return 0 if text == copy else None
+    (begin, end, options), *rest = choices
+    if copy[:begin] != text[:begin]:
+        return None
+    for word in [text[begin:end], *options]:
+        if copy[begin:].startswith(word):
+            shifted = [(b - end, e - end, o) for b, e, o in rest]
+            found = undone(text[end:], copy[begin + len(word) :], shifted)
+            if found is not None:
+                return found + (word != text[begin:end])
+    return None
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.one_of(WORDS, st.sampled_from(["don't", "l'homme", "a-b", "x2", ",", "\u00a0", "ไทย", "e\u0301"]))),
+    st.sampled_from([" ", "", "  ", "\n", ", "]),
+    st.floats(0, 1),
+)
+def test_all_but_replaced_words_stays_as_it_was(tmp_path_factory, words, between, probability):
+    text = between.join(words)
+    given = examples([text])
+    found = augmented(tmp_path_factory.mktemp("a"), SINGLE, given, probability=probability, count=2)
+    choices = [(s.begin, s.end, NEW[:2] if i % 3 else ["viele", "wenige"]) for i, s in enumerate(spans_in(text))]
+    changed = [undone(text, copy.texts[0], choices) for copy in copies_of(found, given)]
+    assert None not in changed
+    assert found.examples[0] is given[0]
+    if choices:
+        assert found.replaced == pytest.approx(sum(changed) / (6 * len(choices)))
+    else:
+        assert found.replaced == 0
+        assert {c.texts for c in copies_of(found, given)} == {(text,)}
+
+
+def test_originals_come_first_and_copies_keep_what_they_are_copies_of(tmp_path):
+    given = examples(TEXTS, [0, 1, 1, 0])
+    found = augmented(tmp_path, SINGLE, given)
+    assert found.examples[:4] == given
+    copies = copies_of(found, given)
+    assert [c.id for c in copies] == [f"{i}+{n}" for i in range(4) for n in range(1, 7)]
+    assert [c.label for c in copies] == [e.label for e in given for _ in range(6)]
+    assert [c.where for c in copies] == [e.where for e in given for _ in range(6)]
+    assert len({e.id for e in found.examples}) == len(found.examples)
+
+
+def test_the_share_replaced_is_the_probability(tmp_path):
+    given = examples([f"the cat sat on mat number {'ab' * i}" for i in range(1, 60)])
+    found = augmented(tmp_path, SINGLE, given, probability=0.4, copies=20)
+    words = 59 * 20 * 7
+    assert abs(found.replaced - 0.4) < 4 * np.sqrt(0.24 / words)
+    assert any("40" in note or "39" in note for note in found.notes)
+    assert augmented(tmp_path, SINGLE, given, probability=0.0).replaced == 0
+    assert augmented(tmp_path, SINGLE, given, probability=1.0).replaced == 1
+
+
+def test_a_copy_of_a_pair_changes_one_text_in_turn(tmp_path):
+    given = examples([("the cat sat on a mat", "who ran where?"), ("1872", "a cat"), ("1872", "?")])
+    found = augmented(tmp_path, PAIR, given, probability=1.0)
+    of_first, of_second, of_third = (copies_of(found, given)[i : i + 6] for i in (0, 6, 12))
+    changed = [tuple(a != b for a, b in zip(c.texts, given[0].texts, strict=True)) for c in of_first]
+    assert set(changed) == {(True, False), (False, True)}
+    assert changed[::2] == changed[:1] * 3
+    assert changed[1::2] == changed[1:2] * 3
+    assert all(c.texts[0] == "1872" and c.texts[1] != "a cat" for c in of_second), "the one that has words"
+    assert all(c.texts == ("1872", "?") for c in of_third)
+
+
+def test_which_text_of_a_pair_begins_is_drawn(tmp_path):
+    given = examples([(f"cat {'a' * i}", f"who {'b' * i}") for i in range(1, 41)])
+    found = augmented(tmp_path, PAIR, given, probability=1.0, copies=1)
+    firsts = [c.texts[0] != e.texts[0] for c, e in zip(copies_of(found, given), given, strict=True)]
+    assert 8 < sum(firsts) < 32
+
+
+@given(CONTEXTS, st.integers(0, 99))
+@settings(max_examples=20)
+def test_of_a_question_answers_stay_where_they_are(tmp_path_factory, words, at):
+    context = " ".join(words)
+    answer = words[at % len(words)]
+    given = [Example("f:0", "0", ("who ran where?", context), (Answer(answer, context.index(answer)),))]
+    found = augmented(tmp_path_factory.mktemp("a"), SPAN, given, probability=1.0)
+    for copy in copies_of(found, given):
+        assert copy.texts[1] == context
+        assert copy.texts[0] != "who ran where?"
+        assert copy.label == given[0].label
+        assert misplaced(copy) is None
+
+
+def test_each_labelled_word_stays_one_word(tmp_path):
+    words = ("The", "cat", "don't", "New York", "x2", ".", "naïve-ish", "", "mat")
+    given = examples([words], [(0,) * 9])
+    found = augmented(tmp_path, TAGS, given, probability=1.0)
+    for copy in copies_of(found, given):
+        assert len(copy.texts) == 9
+        assert [copy.texts[i] for i in (2, 4, 5, 7)] == ["don't", "x2", ".", ""]
+        assert all(copy.texts[i] != words[i] for i in (0, 1, 3, 6, 8))
+        assert "-" in copy.texts[6]
+        assert " " in copy.texts[3]
+        assert copy.label == (0,) * 9
+    assert found.replaced == 1
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+def test_copies_do_not_depend_on_how_the_work_is_divided(tmp_path, monkeypatch, chunk):
+    whole = augmented(tmp_path / "a", SINGLE, examples(TEXTS))
+    monkeypatch.setattr(module, "CHUNK", chunk)
+    assert augmented(tmp_path / "b", SINGLE, examples(TEXTS)) == whole
+    turned = augmented(tmp_path / "c", SINGLE, examples(TEXTS)[::-1])
+    assert sorted(e.texts for e in turned.examples) == sorted(e.texts for e in whole.examples)
+
+
+def test_the_first_copies_are_the_same_however_many_there_are(tmp_path):
+    few = augmented(tmp_path, SINGLE, examples(TEXTS), copies=2).examples
+    many = augmented(tmp_path, SINGLE, examples(TEXTS), copies=9).examples
+    assert [e for e in many if e.id in {f.id for f in few}] == few
+
+
+def test_another_seed_makes_other_copies_of_the_same_candidates(tmp_path):
+    told = Told()
+    first = augmented(tmp_path, SINGLE, examples(TEXTS), told)
+    second = augmented(tmp_path, SINGLE, examples(TEXTS), told, seed=1)
+    assert first.examples != second.examples
+    assert told.texts == TEXTS
+
+
+@pytest.mark.parametrize("killed_after", [1, 2, 3])
+def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch, killed_after):
+    monkeypatch.setattr(module, "CHUNK", 1)
+    whole = augmented(tmp_path / "whole", SINGLE, examples(TEXTS))
+    told = Told(stop_after=killed_after)
+    with pytest.raises(KeyboardInterrupt):
+        augmented(tmp_path, SINGLE, examples(TEXTS), told)
+    # The kill came in the middle of a line.
+    with (tmp_path / "candidates.jsonl").open("ab") as file:
+        file.write(b"0badc0de [[[0,")
+    told.stop_after = None
+    assert augmented(tmp_path, SINGLE, examples(TEXTS), told) == whole
+    assert told.texts == TEXTS
+    assert not [line for line in told.log if "damaged" in line]
+
+
+def test_a_finished_file_is_taken_as_it_is(tmp_path):
+    told = Told()
+    first = augmented(tmp_path, SINGLE, examples(TEXTS), told)
+    before = (tmp_path / "candidates.jsonl").read_bytes()
+    assert augmented(tmp_path, SINGLE, examples(TEXTS), told) == first
+    assert told.texts == TEXTS
+    assert (tmp_path / "candidates.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "texts"), [({"fingerprint": "g"}, TEXTS), ({"count": 2}, TEXTS), ({}, [*TEXTS[:-1], "another mat"])]
+)
+def test_a_file_of_something_else_is_written_anew(tmp_path, changes, texts):
+    augmented(tmp_path, SINGLE, examples(TEXTS))
+    told = Told()
+    found = augmented(tmp_path, SINGLE, examples(texts), told, **changes)
+    assert told.texts == texts
+    assert "of other texts or settings" in told.log[0]
+    assert found == augmented(tmp_path / "fresh", SINGLE, examples(texts), **changes)
+
+
+@pytest.mark.parametrize("line", [1, 2, 4])
+def test_a_damaged_file_is_made_again_from_the_damage_on(tmp_path, monkeypatch, line):
+    monkeypatch.setattr(module, "CHUNK", 1)
+    whole = augmented(tmp_path, SINGLE, examples(TEXTS))
+    path = tmp_path / "candidates.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    good = path.read_bytes()
+    lines[line] = lines[line].replace(b"drei", b"dray").replace(b"viele", b"viale")
+    path.write_bytes(b"".join(lines))
+    told = Told()
+    assert augmented(tmp_path, SINGLE, examples(TEXTS), told) == whole
+    assert told.texts == TEXTS[line - 1 :]
+    assert f"damaged after {line - 1} of 4 texts" in told.log[0]
+    assert path.read_bytes() == good
+
+
+def test_a_text_that_comes_again_is_asked_for_once(tmp_path):
+    told = Told()
+    augmented(tmp_path, PAIR, examples([("a cat", "the mat"), ("the mat", "a cat"), ("a cat", "a cat")]), told)
+    assert told.texts == ["a cat", "the mat"]
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "candidates.jsonl").mkdir()
+    with pytest.raises(MachineError, match=r"candidates\.jsonl"):
+        augmented(tmp_path, SINGLE, examples(TEXTS))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_a_real_model_candidates_are_whole_words(tmp_path, kind):
+    tokenizer = tokenizer_of(kind)
+    torch.manual_seed(0)
+    config = tiny_config("bert", vocab_size=len(tokenizer), initializer_range=0.3)
+    model = AutoModelForMaskedLM.from_config(config)
+    asked = MaskedWords(model, tokenizer, torch.device("cpu"))
+    near = Neighbours.of_embeddings(model, tokenizer)
+    given = examples([*TEXTS, "runners ran", "who ran? rivers!"])
+    changes = {"candidates_of": asked, "neighbours": near, "tokenizer": tokenizer, "probability": 1.0}
+    found = augmented(tmp_path, SINGLE, given, **changes)
+    for copy, original in zip(copies_of(found, given), (e for e in given for _ in range(6)), strict=True):
+        (new,), (old,) = copy.texts, original.texts
+        assert new != old
+        assert not set("#▁Ġ[]") & set(new)
+        assert [c for c in new if not c.isalpha() and c.isascii()] == [
+            c for c in old if not c.isalpha() and c.isascii()
+        ]
+    assert found.replaced > 0.9
+
+
+def test_without_a_masked_language_model_neighbours_serve_for_all(tmp_path):
+    tokenizer = tokenizer_of("word pieces")
+    near = Neighbours.of_embeddings(tiny_encoder("bert", vocab_size=len(tokenizer)), tokenizer)
+    given = examples(TEXTS)
+    found = augmented(tmp_path, SINGLE, given, candidates_of=None, neighbours=near, probability=1.0)
+    assert any("no masked language model, so neighbours serve for all words" in note for note in found.notes)
+    words = set(near.words)
+    for copy in copies_of(found, given)[:6]:
+        spans = spans_in(copy.texts[0])
+        assert [copy.texts[0][s.begin : s.end] in words for s in spans] == [True] * 6
+
+
+def test_words_without_candidates_are_counted(tmp_path):
+    told = Told()
+    told.nearest = lambda words, count: [[] for _ in words]
+    found = augmented(tmp_path, SINGLE, examples(TEXTS[:1]), told, probability=1.0)
+    assert any("2 words have no candidates" in note for note in found.notes)
+    assert found.replaced == pytest.approx(4 / 6)
+
+
+def test_a_slow_tokenizer_is_refused(tmp_path):
+    class Slow(PreTrainedTokenizer):
+        vocab_size = 1
+
+        def get_vocab(self):
+            return {}
+
+    with pytest.raises(UsageError, match="Slow does not tell"):
+        augmented(tmp_path, SINGLE, examples(TEXTS), candidates_of=None, tokenizer=Slow())
+
+
+def test_the_words_of_a_data_set():
+    given = examples([("The cat, the cat's", "1872 l'homme"), ("naïve", "The 東京")])
+    assert words_of(PAIR, given) == {"The", "cat", "the", "homme", "naïve", "東京"} - {"cat's"}
+    assert words_of(SPAN, [Example("f", "0", ("who ran", "not this"), ())]) == {"who", "ran"}
+    assert words_of(TAGS, [Example("f", "0", ("New York", "x2"), (0, 0))]) == {"New", "York"}
+
+
+@pytest.mark.parametrize(
+    ("task", "texts", "label"),
+    [
+        (task_of("mrpc"), ("a cat", "the mat"), 1),
+        (task_of("stsb"), ("a cat", "the mat"), 2.5),
+        (task_of("mnli"), ("a cat", 'the "mat"\n'), 2),
+        (task_of("squad"), ("who ran?", "the cat ran"), (Answer("cat", 4), Answer("the cat", 0))),
+        (task_of("squad_v2"), ("who ran?", "the cat ran"), ()),
+        (TAGS, ("the", "cat"), (0, 1)),
+        (Task("t", "multi", ("text",), ("f1",), ("a", "b", "c")), ("the cat",), (0, 2)),
+        (Task("t", "class", ("text",), ("f1",), ("1", "2", "3")), ("the cat",), 2),
+        (SINGLE, ("the cat",), None),
+    ],
+)
+def test_rows_are_read_back_as_the_same_examples(task, texts, label):
+    example = Example("f:1", "7+1", texts, label)
+    (row,) = rows(task, [example])
+    back = json.loads(json.dumps(row))
+    assert example_of(task, ("f:1", back), 1, withheld=label is None) == example
+
+
+def test_rows_of_an_own_task_are_found_to_be_the_same_task():
+    task = Task("own", "class", ("sentence1", "sentence2"), ("accuracy",), ("bad", "fine", "good"))
+    given = examples([("a cat", "the mat"), ("who", "ran"), ("in", "Wien")], [2, 0, 1])
+    made = [(f"f:{i}", dict(row)) for i, row in enumerate(rows(task, given))]
+    found = own_task(made, {}, lambda _: None)
+    assert (found.kind, found.texts, found.label, found.labels) == ("class", task.texts, "label", task.labels)
