@@ -71,9 +71,17 @@ class Fitted:
 
 
 def prepare(
-    recipe: TaskRecipe, accelerator: Accelerator, device: torch.device, *, trust_remote_code: bool
+    recipe: TaskRecipe,
+    accelerator: Accelerator,
+    device: torch.device,
+    *,
+    new_head: bool = True,
+    trust_remote_code: bool,
 ) -> tuple[Downstream, Headed]:
     """Read a task's data, check model and data against each other, tokenise.
+
+    Args:
+        new_head: see `checked`.
 
     Returns:
         The task, and the model as it was loaded for the checks.
@@ -81,7 +89,7 @@ def prepare(
     Raises:
         UsageError: see `checked` and `Features.of`.
     """
-    data, headed, notes = checked(recipe, trust_remote_code=trust_remote_code)
+    data, headed, notes = checked(recipe, new_head=new_head, trust_remote_code=trust_remote_code)
     how = features_of(recipe.data, data.task, headed)
     train = Features.of(data.task, data.train, headed.tokenizer, **how)
     judge = Judge.of(data.task, data.sets, headed.tokenizer, choose_on=recipe.choose_on, **how)
@@ -95,8 +103,13 @@ def prepare(
     return Downstream(accelerator, device, trust_remote_code, data, train, judge, notes, how["max_length"]), headed
 
 
-def checked(recipe: TaskRecipe, *, trust_remote_code: bool) -> tuple[Labelled, Headed, list[str]]:
+def checked(
+    recipe: TaskRecipe, *, new_head: bool = True, trust_remote_code: bool
+) -> tuple[Labelled, Headed, list[str]]:
     """Read a task's data and check model and data against each other, as far as that goes without tokenising.
+
+    Args:
+        new_head: the model may be given a head for the task; else it must have been fine-tuned for it.
 
     Returns:
         The data without what was left out of it, the model, and notes on what that was.
@@ -120,7 +133,7 @@ def checked(recipe: TaskRecipe, *, trust_remote_code: bool) -> tuple[Labelled, H
             f"choose_on {recipe.choose_on} is none of the judged sets: "
             f"{', '.join(filter(None, data.sets)) or 'there is only one'}"
         )
-    headed = load_model(recipe, data.task, trust_remote_code=trust_remote_code)
+    headed = load_model(recipe, data.task, new_head=new_head, trust_remote_code=trust_remote_code)
     Progress.say(f"{recipe.model}: {headed.note}")
     notes: list[str] = []
     if data.task.kind == "span":
@@ -149,7 +162,7 @@ def open_judged(recipe: EvaluateRecipe | BenchmarkRecipe, model: str, *, trust_r
     )
 
 
-def load_model(recipe: TaskRecipe, task: Task, *, trust_remote_code: bool) -> Headed:
+def load_model(recipe: TaskRecipe, task: Task, *, new_head: bool = True, trust_remote_code: bool) -> Headed:
     """The recipe's model with a head for the task: of label words, or a new one drawn from the recipe's seed where the
     model brings none.
 
@@ -169,7 +182,7 @@ def load_model(recipe: TaskRecipe, task: Task, *, trust_remote_code: bool) -> He
         str(recipe.model),
         task,
         label_map=recipe.head.label_map,
-        new_head=True,
+        new_head=new_head,
         seed=recipe.train.seed,
         trust_remote_code=trust_remote_code,
     )

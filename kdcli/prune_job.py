@@ -16,14 +16,12 @@ from transformers import PreTrainedModel
 
 from kdcli.disk import write_atomic
 from kdcli.downstream import Downstream, fitting, planned, task_loss
-from kdcli.errors import UsageError
-from kdcli.losses.soft_targets import soft_loss
 from kdcli.models.capture import Capture, capture, prepare_teacher
-from kdcli.models.heads import Headed, load_for_task
+from kdcli.models.heads import Headed
 from kdcli.models.layout import layout_for
-from kdcli.progress import Progress
 from kdcli.pruners import Pruner, bind, cap
 from kdcli.settings import PruneRecipe
+from kdcli.task_teacher import Teacher, load_teacher, ready, taught
 from kdcli.types import Batch, Job, Needs, Plan, Signals, StepLoss
 
 TRACE = "pruning.json"
@@ -36,44 +34,16 @@ NOTED = 20
 """How often density and scores are noted in a run."""
 
 
-@dataclass(frozen=True)
-class Teacher:
-    """A fine-tuned model whose logits are learned, and for contrast its last states."""
-
-    name: str
-    listened: Capture
-
-    def signals(self, batch: Batch) -> Signals:
-        """What it makes of a batch."""
-        with torch.no_grad():
-            found: Signals = self.listened(batch)
-        return found
-
-
-def load_teacher(task: Downstream, recipe: PruneRecipe, headed: Headed) -> Teacher | None:
-    """The teacher, frozen; it reads the same tokens and its labels are in the data's order.
+def load_soft_teacher(task: Downstream, recipe: PruneRecipe, headed: Headed) -> Teacher | None:
+    """The recipe's teacher, of which logits and last states are heard; None where it names none.
 
     Raises:
-        UsageError: see `load_for_task`; another vocabulary.
+        UsageError: see `load_teacher`.
     """
     if recipe.teacher is None:
         return None
-    found = load_for_task(
-        recipe.teacher,
-        task.data.task,
-        label_map=recipe.head.label_map,
-        new_head=False,
-        trust_remote_code=task.trust_remote_code,
-    )
-    if found.tokenizer.get_vocab() != headed.tokenizer.get_vocab():
-        raise UsageError(
-            f"teacher {recipe.teacher} has another vocabulary than {recipe.model}",
-            "both read the same rows of tokens; take one fine-tuned from a model of the same tokenizer",
-        )
-    Progress.say(f"teacher {recipe.teacher}: {found.note}")
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(task.accelerator.mixed_precision, torch.float32)
-    model = prepare_teacher(found.model.to(task.device), dtype)
-    return Teacher(recipe.teacher, capture(model, Needs(logits=True) | _last(model)))
+    found = load_teacher(recipe.teacher, task, headed.tokenizer, str(recipe.model), recipe.head.label_map)
+    return ready(found, task, Needs(logits=True) | _last(found.model))
 
 
 def _last(model: PreTrainedModel) -> Needs:
@@ -102,19 +72,12 @@ def _job(
 
     def step(batch: Batch) -> StepLoss:
         loss, signals = task_loss(kind, listened, batch)
-        assert signals.logits is not None
-        terms, labels = {"task": loss}, batch.get("labels")
-        if labels is not None:
-            heard = teacher.signals(batch) if teacher else None
-            if heard is not None:
-                assert heard.logits is not None
-                mask_BL = batch.get("attention_mask")
-                soft = soft_loss(kind, heard.logits, signals.logits, labels, mask_BL, kd.temperature)
-                terms = {"task": (1 - kd.weight) * loss, "kd": kd.weight * soft}
-            if pruner.contrast is not None and before is not None:
-                states = {cap.PRETRAINED: _first(before.signals(batch))}
-                states |= {cap.FINETUNED: _first(heard)} if heard is not None else {}
-                terms |= pruner.contrast(_first(signals), states, labels if kind == "class" else None)
+        heard = teacher.signals(batch) if teacher and signals.labels is not None else None
+        terms = dict(taught(kind, kd, loss, signals, [heard] if heard else []))
+        if signals.labels is not None and pruner.contrast is not None and before is not None:
+            states = {cap.PRETRAINED: _first(before.signals(batch))}
+            states |= {cap.FINETUNED: _first(heard)} if heard is not None else {}
+            terms |= pruner.contrast(_first(signals), states, signals.labels if kind == "class" else None)
         if torch.is_grad_enabled():
             terms |= pruner.terms()
         return StepLoss(torch.stack([t.float() for t in terms.values()]).sum(), terms, signals.logits)

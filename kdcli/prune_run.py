@@ -25,7 +25,7 @@ from kdcli.models.layout import layout_for
 from kdcli.models.load import load_weights, location, save_model
 from kdcli.models.matrices import Matrix, matrices
 from kdcli.progress import Progress
-from kdcli.prune_job import TRACE, Prepared, Teacher, prepared
+from kdcli.prune_job import TRACE, Prepared, prepared
 from kdcli.recipe import Resolved
 from kdcli.report.text import megabytes
 from kdcli.run_dir import RunDir
@@ -34,6 +34,7 @@ from kdcli.sparse.compact import compact, save_compact
 from kdcli.sparse.load import task_part
 from kdcli.sparse.mask_file import MaskInfo, base_hash, write_mask
 from kdcli.sparse.modeling_compact import PATHS
+from kdcli.task_teacher import Teacher
 
 DENSE, MASKED, COMPACT, SPARSE = "dense", "masked", "compact", "sparse"
 """Names of the models of a report: as it was, with zeros, without what is empty, its linears sparse."""

@@ -56,12 +56,15 @@ ALLOWED: dict[str, set[str]] = {
     },
     "signal_records": {"data", "errors", "memory", "types"},
     "signal_store": {"data", "disk", "signal_records", "types"},
+    "task_teacher": {
+        *("distill_job", "downstream", "errors", "losses", "models", "progress", "settings", "types"),
+    },
     "prune_job": {
-        *("disk", "downstream", "errors", "losses", "models", "progress", "pruners", "settings", "types"),
+        *("disk", "downstream", "models", "pruners", "settings", "task_teacher", "types"),
     },
     "prune_run": {
         *("bench", "downstream", "engine", "errors", "finish", "judge", "models", "progress", "prune_job", "pruners"),
-        *("recipe", "report", "run_dir", "settings", "sparse", "types"),
+        *("recipe", "report", "run_dir", "settings", "sparse", "task_teacher", "types"),
     },
     "backend_scores": {
         *("bench", "data", "downstream", "errors", "judge", "metrics", "models", "progress", "settings", "types"),
@@ -83,7 +86,8 @@ ALLOWED: dict[str, set[str]] = {
             "finish",
         ),
         *("held_out", "judge", "launch", "losses", "metrics", "models", "processes", "progress"),
-        *("prune_job", "prune_run", "pruners", "recipe", "report", "run_dir", "settings", "sparse", "types"),
+        *("prune_job", "prune_run", "pruners", "recipe", "report", "run_dir", "settings", "sparse"),
+        *("task_distill", "task_teacher", "types"),
     },
     "cli": {"bench", "commands", "errors", "kdcli", "processes", "progress", "recipe", "settings"},
     "__main__": {"cli"},

@@ -20,12 +20,13 @@ from kdcli.estimate import PROBE_STEPS, Estimate, estimate_leg
 from kdcli.finish import Finished, finish
 from kdcli.launch import launch
 from kdcli.models.card import describe
-from kdcli.prune_job import Teacher, load_teacher, prepared
+from kdcli.prune_job import load_soft_teacher, prepared
 from kdcli.prune_run import COMPACT, DENSE, MASKED, PruneRun, run_inside
 from kdcli.pruners import check_settings, defaults
 from kdcli.recipe import Resolved
 from kdcli.run_dir import RunDir, numbered
 from kdcli.settings import Invocation, PruneRecipe
+from kdcli.task_teacher import Teacher
 
 
 def run(resolved: Resolved[PruneRecipe], invocation: Invocation) -> Finished | Estimate | None:
@@ -58,7 +59,7 @@ def run(resolved: Resolved[PruneRecipe], invocation: Invocation) -> Finished | E
     if not invocation.dry_run and accelerator.is_main_process:
         RunDir(folder).check(resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
     task, headed = prepare(recipe, accelerator, device, trust_remote_code=invocation.trust_remote_code)
-    teacher = load_teacher(task, recipe, headed)
+    teacher = load_soft_teacher(task, recipe, headed)
     for of in runs:
         planned(task, of.resolved.recipe)
     if invocation.dry_run:

@@ -1,0 +1,94 @@
+"""Teachers on a task: models fine-tuned for it, whose logits, and for some methods whose states, are learned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from kdcli.distill_job import heard, listening
+from kdcli.downstream import Downstream
+from kdcli.errors import UsageError
+from kdcli.losses.soft_targets import soft_loss
+from kdcli.models.capture import Capture
+from kdcli.models.heads import Headed, load_for_task
+from kdcli.progress import Progress
+from kdcli.settings import KdSettings
+from kdcli.types import Batch, Kind, Needs, Signals
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A fine-tuned model, frozen, and what is taken from it."""
+
+    name: str
+    listened: Capture
+
+    def signals(self, batch: Batch) -> Signals:
+        """What it makes of a batch."""
+        return heard(self.listened, batch)
+
+
+def load_teacher(
+    source: str, task: Downstream, tokenizer: PreTrainedTokenizerBase, student: str, label_map: Sequence[int] | None
+) -> Headed:
+    """A teacher that can do the task, reads the same tokens and has its labels in the data's order.
+
+    Args:
+        source: hub id or directory.
+        tokenizer: that of `student`, which names the model that learns.
+        label_map: see `load_for_task`.
+
+    Raises:
+        UsageError: see `load_for_task`; another vocabulary.
+    """
+    found = load_for_task(
+        source, task.data.task, label_map=label_map, new_head=False, trust_remote_code=task.trust_remote_code
+    )
+    check_vocabulary(found, tokenizer, student)
+    Progress.say(f"teacher {source}: {found.note}")
+    return found
+
+
+def check_vocabulary(teacher: Headed, tokenizer: PreTrainedTokenizerBase, student: str) -> None:
+    """Raise a `UsageError` where a teacher reads other tokens than the model that learns from it."""
+    if teacher.tokenizer.get_vocab() != tokenizer.get_vocab():
+        raise UsageError(
+            f"teacher {teacher.source} has another vocabulary than {student}",
+            "both read the same rows of tokens; take one fine-tuned from a model of the same tokenizer",
+        )
+
+
+def ready(teacher: Headed, task: Downstream, needs: Needs) -> Teacher:
+    """A teacher on the task's device, in the compute dtype."""
+    return Teacher(teacher.source, listening(teacher.model, needs, task.device, task.accelerator.mixed_precision))
+
+
+def taught(
+    kind: Kind, kd: KdSettings, hard: Tensor, student: Signals, teachers: Sequence[Signals]
+) -> Mapping[str, Tensor]:
+    """The terms of a loss against labels and teachers: `(1 − weight) · hard + weight · soft`.
+
+    Several teachers count alike. The mean of their losses has the gradient of the loss against the mean of their
+    distributions, for it is linear in what is learned from.
+
+    Args:
+        hard: the loss against the labels.
+        student, teachers: with logits; without teachers the labels alone count.
+    """
+    if not teachers or student.labels is None:
+        return {"task": hard}
+    assert student.logits is not None
+    logits = student.logits
+    soft = sum(
+        (soft_loss(kind, _logits(t), logits, student.labels, student.mask, kd.temperature) for t in teachers),
+        logits.new_zeros((), dtype=hard.dtype),
+    )
+    return {"task": (1 - kd.weight) * hard, "kd": kd.weight * soft / len(teachers)}
+
+
+def _logits(signals: Signals) -> Tensor:
+    assert signals.logits is not None
+    return signals.logits
