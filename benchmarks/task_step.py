@@ -1,0 +1,318 @@
+"""A step of task distillation, teacher 6x384 → student 3x384, batch 32, beside TextBrewer in one run.
+
+    python benchmarks/task_step.py [--data SST2_DIR --model DIR] [--textbrewer DIR] [--groups 8 16 32] [--rounds 5]
+
+The same losses on both sides: squared error of attention scores (three layers), of hidden states (embedding and three
+layers, each through a learned matrix), and soft targets.
+
+* kdcli: the engine's own loop; rows in groups of similar length, one column for each size of group; the teacher stops
+  at its logits. `cached`: the teacher's signals read from a store on disk, made before and not timed.
+* TextBrewer (`--textbrewer`: where it is installed with tensorboard, a peer, needed only here): its GeneralDistiller's
+  step on random batches padded to their longest row, in float32 as it runs them. Its models hand out scores, not
+  probabilities, so that its losses are the same; that they are is checked first.
+
+`--data` reads the rows of SST-2, `--model` is the teacher and tokenizer for them; without both, weights and rows are
+random and lengths like those of SST-2. Prints real tokens/s and the median of the ratios of interleaved rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch import Tensor, nn
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    PreTrainedModel,
+)
+from transformers.masking_utils import eager_mask
+
+from kdcli.bench.device import choose_dtype
+from kdcli.data.batches import BatchPlan, BucketPlan
+from kdcli.data.features import Encoded, encode
+from kdcli.data.labelled import open_labelled
+from kdcli.distill_job import Student, heard
+from kdcli.engine import start, train
+from kdcli.losses import bind
+from kdcli.losses.soft_targets import soft_loss
+from kdcli.models.capture import Capture, capture, prepare_teacher
+from kdcli.models.heads import load_for_task
+from kdcli.models.shape import build_student, parse_shape, shape_of
+from kdcli.signal_store import SignalStore
+from kdcli.types import Batch, Examples, Job, Objective, Plan, Signals, StepLoss, real_tokens
+
+CPU = torch.device("cpu")
+BATCH, ROWS = 32, 2048
+PAIRS = {0: 0, 1: 2, 2: 4, 3: 6}
+Way = Callable[[int], tuple[int, float]]
+"""Steps → real tokens that were read, seconds."""
+
+
+def random_rows() -> Encoded:
+    """Rows of random ids whose lengths fall off as those of SST-2 do: 13 tokens on average, few above 40."""
+    rng = np.random.default_rng(0)
+    lengths = np.clip(3 + rng.exponential(10, ROWS).astype(np.int64), 3, 64)
+    ids_T = rng.integers(1000, 30000, lengths.sum(), dtype=np.int32)
+    labels = rng.integers(0, 2, ROWS)
+    return Encoded(ids_T, None, np.cumsum(lengths), labels, np.arange(ROWS), 0, 0, "class")
+
+
+def teacher_and_rows(options: argparse.Namespace) -> tuple[PreTrainedModel, Encoded]:
+    if not options.data:
+        torch.manual_seed(0)
+        shape = {"num_hidden_layers": 6, "hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12}
+        return AutoModelForSequenceClassification.from_config(BertConfig(**shape)), random_rows()
+    found = open_labelled("sst2", source=options.data, train_rows=ROWS, judged_rows=1, log=print)
+    headed = load_for_task(options.model, found.task, new_head=True)
+    rows = encode(found.task, found.train, headed.tokenizer, max_length=64, token_types=False)
+    return headed.model, rows
+
+
+def student_of(teacher: PreTrainedModel) -> PreTrainedModel:
+    built = build_student(teacher.base_model, parse_shape("3x384", shape_of(teacher.config))).model
+    made = AutoModelForSequenceClassification.from_config(built.config)
+    made.base_model.load_state_dict(built.state_dict(), strict=False)
+    return made.train()
+
+
+def with_logits(teacher: PreTrainedModel, student: PreTrainedModel) -> Objective:
+    """The objective of both stages at once, as `kdcli` takes them one after the other."""
+    layers = bind("tinybert", {}, shape_of(teacher.config), shape_of(student.config))
+
+    def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
+        assert t.logits is not None
+        assert s.logits is not None
+        assert s.labels is not None
+        return {**layers.terms(t, s), "soft": soft_loss("class", t.logits, s.logits, s.labels, None, 1.0)}
+
+    t_needs, s_needs = (replace(needs, logits=True) for needs in (layers.teacher_needs, layers.student_needs))
+    return replace(layers, teacher_needs=t_needs, student_needs=s_needs, terms=terms)
+
+
+def kdcli_way(
+    accelerator: Accelerator, student: Student, rows: Examples, lengths: np.ndarray, group: int, signals
+) -> Way:
+    order = BucketPlan(lengths, BATCH, group, 0)
+
+    def step(batch: Batch) -> StepLoss:
+        of_teacher = signals(batch)
+        terms = student(batch, of_teacher)
+        return StepLoss(torch.stack(list(terms.values())).sum(), terms)
+
+    job = Job({"student": student}, step, rows, order, None, real_tokens)
+
+    def go(steps: int) -> tuple[int, float]:
+        plan = Plan(steps, BATCH, 5e-5, 0, micro_batch_size=group, log_every=10**6, checkpoint_every=10**6)
+        outcome = train(accelerator, CPU, job, plan, None)
+        return outcome.tokens, sum(outcome.step_seconds)
+
+    return go
+
+
+def scores_and_output(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+    """Eager attention that hands out its scores in place of their softmax."""
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    weights = (scores if attention_mask is None else scores + attention_mask).softmax(-1)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), scores
+
+
+class TextBrewer:
+    """Its distiller with models of its own, and its step as its training loop takes it."""
+
+    def __init__(self, teacher: PreTrainedModel, student: PreTrainedModel) -> None:
+        from textbrewer import DistillationConfig, GeneralDistiller, TrainingConfig
+
+        AttentionInterface.register("scores", scores_and_output)
+        AttentionMaskInterface.register("scores", eager_mask)
+        for model in (teacher, student):
+            model.set_attn_implementation("scores")
+        width = teacher.config.hidden_size
+        matches = [
+            {"layer_T": n - 1, "layer_S": m - 1, "feature": "attention", "loss": "attention_mse", "weight": 1}
+            for m, n in PAIRS.items()
+            if m
+        ] + [
+            {
+                **{"layer_T": n, "layer_S": m, "feature": "hidden", "loss": "hidden_mse", "weight": 1},
+                "proj": ["linear", student.config.hidden_size, width, {}],
+            }
+            for m, n in PAIRS.items()
+        ]
+
+        def adaptor(batch, output):
+            return {
+                **{"logits": [output.logits], "hidden": output.hidden_states, "attention": output.attentions},
+                "inputs_mask": batch["attention_mask"],
+            }
+
+        folder = tempfile.mkdtemp()
+        self.distiller = GeneralDistiller(
+            train_config=TrainingConfig(device="cpu", output_dir=folder, log_dir=None, ckpt_steps=10**9),
+            distill_config=DistillationConfig(temperature=1, kd_loss_weight=1, intermediate_matches=matches),
+            model_T=teacher.eval(),
+            model_S=student,
+            adaptor_T=adaptor,
+            adaptor_S=adaptor,
+        )
+        self.student = student
+        learned = [*student.parameters(), *(p for j in self.distiller.projs if j is not None for p in j.parameters())]
+        self.optimizer = torch.optim.AdamW(learned, lr=5e-5, fused=True)
+
+    def loss(self, batch: Batch) -> Tensor:
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        return self.distiller.train_on_batch(inputs, {"output_hidden_states": True, "output_attentions": True})[0]
+
+    def way(self, rows: Encoded) -> Way:
+        def drawn() -> Iterator[Batch]:
+            order = BatchPlan(len(rows), BATCH, 0)
+            step = 0
+            while True:
+                step += 1
+                yield rows.batch(order.indices(step))
+
+        batches = drawn()
+
+        def go(steps: int) -> tuple[int, float]:
+            self.student.train()
+            tokens, began = 0, time.perf_counter()
+            for _ in range(steps):
+                batch = next(batches)
+                tokens += int(real_tokens(batch))
+                self.loss(batch).backward()
+                nn.utils.clip_grad_norm_(self.student.parameters(), 1.0)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            return tokens, time.perf_counter() - began
+
+        return go
+
+
+def check_same_losses(peer: TextBrewer, ours: Student, listened: Capture, rows: Encoded) -> None:
+    """On rows of one length, without dropout and with matrices that do nothing, both sides must agree.
+
+    Raises:
+        RuntimeError: they do not.
+    """
+    lengths = rows.lengths
+    batch = rows.batch(np.flatnonzero(lengths == np.bincount(lengths).argmax())[:4])
+    peer.student.eval()
+    ours.eval()
+    before = copy.deepcopy([None if j is None else j.state_dict() for j in peer.distiller.projs])
+    with torch.no_grad():
+        for matrix in (j for j in peer.distiller.projs if j is not None):
+            nn.init.eye_(matrix.weight)
+            nn.init.zeros_(matrix.bias)
+        signals = heard(listened, batch)
+        assert signals.logits is not None
+        # Its soft targets are a cross-entropy: the divergence and the teacher's entropy.
+        entropy = torch.distributions.Categorical(logits=signals.logits.float()).entropy().mean()
+        found = float(sum(ours(batch, signals).values()) + entropy)
+        wanted = float(peer.loss(batch))
+    for matrix, state in zip(peer.distiller.projs, before, strict=True):
+        if matrix is not None:
+            matrix.load_state_dict(state)
+    print(f"loss of one batch: kdcli {found:.6f}, TextBrewer {wanted:.6f}")
+    if abs(found - wanted) > 1e-3 * abs(wanted):
+        raise RuntimeError("the two do not compute the same losses")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data")
+    parser.add_argument("--model")
+    parser.add_argument("--textbrewer", type=Path)
+    parser.add_argument("--groups", type=int, nargs="+", default=[8, 16, 32])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    if bool(options.data) != bool(options.model):
+        parser.error("--data and --model go together")
+    torch.set_num_threads(options.threads)
+    teacher, rows = teacher_and_rows(options)
+    fresh = student_of(teacher)
+    lengths = rows.lengths
+    print(f"{len(rows)} rows of {lengths.mean():.1f} tokens")
+    ways: dict[str, Way] = {}
+    if options.textbrewer:
+        sys.path.insert(0, str(options.textbrewer))
+        peer = TextBrewer(copy.deepcopy(teacher), copy.deepcopy(fresh))
+        probe = copy.deepcopy(fresh)
+        student = Student(probe, with_logits(teacher, probe))
+        listened = capture(copy.deepcopy(teacher).eval(), student.objective.teacher_needs)
+        check_same_losses(peer, student, listened, rows)
+        ways["TextBrewer"] = peer.way(rows)
+    auto = choose_dtype("auto", CPU)
+    print(f"--dtype auto is {str(auto)[6:]} here")
+    with tempfile.TemporaryDirectory() as folder:
+        for dtype in dict.fromkeys((auto, torch.float32)):
+            ways |= kdcli_ways(teacher, fresh, rows, dtype, options.groups, Path(folder))
+        compare(ways, options)
+
+
+def kdcli_ways(
+    teacher: PreTrainedModel, fresh: PreTrainedModel, rows: Encoded, dtype: torch.dtype, groups: list[int], folder: Path
+) -> dict[str, Way]:
+    """One way a size of group, live and cached."""
+    objective = with_logits(teacher, fresh)
+    listened = capture(prepare_teacher(copy.deepcopy(teacher), dtype), objective.teacher_needs)
+    made = SignalStore.open(
+        folder,
+        rows,
+        listened,
+        needs=objective.teacher_needs,
+        fingerprint=str(dtype),
+        device=CPU,
+        limit_bytes=1 << 33,
+        log=print,
+    )
+    assert made is not None, "no room for the store"
+    name, found = str(dtype)[6:], {}
+
+    def way(group: int, examples: Examples, signals: Callable[[Batch], Signals]) -> Way:
+        encoder = copy.deepcopy(fresh)
+        student = Student(encoder, with_logits(teacher, encoder))
+
+        def go(steps: int) -> tuple[int, float]:
+            # One number format a process: the engine's is what its accelerator was started with.
+            AcceleratorState._reset_state()
+            return kdcli_way(start(CPU, dtype), student, examples, rows.lengths, group, signals)(steps)
+
+        return go
+
+    for group in groups:
+        found[f"kdcli {name}, groups of {group}"] = way(group, rows, lambda batch: heard(listened, batch))
+    found[f"kdcli {name}, groups of {groups[-1]}, cached"] = way(groups[-1], made.examples(), made.signals)
+    return found
+
+
+def compare(ways: dict[str, Way], options: argparse.Namespace) -> None:
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(options.rounds + 1):
+        for name, way in ways.items():
+            tokens, seconds = way(2 if number == 0 else options.steps)
+            rates[name].append(tokens / seconds)
+    base = next(iter(ways))
+    for name, values in rates.items():
+        ratios = [v / b for v, b in zip(values[1:], rates[base][1:], strict=True)]
+        said = f"{statistics.median(ratios):.2f}x {base} ({min(ratios):.2f}-{max(ratios):.2f})"
+        print(f"{name:34} {statistics.median(values[1:]):7.0f} tokens/s   {'' if name == base else said}")
+
+
+if __name__ == "__main__":
+    main()
