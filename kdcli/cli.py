@@ -51,7 +51,7 @@ app.add_typer(recipes, name="recipes")
 mask = typer.Typer(no_args_is_help=True, help="Mask files: look, compare, apply, compact.")
 app.add_typer(mask, name="mask")
 
-RUN, TRAIN, SHOW = "Run", "Training", "Output"
+RUN, TRAIN, SHOW, ON_TASK = "Run", "Training", "Output", "With --task"
 Recipe = Annotated[
     str | None, typer.Option("--recipe", "-r", help="A shipped recipe or a YAML file.", rich_help_panel=TRAIN)
 ]
@@ -71,6 +71,10 @@ Processes = Annotated[
     int | None, typer.Option(help="Processes to train with; default one a CUDA device.", rich_help_panel=RUN)
 ]
 Dtype = Annotated[str | None, typer.Option(help="auto, fp32, bf16 or fp16.", rich_help_panel=TRAIN)]
+Task = Annotated[
+    str | None,
+    typer.Option(help="sst2, mnli, squad …; 'own' for your own files.", metavar="TASK", rich_help_panel=TRAIN),
+]
 MaxSteps = Annotated[int | None, typer.Option(help="Optimiser steps; instead of epochs.", rich_help_panel=TRAIN)]
 Epochs = Annotated[float | None, typer.Option(help="Passes over the data.", rich_help_panel=TRAIN)]
 BatchSize = Annotated[int | None, typer.Option(help="Global batch, in sequences.", rich_help_panel=TRAIN)]
@@ -101,7 +105,48 @@ def distill(
         list[str] | None,
         typer.Option(metavar="LxH[:FFN][@HEADS]", help="Student shape, e.g. 6x768; may be repeated."),
     ] = None,
-    method: Annotated[str | None, typer.Option(help="minilm or minilmv2.")] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="minilm, minilmv2, tinybert, distilbert, mlm-kd, masked-lm; on tasks tinybert, minilm, minilmv2, pkd, "
+            "soft-targets.",
+            show_default=False,
+        ),
+    ] = None,
+    task: Task = None,
+    student: Annotated[
+        str | None, typer.Option(metavar="DIR", help="On a task: start from this encoder.", rich_help_panel=ON_TASK)
+    ] = None,
+    general: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="First distil on text, in this directory.", rich_help_panel=ON_TASK),
+    ] = None,
+    corpus: Annotated[
+        str | None,
+        typer.Option(metavar="SOURCE", help="The text of that stage; it is wanted then.", rich_help_panel=ON_TASK),
+    ] = None,
+    more_teachers: Annotated[
+        list[str] | None,
+        typer.Option("--also-teacher", help="A further teacher of the task; repeatable.", rich_help_panel=ON_TASK),
+    ] = None,
+    augment: Annotated[
+        bool | None,
+        typer.Option("--augment/--no-augment", help="Train on copies with other words too.", rich_help_panel=ON_TASK),
+    ] = None,
+    augment_model: Annotated[
+        str | None, typer.Option(help="Masked language model that names words.", rich_help_panel=ON_TASK)
+    ] = None,
+    glove: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Word vectors for long words.", rich_help_panel=ON_TASK)
+    ] = None,
+    augment_only: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the copies as jsonl and stop.", rich_help_panel=ON_TASK),
+    ] = None,
+    ablate: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Also run the variants of this list; one table.", rich_help_panel=ON_TASK),
+    ] = None,
     assistant: Annotated[str | None, typer.Option(help="Teacher assistant: auto, none or LxH.")] = None,
     eval_task: Annotated[
         list[str] | None, typer.Option(metavar="TASK", help="Also fine-tune all models on this task and compare.")
@@ -127,12 +172,16 @@ def distill(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train a smaller student of an encoder on unlabelled text (MiniLM, MiniLMv2)."""
+    """Train a smaller student of an encoder: on unlabelled text (MiniLM, TinyBERT …), or on a task with --task."""
     given = locals()
     _prepare_libraries(quiet, verbose)
-    from kdcli.recipe import resolve
+    from kdcli.recipe import resolve, verb_of
     from kdcli.settings import DistillRecipe
 
+    if task is not None or (recipe is not None and verb_of(recipe) == "distill-task"):
+        _distill_on_task(given)
+        return
+    _refuse_without_task(given)
     own = {"teacher": teacher, "student.to": to, "method": method, "assistant": assistant, "eval.tasks": eval_task}
     shipped = "demo" if teacher == "demo" else None
     resolved = resolve(DistillRecipe, recipe=recipe or shipped, sets=sets or (), options=own | _training(given))
@@ -140,12 +189,6 @@ def distill(
     from kdcli.commands import distill as command
 
     _print(command.run(resolved, invocation), as_json=json)
-
-
-Task = Annotated[
-    str | None,
-    typer.Option(help="sst2, mnli, squad …; 'own' for your own files.", metavar="TASK", rich_help_panel=TRAIN),
-]
 
 
 @app.command()
@@ -440,6 +483,46 @@ def mask_compact(
 ) -> None:
     """Save the model without its empty rows, columns and heads: smaller and faster."""
     _applied(locals(), compacted=True, drop_rows_below=drop_rows_below)
+
+
+def _distill_on_task(given: Mapping[str, Any]) -> None:
+    from kdcli.recipe import ablations, task_recipe
+
+    for name in ("assistant", "eval_task"):
+        if given[name]:
+            raise UsageError(f"--{name.replace('_', '-')} belongs to distilling on text, not on a task")
+    text = given["general"] or given["corpus"]
+    copies = True if given["augment_only"] or given["glove"] or given["augment_model"] else None
+    own = {
+        **{name: given[name] for name in ("teacher", "method", "task", "more_teachers")},
+        "student.to": given["to"],
+        "student.source": given["student"],
+        "general.use": True if text else None,
+        "general.run": given["general"],
+        "general.source": given["corpus"],
+        "augment.use": given["augment"] if given["augment"] is not None else copies,
+        "augment.model": given["augment_model"],
+        "augment.glove": given["glove"],
+    }
+    asked = {"recipe": given["recipe"], "sets": given["sets"] or (), "options": own | _training(given)}
+    from kdcli.commands import distill as command
+
+    resolved, invocation = task_recipe(**asked), _invocation(given)
+    if given["augment_only"] is not None:
+        _print(command.write_copies(resolved, invocation, given["augment_only"]), as_json=given["json"])
+    elif given["ablate"] is not None:
+        variants = {name: task_recipe(**asked, overrides=over) for name, over in ablations(given["ablate"]).items()}
+        _print(command.run_variants(variants, invocation), as_json=given["json"])
+    else:
+        _print(command.run_on_task(resolved, invocation), as_json=given["json"])
+
+
+def _refuse_without_task(given: Mapping[str, Any]) -> None:
+    names = ("student", "general", "corpus", "more_teachers", "augment", "augment_model", "glove", "augment_only")
+    for name in (*names, "ablate"):
+        if given[name]:
+            option = {"more_teachers": "also_teacher"}.get(name, name).replace("_", "-")
+            raise UsageError(f"--{option} needs --task", "it belongs to distilling on a task")
 
 
 def _applied(given: Mapping[str, Any], *, compacted: bool, drop_rows_below: int) -> None:

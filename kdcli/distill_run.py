@@ -292,7 +292,7 @@ def _report(
         subjects = [Subject("teacher", source), *(Subject(name, str(folder)) for name, folder in folders.items())]
         trusted = context.invocation.trust_remote_code
         latency = measured(subjects, recipe.measure, context.device, trust_remote_code=trusted)
-    quality = _held_out(run_dir, list(students))
+    quality = {HELD_OUT: held_out_losses(run_dir, list(students))}
     if recipe.data.source == "demo":
         quality = _demo_quality(recipe, leg, teacher, students) | quality
     quality = quality_of(scores) | quality
@@ -316,8 +316,8 @@ def _report(
     )
 
 
-def _held_out(run_dir: RunDir, names: list[str]) -> dict[str, dict[str, dict[str, float]]]:
-    """The relation losses on held-out text of each student, before training and after."""
+def held_out_losses(run_dir: RunDir, names: list[str]) -> dict[str, dict[str, float]]:
+    """The losses of each student on what it was not trained on, before training and after, with their terms."""
     found = [r["held_out"] for r in run_dir.read_log() if "held_out" in r]
     quality: dict[str, dict[str, float]] = {}
     for name in names:
@@ -329,7 +329,7 @@ def _held_out(run_dir: RunDir, names: list[str]) -> dict[str, dict[str, dict[str
             )
             terms = {k: v for k, v in own.items() if k != "loss"}
             quality[label] = {"loss": sum(terms.values())} | terms
-    return {HELD_OUT: quality}
+    return quality
 
 
 def _demo_quality(

@@ -21,9 +21,12 @@ from pydantic import BaseModel, ValidationError
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.settings import (
     VERBS,
+    DistillRecipe,
     DownstreamSettings,
     FinetuneRecipe,
+    FinetuneTrainSettings,
     Section,
+    TaskDistillRecipe,
 )
 from kdcli.yaml_text import one_line, read_yaml
 
@@ -43,12 +46,18 @@ class Resolved(Generic[RecipeT]):
 
 
 def resolve(
-    model: type[RecipeT], *, recipe: str | None, sets: Sequence[str] = (), options: Mapping[str, Any] | None = None
+    model: type[RecipeT],
+    *,
+    recipe: str | None,
+    beneath: str | None = None,
+    sets: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
 ) -> Resolved[RecipeT]:
     """Merge recipe file, `--set` pairs and options over the defaults of `model`.
 
     Args:
         model: the verb's settings model.
+        beneath: a shipped recipe that `recipe` is laid over: what is known of a method on a task.
         recipe: a shipped recipe's name, a YAML file, or None.
         sets: `key.path=value` strings; the value is read as YAML.
         options: dotted key → value of the options the user gave; None values were not given.
@@ -71,9 +80,9 @@ def resolve(
         target[last] = value
         origins[key] = origin
 
-    if recipe is not None:
-        for key, value in _flatten(_read(recipe, verb)):
-            put(key, value, f"recipe {recipe}")
+    for one in filter(None, (beneath, recipe)):
+        for key, value in _flatten(_read(one, verb)):
+            put(key, value, f"recipe {one}")
     for pair in sets:
         key, equals, text = pair.partition("=")
         if not equals:
@@ -86,6 +95,30 @@ def resolve(
         return Resolved(model.model_validate(values), origins)
     except ValidationError as error:
         raise UsageError("\n".join(_explain(error, values, origins))) from None
+
+
+def defaulted(resolved: Resolved[RecipeT], values: Mapping[str, Any], origin: str) -> Resolved[RecipeT]:
+    """A recipe with values for keys that nobody gave, such as those of a method's authors."""
+    found = {key: value for key, value in values.items() if key not in resolved.origins}
+    return Resolved(
+        type(resolved.recipe).model_validate(_with(resolved.recipe.model_dump(), found)),
+        {
+            **resolved.origins,
+            **dict.fromkeys(found, origin),
+        },
+    )
+
+
+def _with(tree: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a recipe's values with some of its dotted keys set."""
+    changed = copy.deepcopy(tree)
+    for key, value in values.items():
+        *parents, last = key.split(".")
+        target = changed
+        for parent in parents:
+            target = target[parent]
+        target[last] = value
+    return changed
 
 
 def grid_options(model: type[Section], pairs: Sequence[str]) -> dict[str, list[Any]]:
@@ -126,6 +159,121 @@ def downstream_recipe(settings: DownstreamSettings, task: str, seed: int) -> Res
     return resolve(FinetuneRecipe, recipe=task if task in shipped("finetune") else None, options=options)
 
 
+def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
+    """The distillation on text that a task's begins with: of `general`, with the task's teacher, student and seed.
+
+    Raises:
+        UsageError: an override that `distill` does not know, or a recipe that is not there.
+    """
+    of = recipe.general
+    options: dict[str, Any] = {
+        "teacher": of.teacher or recipe.teacher,
+        "student.to": recipe.student.to,
+        "student.init": recipe.student.init,
+        "student.layers": recipe.student.layers,
+        "data.source": of.source,
+        "train.seed": recipe.train.seed,
+        "train.dtype": recipe.train.dtype,
+        "measure.latency": False,
+    }
+    if of.recipe is None:
+        options |= {"method": recipe.method} | {f"loss.{key}": value for key, value in recipe.loss.items()}
+    return resolve(DistillRecipe, recipe=of.recipe, options=options | dict(_flatten(of.overrides)))
+
+
+def task_recipe(
+    *, recipe: str | None, sets: Sequence[str], options: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+) -> Resolved[TaskDistillRecipe]:
+    """The recipe of a task's distillation: what is known of the method on the task lies beneath what was given.
+
+    Args:
+        recipe: of a task's distillation, or one of `distill`, which then is the stage on text before the task's own.
+        sets, options: as in `resolve`.
+        overrides: options that win over all of these, such as those of a variant.
+
+    Raises:
+        UsageError: see `resolve`.
+    """
+    given = dict(options)
+    if recipe is not None and verb_of(recipe) == "distill":
+        text = resolve(DistillRecipe, recipe=recipe).recipe
+        of_text = {"general.use": True, "general.recipe": recipe, "general.teacher": text.teacher}
+        of_text |= {"method": text.method, "student.to": text.student.to or None}
+        of_text |= {f"loss.{key}": value for key, value in text.loss.items()}
+        given = of_text | {key: value for key, value in given.items() if value is not None}
+        recipe = None
+    given |= dict(overrides or {})
+    first = resolve(TaskDistillRecipe, recipe=recipe, sets=sets, options=given).recipe
+    of_task = f"{first.method}-{first.task}"
+    beneath = of_task if of_task in shipped("distill-task") else None
+    return resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=given)
+
+
+def ablations(name: str) -> dict[str, dict[str, Any]]:
+    """Variants of a task's distillation: name of each → what it overrides, dotted; the first is the recipe as it is.
+
+    Args:
+        name: a shipped list (`recipes/ablations/NAME.yaml`) or a YAML file of the same form.
+
+    Raises:
+        UsageError: no such list, or not of that form.
+    """
+    there = shipped("ablations")
+    path = there.get(name, Path(name))
+    if not path.is_file():
+        raise UsageError(
+            f"no list of variants '{name}'{did_you_mean(name, there)}",
+            f"shipped: {', '.join(there)}; or give the path of a YAML file: name: {{key.path: value}}",
+        )
+    found = _read(str(path), None)
+    wrong = [key for key, value in found.items() if not isinstance(value, dict | None)]
+    if wrong:
+        raise UsageError(f"{path}: '{wrong[0]}' must hold a mapping of recipe keys, got {found[wrong[0]]!r}")
+    return {"full": {}} | {str(key): dict(_flatten(value or {})) for key, value in found.items()}
+
+
+def stage_settings(recipe: TaskDistillRecipe) -> FinetuneTrainSettings:
+    """The `train:` of a task's intermediate stage: that of the prediction stage with what `intermediate` says.
+
+    Raises:
+        UsageError: a key or value that `train:` does not take, or one that all stages share.
+    """
+    shared = {"seed", "dtype"} & set(recipe.intermediate)
+    if shared:
+        raise UsageError(f"intermediate.{min(shared)} cannot be set: all stages share train.{min(shared)}")
+    for key in recipe.intermediate:
+        if key not in FinetuneTrainSettings.model_fields:
+            known = list(FinetuneTrainSettings.model_fields)
+            raise UsageError(
+                f"unknown key 'intermediate.{key}'{did_you_mean(key, known)}", f"known keys: {', '.join(known)}"
+            )
+    values = recipe.train.model_dump() | recipe.intermediate
+    try:
+        return FinetuneTrainSettings.model_validate(values)
+    except ValidationError as error:
+        origins = dict.fromkeys(recipe.intermediate, "intermediate")
+        raise UsageError("\n".join(_explain(error, values, origins))) from None
+
+
+def undistilled_recipe(recipe: TaskDistillRecipe, student: str) -> Resolved[FinetuneRecipe]:
+    """How a task's student is fine-tuned without a teacher: the task's shipped recipe, with the overrides.
+
+    Raises:
+        UsageError: an override that `finetune` does not know.
+    """
+    options: dict[str, Any] = {
+        "task": recipe.task,
+        "model": student,
+        "keep": recipe.keep,
+        "choose_on": recipe.choose_on,
+    }
+    options |= {f"data.{key}": value for key, value in recipe.data.model_dump().items() if value not in (None, {})}
+    options |= {f"train.{key}": getattr(recipe.train, key) for key in ("seed", "dtype", "max_steps", "eval_every")}
+    options |= {f"head.{key}": getattr(recipe.head, key) for key in ("kind", "words")}
+    name = recipe.task if recipe.task in shipped("finetune") else None
+    return resolve(FinetuneRecipe, recipe=name, options=options | dict(_flatten(recipe.undistilled.overrides)))
+
+
 def gates(pairs: Sequence[str]) -> dict[str, float]:
     """`--min-metric METRIC=VALUE` → metric → value.
 
@@ -157,13 +305,7 @@ def combinations(resolved: Resolved[RecipeT]) -> list[tuple[dict[str, Any], Reso
     found = []
     for chosen in itertools.product(*(choices for _, choices in lists)):
         settings = dict(zip((key for key, _ in lists), chosen, strict=True))
-        changed = copy.deepcopy(values) | {"grid": {}, "seeds": 1}
-        for key, value in settings.items():
-            *parents, last = key.split(".")
-            target = changed
-            for parent in parents:
-                target = target[parent]
-            target[last] = value
+        changed = _with(values | {"grid": {}, "seeds": 1}, settings)
         origins = {k: o for k, o in resolved.origins.items() if not k.startswith(("grid", "seeds"))}
         origins |= dict.fromkeys(settings, "grid")
         try:

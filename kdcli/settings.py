@@ -279,7 +279,7 @@ class TaskDistillRecipe(OnTask):
     (`separate`), added to that stage's loss (`joint`), or left out (`none`); null is what the method wants. `train` is
     of the prediction stage, `intermediate` what the separate stage has other than that. `more_teachers` are asked
     beside `teacher` in the prediction stage, with equal weight. `cache_gb` is how much of the disk a separate stage may
-    take to keep the teacher's signals, 0 keeps none. `ablate` names variants of the recipe to run beside it.
+    take to keep the teacher's signals, 0 keeps none.
     """
 
     verb: Literal["distill-task"] = "distill-task"
@@ -295,7 +295,6 @@ class TaskDistillRecipe(OnTask):
     intermediate: dict[str, Any] = Field(default_factory=lambda: {"lr": 5e-5, "epochs": 20.0})
     undistilled: UndistilledSettings = UndistilledSettings()
     cache_gb: float = Field(8.0, ge=0)
-    ablate: str | None = None
 
 
 class EvaluateRecipe(Section):

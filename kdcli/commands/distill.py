@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+
 from kdcli.distill_run import check_text, claim_text, prepare_text, probe_text, run_text
 from kdcli.engine import track
+from kdcli.errors import UsageError
 from kdcli.estimate import Estimate
 from kdcli.finish import Finished
 from kdcli.launch import launch
+from kdcli.progress import Progress
 from kdcli.recipe import Resolved
-from kdcli.settings import DistillRecipe, Invocation
+from kdcli.run_dir import RunDir, numbered
+from kdcli.settings import DistillRecipe, Invocation, TaskDistillRecipe
+from kdcli.task_distill import check_task, prepare_task
+from kdcli.task_run import Copies, claim_task, probe_task, run_task, together, written_copies
 
 
 def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished | Estimate | None:
@@ -30,6 +42,68 @@ def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished |
         return probe_text(text)
     claim_text(text)
     track(accelerator, text.legs[-1].folder)
-    result = run_text(text)
+    return _ended(accelerator, run_text(text))
+
+
+def run_on_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation) -> Finished | Estimate | None:
+    """Distil on a task, measure and report; returns and raises as `run`."""
+    check_task(resolved.recipe)
+    launched = launch(resolved.recipe.train.dtype, invocation)
+    if launched is None:
+        return None
+    accelerator, device = launched
+    task = prepare_task(resolved, invocation, accelerator, device)
+    if invocation.dry_run:
+        return probe_task(task)
+    claim_task(task)
+    track(accelerator, task.folder)
+    return _ended(accelerator, run_task(task))
+
+
+def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation: Invocation) -> Finished | None:
+    """Distil on a task once for each variant of a recipe, each in a directory of its own, and compare their students.
+
+    Returns:
+        The report that compares them, the first variant first; None in a process that has nothing to print.
+
+    Raises:
+        UsageError: an option that is not for several runs; see `run_on_task` for the rest.
+    """
+    first = next(iter(variants.values()))
+    if invocation.dry_run:
+        raise UsageError("--ablate and --dry-run do not go together", "estimate the recipe itself: leave --ablate out")
+    for resolved in variants.values():
+        check_task(resolved.recipe)
+    launched = launch(first.recipe.train.dtype, invocation)
+    if launched is None:
+        return None
+    accelerator, device = launched
+    folder = invocation.output_dir or numbered(f"ablate-{first.recipe.task}", taken=invocation.resume)
+    folder = Path(broadcast_object_list([folder])[0])
+    if accelerator.is_main_process:
+        RunDir.claim(folder, first.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
+    accelerator.wait_for_everyone()
+    track(accelerator, folder)
+    found: dict[str, Finished | None] = {}
+    for name, resolved in variants.items():
+        Progress.say(f"variant {name}")
+        inside = replace(invocation, output_dir=folder / name, resume=True, overwrite=False)
+        task = prepare_task(resolved, inside, accelerator, device)
+        claim_task(task)
+        found[name] = run_task(task)
+    return _ended(accelerator, together(folder, found) if accelerator.is_main_process else None)
+
+
+def write_copies(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, file: Path) -> Copies | None:
+    """Write the copies that `--augment` would train on, and nothing else; raises as `run_on_task`."""
+    check_task(resolved.recipe)
+    launched = launch(resolved.recipe.train.dtype, replace(invocation, dry_run=True))
+    if launched is None:
+        return None
+    task = prepare_task(resolved, replace(invocation, dry_run=True), *launched)
+    return written_copies(task, file)
+
+
+def _ended(accelerator: Accelerator, result: Finished | None) -> Finished | None:
     accelerator.end_training()
     return result

@@ -23,7 +23,7 @@ from kdcli.models.card import describe
 from kdcli.prune_job import load_soft_teacher, prepared
 from kdcli.prune_run import COMPACT, DENSE, MASKED, PruneRun, run_inside
 from kdcli.pruners import check_settings, defaults
-from kdcli.recipe import Resolved
+from kdcli.recipe import Resolved, defaulted
 from kdcli.run_dir import RunDir, numbered
 from kdcli.settings import Invocation, PruneRecipe
 from kdcli.task_teacher import Teacher
@@ -79,15 +79,9 @@ def run(resolved: Resolved[PruneRecipe], invocation: Invocation) -> Finished | E
 
 def _by_method(resolved: Resolved[PruneRecipe]) -> Resolved[PruneRecipe]:
     """What nobody said is as the method's authors had it: learning rate, the teacher's share, the head."""
-    recipe, of_method = resolved.recipe, defaults(resolved.recipe.method)
+    of_method, origin = defaults(resolved.recipe.method), f"method {resolved.recipe.method}"
     found = {"train.lr": of_method.lr, "kd.weight": of_method.teacher, "head.kind": of_method.head}
-    values, origins = recipe.model_dump(), dict(resolved.origins)
-    for key, value in found.items():
-        if key not in origins:
-            section, _, name = key.partition(".")
-            values[section][name] = value
-            origins[key] = f"method {recipe.method}"
-    return Resolved(PruneRecipe.model_validate(values), origins)
+    return defaulted(resolved, found, origin)
 
 
 def _runs(resolved: Resolved[PruneRecipe], folder: Path) -> list[PruneRun]:

@@ -4,7 +4,8 @@ It has `Settings`, `objective` and
 
 * `READS`: what it can learn from: `text`, `masked` (text of which some tokens are masked, through masked language
   models), `task` (labelled examples);
-* `STAGE`, where it reads tasks: `separate` (trained before the prediction stage) or `joint` (added to its loss).
+* where it reads tasks, `STAGE`: `separate` (trained before the prediction stage) or `joint` (added to its loss), and
+  `KD`: the keys of the recipe's `kd:` section with which its authors ran that stage.
 """
 
 from __future__ import annotations
@@ -39,6 +40,19 @@ def reads(method: str) -> frozenset[str]:
     _check_method(method)
     found: frozenset[str] = _module(method).READS
     return found
+
+
+def on_tasks(method: str) -> tuple[str, dict[str, float]]:
+    """How a method's authors used it on a task: its `STAGE` and `KD`, see above.
+
+    Raises:
+        UsageError: unknown method, or one that reads no tasks.
+    """
+    if "task" not in reads(method):
+        fitting = ", ".join(m for m in methods() if "task" in reads(m))
+        raise UsageError(f"method {method} learns from text, not from a task's examples", f"on tasks: {fitting}")
+    module = _module(method)
+    return module.STAGE, module.KD
 
 
 def _check_method(method: str) -> None:

@@ -19,6 +19,7 @@ from kdcli.types import ModelShape, Needs, Objective, Signals
 
 READS = frozenset({"text", "task"})
 STAGE = "separate"
+KD = {"weight": 1.0, "temperature": 1.0}
 
 
 class Settings(BaseModel):

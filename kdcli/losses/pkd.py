@@ -20,6 +20,7 @@ from kdcli.types import ModelShape, Needs, Objective, Signals
 
 READS = frozenset({"task"})
 STAGE = "joint"
+KD = {"weight": 0.5, "temperature": 5.0}
 
 NAMED: dict[str, Strategy] = {"skip": "uniform", "last": "top"}
 """PKD-Skip and PKD-Last are TinyBERT's maps without embedding and last layer: of 12 layers 2, 4, 6, 8, 10 and

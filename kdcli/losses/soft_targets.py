@@ -10,9 +10,25 @@ of each yes or no.
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
 
-from kdcli.types import IGNORED, Kind
+from kdcli.types import IGNORED, Kind, ModelShape, Needs, Objective
+
+READS = frozenset({"task"})
+STAGE = "joint"
+KD = {"weight": 0.5, "temperature": 2.0}
+
+
+class Settings(BaseModel):
+    """The recipe's `loss:` section under `method: soft-targets` holds nothing: all there is to say stands in `kd:`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
+    """Nothing beside the loss against labels and logits, which every distillation on a task has."""
+    return Objective(teacher_needs=Needs(), student_needs=Needs(), projections=nn.ModuleDict(), terms=lambda t, s: {})
 
 
 def soft_loss(

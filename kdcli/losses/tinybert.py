@@ -26,6 +26,7 @@ from kdcli.types import ModelShape, Needs, Objective, Signals
 
 READS = frozenset({"text", "task"})
 STAGE = "separate"
+KD = {"weight": 1.0, "temperature": 1.0}
 
 SHARED = "shared"
 """Name of the one matrix of all layers."""

@@ -59,6 +59,16 @@ def describe(model: PreTrainedModel, name: str, folder: Path | None) -> dict[str
     }
 
 
+def weights_hash(model: PreTrainedModel) -> str:
+    """SHA-256 of a model as it is in memory: its configuration, and the names, shapes and float32 values of its
+    weights."""
+    digest = hashlib.sha256(model.config.to_json_string().encode())
+    for name, weight in model.state_dict().items():
+        digest.update(f"{name} {tuple(weight.shape)}\n".encode())
+        digest.update(weight.float().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
 def multiply_adds(model: PreTrainedModel) -> int:
     """Multiply-adds of one forward pass over one sequence of 128 tokens, matrix and attention products alike.
 

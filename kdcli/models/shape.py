@@ -151,7 +151,7 @@ def build_student(
         student = type(teacher)(student_config(teacher.config, shape, chosen))
     student = student.float()
     if dropout is not None:
-        _set_dropout(student, dropout)
+        set_dropout(student, dropout)
     if init == "random":
         return Built(student, ["initialised at random"])
     layout = layout_for(teacher.config)
@@ -168,7 +168,8 @@ def _evenly(of_teacher: int, of_student: int) -> list[int]:
     return [max(1, round(m * of_teacher / of_student)) for m in range(1, of_student + 1)]
 
 
-def _set_dropout(model: nn.Module, rate: float) -> None:
+def set_dropout(model: nn.Module, rate: float) -> None:
+    """Set every dropout rate of a model in memory; its configuration keeps what it says."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = rate

@@ -1,0 +1,84 @@
+"""Copies of a task's examples with other words, as a recipe wants them; candidates are kept in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from kdcli.data.augment import Augmented, augment, words_of
+from kdcli.data.masked_words import MaskedWords
+from kdcli.data.neighbours import Neighbours
+from kdcli.disk import cache_dir
+from kdcli.downstream import Downstream
+from kdcli.errors import UsageError
+from kdcli.models.card import weights_hash
+from kdcli.models.heads import Headed
+from kdcli.models.load import Loaded
+from kdcli.models.masked_lm import load_masked_lm
+from kdcli.progress import Progress
+from kdcli.settings import AugmentSettings
+
+
+def load_language_model(settings: AugmentSettings, teacher: Headed, *, trust_remote_code: bool) -> Loaded | None:
+    """The masked language model that is asked for words; None where none is named, for a teacher that was fine-tuned
+    has lost its own.
+
+    Raises:
+        UsageError: see `load_masked_lm`; it has another vocabulary than the teacher.
+    """
+    if settings.model is None:
+        return None
+    found = load_masked_lm(settings.model, trust_remote_code=trust_remote_code)
+    if found.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
+        raise UsageError(
+            f"augment.model {settings.model} has another vocabulary than teacher {teacher.source}",
+            "name the masked language model that the teacher was fine-tuned from, or one of the same tokenizer",
+        )
+    return found
+
+
+def augmented(
+    settings: AugmentSettings, task: Downstream, teacher: Headed, language_model: Loaded | None, *, seed: int
+) -> Augmented:
+    """The task's training examples, and the copies of them; only one process may write the cache.
+
+    Raises:
+        UsageError: a broken file of word vectors, or one without a word of the data; see `kdcli.data.augment`.
+        MachineError: the cache cannot be written.
+    """
+    of, examples = task.data.task, task.data.train
+    if settings.glove is not None:
+        path = Path(settings.glove)
+        neighbours = Neighbours.of_glove(path, words_of(of, examples))
+        vectors = f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}"
+    else:
+        neighbours = Neighbours.of_embeddings(teacher.model, teacher.tokenizer)
+        vectors = weights_hash(teacher.model)
+    Progress.say(neighbours.note)
+    words = None
+    if language_model is not None:
+        words = MaskedWords(language_model.model, language_model.tokenizer, task.device)
+    else:
+        Progress.say("no masked language model was named (augment.model), so neighbours serve for all words")
+    asked = [weights_hash(language_model.model) if language_model else "", vectors]
+    fingerprint = _hash([*asked, sorted(teacher.tokenizer.get_vocab().items())])
+    name = _hash([fingerprint, settings.candidates, [e.texts for e in examples]])
+    return augment(
+        of,
+        examples,
+        teacher.tokenizer,
+        candidates_of=words,
+        neighbours=neighbours,
+        copies=settings.copies,
+        probability=settings.probability,
+        candidates=settings.candidates,
+        seed=seed,
+        file=cache_dir() / "candidates" / f"{name[:24]}.jsonl",
+        fingerprint=fingerprint,
+        log=Progress.say,
+    )
+
+
+def _hash(parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode("ascii")).hexdigest()

@@ -1,0 +1,176 @@
+"""A task's distillation: [text →] [copies of the examples →] intermediate stage → prediction stage.
+
+Every stage is a run in a directory of its own below the output directory, gone on with after a kill and never repeated
+when it is done; the prediction stage is the run of the output directory itself. The same student is fine-tuned without
+a teacher beside it: whether distillation was worth it is the first question.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+
+from kdcli.distill_run import TextRun, prepare_text
+from kdcli.downstream import Downstream, planned, prepare
+from kdcli.errors import UsageError
+from kdcli.losses import bind, on_tasks
+from kdcli.models.heads import Headed
+from kdcli.models.load import Loaded, load_encoder, load_tokenizer
+from kdcli.models.shape import parse_shape, shape_of
+from kdcli.progress import Progress
+from kdcli.recipe import Resolved, defaulted, general_recipe, stage_settings, undistilled_recipe
+from kdcli.run_dir import RunDir, numbered
+from kdcli.settings import FinetuneRecipe, Invocation, TaskDistillRecipe
+from kdcli.task_augment import load_language_model
+from kdcli.task_stages import STUDENT
+from kdcli.task_teacher import check_vocabulary, load_teacher
+from kdcli.types import ModelShape, Objective
+
+GENERAL, START = "general", "start"
+"""Directories of a run: the stage on text, and the student before any stage."""
+
+
+@dataclass(frozen=True)
+class TaskRun:
+    """A task's distillation, checked and ready to run.
+
+    Attributes:
+        task: with the examples as they are; no copies yet.
+        teachers: the first is the one of the method's objective.
+        shape: of the student.
+        text: the stage on text, where it is still to be run; `general` is its directory in any case.
+        language_model: that is asked for words in the copies of examples.
+    """
+
+    resolved: Resolved[TaskDistillRecipe]
+    invocation: Invocation
+    task: Downstream
+    teachers: list[Headed]
+    shape: ModelShape
+    folder: Path
+    general: Path | None
+    text: TextRun | None
+    language_model: Loaded | None
+
+    @property
+    def recipe(self) -> TaskDistillRecipe:
+        """What to do."""
+        return self.resolved.recipe
+
+    @property
+    def start(self) -> str:
+        """Where the student is loaded from before any stage of the task."""
+        if self.general is not None:
+            return str(self.general)
+        return self.recipe.student.source or str(self.folder / START)
+
+    @property
+    def stage(self) -> str:
+        """Where the method's objective is trained."""
+        return self.recipe.stage or on_tasks(self.recipe.method)[0]
+
+    def objective(self) -> Objective:
+        """The method's, its projections drawn from the seed."""
+        recipe = self.recipe
+        torch.manual_seed(recipe.train.seed)
+        return bind(recipe.method, recipe.loss, shape_of(self.teachers[0].model.config), self.shape)
+
+
+def check_task(recipe: TaskDistillRecipe) -> None:
+    """Check what needs no model and no data.
+
+    Raises:
+        UsageError: no teacher, task or student; a method that reads no tasks; a wrong key of a stage.
+    """
+    if recipe.teacher is None:
+        raise UsageError("no teacher given", "kdcli distill TEACHER --task TASK --to LxH; TEACHER is fine-tuned on it")
+    if recipe.task is None:
+        raise UsageError("no task given", "add --task, for example --task sst2, or --task own for your own files")
+    if len(recipe.student.to) > 1:
+        raise UsageError(
+            f"on a task one student is distilled at a time, {len(recipe.student.to)} shapes were given",
+            "run the command once for each --to",
+        )
+    if not recipe.student.to and recipe.student.source is None:
+        raise UsageError("no student given", "add --to LxH, for example --to 6x384, or --student DIR")
+    if recipe.general.use and recipe.student.source is not None:
+        raise UsageError("--student brings a student, and the stage on text would make one", "leave one of them out")
+    on_tasks(recipe.method)
+    stage_settings(recipe)
+    undistilled_recipe(recipe, STUDENT)
+
+
+def prepare_task(
+    resolved: Resolved[TaskDistillRecipe], invocation: Invocation, accelerator: Accelerator, device: torch.device
+) -> TaskRun:
+    """Check models and data against each other and tokenise; whatever a later stage would stumble over is found here.
+
+    Raises:
+        KdcliError: see `kdcli.errors`; nothing was claimed or written.
+    """
+    method = resolved.recipe.method
+    kd = {f"kd.{key}": value for key, value in on_tasks(method)[1].items()}
+    resolved = defaulted(resolved, kd, f"method {method}")
+    recipe, trusted = resolved.recipe, invocation.trust_remote_code
+    taken = invocation.resume or invocation.overwrite
+    of_student = recipe.student.to[0] if recipe.student.to else Path(str(recipe.student.source)).name
+    name = f"distill-{Path(str(recipe.teacher)).name}-{recipe.task}-{of_student}".replace(":", "_")
+    folder = Path(broadcast_object_list([invocation.output_dir or numbered(name, taken=taken)])[0])
+    if not invocation.dry_run and accelerator.is_main_process:
+        RunDir(folder).check(resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
+    task, teacher = prepare(_of_teacher(recipe), accelerator, device, new_head=False, trust_remote_code=trusted)
+    teachers = [teacher] + [
+        load_teacher(source, task, teacher.tokenizer, str(recipe.teacher), None) for source in recipe.more_teachers
+    ]
+    above = shape_of(teacher.model.config)
+    if recipe.student.source is not None:
+        found = load_encoder(recipe.student.source, trust_remote_code=trusted)
+        check_vocabulary(teacher, found.tokenizer, recipe.student.source)
+        shape = found.shape
+        if recipe.student.to and parse_shape(recipe.student.to[0], above) != shape:
+            raise UsageError(f"{recipe.student.source} is {shape}, not {recipe.student.to[0]}", "leave --to out")
+    else:
+        shape = parse_shape(recipe.student.to[0], above)
+    general = text = None
+    if recipe.general.use:
+        general = Path(recipe.general.run or folder / GENERAL)
+        text = _text(recipe, replace(invocation, output_dir=general), accelerator, device, teacher)
+    language_model = None
+    if recipe.augment.use:
+        language_model = load_language_model(recipe.augment, teacher, trust_remote_code=trusted)
+    run = TaskRun(resolved, invocation, task, teachers, shape, folder, general, text, language_model)
+    for note in run.objective().notes:
+        Progress.say(note)
+    planned(task, finetune_recipe(recipe, str(recipe.teacher)))
+    return run
+
+
+def _text(
+    recipe: TaskDistillRecipe, invocation: Invocation, accelerator: Accelerator, device: torch.device, teacher: Headed
+) -> TextRun | None:
+    """The stage on text; None where it is done already."""
+    resolved = general_recipe(recipe)
+    tokenizer = load_tokenizer(str(resolved.recipe.teacher), trust_remote_code=invocation.trust_remote_code)
+    check_vocabulary(teacher, tokenizer, str(resolved.recipe.teacher))
+    assert invocation.output_dir is not None
+    if RunDir(invocation.output_dir).done:
+        RunDir(invocation.output_dir).check(resolved.to_yaml(), resume=True, overwrite=False)
+        Progress.say(f"{invocation.output_dir} is done already")
+        return None
+    return prepare_text(resolved, replace(invocation, resume=True, overwrite=False), accelerator, device)
+
+
+def _of_teacher(recipe: TaskDistillRecipe) -> FinetuneRecipe:
+    head = recipe.head.model_copy(update={"kind": None, "words": None})
+    return finetune_recipe(recipe, str(recipe.teacher)).model_copy(update={"head": head})
+
+
+def finetune_recipe(recipe: TaskDistillRecipe, model: str) -> FinetuneRecipe:
+    """What the parts that train one model on a task want to know; its `train:` is that of the prediction stage."""
+    shared = {key: getattr(recipe, key) for key in ("task", "keep", "choose_on", "data", "train", "measure")}
+    head = recipe.head.model_copy(update={"label_map": None})
+    return FinetuneRecipe(model=model, head=head, **shared)
