@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -34,6 +35,14 @@ from kdcli.types import Example, Task
 
 CHUNK = 512
 """Texts whose candidates are computed, and kept, together: what a kill costs at most."""
+
+SAY_EVERY = 10.0
+"""Seconds between words of progress."""
+
+_SOURCE = {
+    True: "candidates of a masked language model, of words of several tokens neighbours",
+    False: "no masked language model, so neighbours serve for all words",
+}
 
 
 @dataclass(frozen=True)
@@ -85,11 +94,13 @@ def augment(
     """
     texts = list(dict.fromkeys(text for e in examples for text in _texts(task, e)))
     key = _hash([fingerprint, candidates, candidates_of is not None, texts])
-    kept = CandidateFile(file, key, len(texts), log)
+    kept, said = CandidateFile(file, key, len(texts), log), time.monotonic()
     while kept.done < len(texts):
         portion = texts[kept.done : kept.done + CHUNK]
         kept.add(_choices(portion, tokenizer, candidates_of, neighbours, candidates))
-        log(f"candidates for the words of {kept.done:,} of {len(texts):,} texts")
+        if time.monotonic() - said > SAY_EVERY:
+            said = time.monotonic()
+            log(f"candidates for the words of {kept.done:,} of {len(texts):,} texts")
     place = {text: i for i, text in enumerate(texts)}
     made: list[Example] = []
     words = changed = without = 0
@@ -103,9 +114,7 @@ def augment(
     replaced = changed / words if words else 0.0
     notes = [
         f"{len(made):,} copies of {len(examples):,} examples, {copies} of each; {replaced:.1%} of their words replaced",
-        "candidates of a masked language model; " + neighbours.note + ", where a word is several tokens"
-        if candidates_of is not None
-        else "no masked language model, so neighbours serve for all words; " + neighbours.note,
+        f"{_SOURCE[candidates_of is not None]}; {neighbours.note}",
     ]
     if without:
         notes.append(f"{without:,} words have no candidates and stay as they are")
