@@ -34,8 +34,9 @@ from kdcli.run_dir import RunDir
 from kdcli.settings import BenchmarkRecipe, EvaluateRecipe, LabelledSettings, TaskRecipe
 from kdcli.types import Batch, Examples, Job, Kind, Needs, Order, Outcome, Plan, Signals, StepLoss, Task
 
-GROUP = 8
-"""Rows of similar length that are padded together; a batch is made of several such groups."""
+GROUP, SHORT = 8, 20
+"""Rows of similar length that are padded together, twice as many where the mean row has at most `SHORT` tokens; a batch
+is made of several such groups."""
 
 MISPLACED_ALLOWED = 0.01
 """Share of answers that may not be in their context; more is a mistake in the data and not of an annotator."""
@@ -240,7 +241,8 @@ def planned(task: Downstream, recipe: TaskRecipe) -> tuple[BucketPlan, Plan]:
     """
     assert task.train is not None
     lengths, settings = task.train.rows.lengths, recipe.train
-    group = settings.micro_batch_size or GROUP
+    # So few tokens leave a processor waiting for the weights.
+    group = settings.micro_batch_size or (2 * GROUP if lengths.mean() <= SHORT else GROUP)
     order = BucketPlan(lengths, settings.batch_size, group, settings.seed, settings.pool)
     return order, replace(plan_of(settings, order.steps_of_pass), micro_batch_size=group)
 

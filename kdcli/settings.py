@@ -146,8 +146,8 @@ class TaskHeadSettings(HeadSettings):
 class FinetuneTrainSettings(TrainSettings):
     """`train:` of `finetune`: the middle of what the papers try on GLUE.
 
-    A micro-batch, 8 rows unless `micro_batch_size` says otherwise, is a group of similar length; `pool` is how many
-    batches are drawn together to form groups from, 1 draws each batch at random.
+    A micro-batch, 8 rows (16 short ones) unless `micro_batch_size` says otherwise, is a group of similar length; `pool`
+    is how many batches are drawn together to form groups from, 1 draws each batch at random.
     """
 
     lr: float = Field(3e-5, gt=0)
