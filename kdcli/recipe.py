@@ -49,7 +49,7 @@ def resolve(
     model: type[RecipeT],
     *,
     recipe: str | None,
-    beneath: str | None = None,
+    beneath: Mapping[str, Mapping[str, Any]] | None = None,
     sets: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Resolved[RecipeT]:
@@ -57,7 +57,7 @@ def resolve(
 
     Args:
         model: the verb's settings model.
-        beneath: a shipped recipe that `recipe` is laid over: what is known of a method on a task.
+        beneath: origin → dotted values that `recipe` is laid over, each over those before it.
         recipe: a shipped recipe's name, a YAML file, or None.
         sets: `key.path=value` strings; the value is read as YAML.
         options: dotted key → value of the options the user gave; None values were not given.
@@ -80,9 +80,12 @@ def resolve(
         target[last] = value
         origins[key] = origin
 
-    for one in filter(None, (beneath, recipe)):
-        for key, value in _flatten(_read(one, verb)):
-            put(key, value, f"recipe {one}")
+    laid = dict(beneath or {})
+    if recipe is not None:
+        laid[f"recipe {recipe}"] = dict(_flatten(_read(recipe, verb)))
+    for origin, of_origin in laid.items():
+        for key, value in of_origin.items():
+            put(key, value, origin)
     for pair in sets:
         key, equals, text = pair.partition("=")
         if not equals:
@@ -194,19 +197,25 @@ def task_recipe(
     Raises:
         UsageError: see `resolve`.
     """
-    given = dict(options)
+    given = {key: value for key, value in options.items() if value is not None} | dict(overrides or {})
+    beneath: dict[str, Mapping[str, Any]] = {}
     if recipe is not None and verb_of(recipe) == "distill":
         text = resolve(DistillRecipe, recipe=recipe).recipe
-        of_text = {"general.use": True, "general.recipe": recipe, "general.teacher": text.teacher}
-        of_text |= {"method": text.method, "student.to": text.student.to or None}
-        of_text |= {f"loss.{key}": value for key, value in text.loss.items()}
-        given = of_text | {key: value for key, value in given.items() if value is not None}
+        beneath[f"recipe {recipe}"] = {
+            **{"general.use": True, "general.recipe": recipe, "general.teacher": text.teacher, "method": text.method},
+            **{"student.to": text.student.to, "student.init": text.student.init, "student.layers": text.student.layers},
+            **{f"loss.{key}": value for key, value in text.loss.items()},
+        }
         recipe = None
-    given |= dict(overrides or {})
-    first = resolve(TaskDistillRecipe, recipe=recipe, sets=sets, options=given).recipe
+    first = resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=given).recipe
     of_task = f"{first.method}-{first.task}"
-    beneath = of_task if of_task in shipped("distill-task") else None
-    return resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=given)
+    if of_task in shipped("distill-task"):
+        beneath = {f"recipe {of_task}": dict(_flatten(_read(of_task, "distill-task")))} | beneath
+    resolved = resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=given)
+    # Whoever sets one key of this mapping has not said that the others are without a value.
+    stage = TaskDistillRecipe().intermediate
+    rest = {f"intermediate.{k}": v for k, v in stage.items() if k not in resolved.recipe.intermediate}
+    return defaulted(resolved, rest, "default")
 
 
 def ablations(name: str) -> dict[str, dict[str, Any]]:

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from kdcli.data.tasks import tasks
-from kdcli.losses import check_settings
+from kdcli.losses import bind, check_settings
 from kdcli.models.shape import parse_shape
 from kdcli.recipe import combinations, resolve, shipped, summary
 from kdcli.settings import VERBS, DistillRecipe, FinetuneRecipe
@@ -77,18 +77,46 @@ def test_training_values_are_the_published_ones(name):
     assert (train.warmup_steps, train.weight_decay, recipe.data.max_length) == (4000, 0.01, 512)
 
 
+# name: method, student, batch, lr, epochs, tokens, warm-up steps and fraction, weight decay, clip
+BY_EPOCHS = {
+    "tinybert-4x312": ("tinybert", "4x312:1200@12", 256, 1e-4, 3.0, 128, 10_000, 0.05, 0.01, 1.0),
+    "tinybert-6x768": ("tinybert", "6x768", 256, 1e-4, 3.0, 128, 10_000, 0.05, 0.01, 1.0),
+    "distilbert-6x768": ("distilbert", "6x768", 4096, 5e-4, 3.0, 512, None, 0.05, 0.0, 5.0),
+}
+
+
+@pytest.mark.parametrize("name", BY_EPOCHS)
+def test_training_values_are_the_published_ones_of_those_that_count_epochs(name):
+    recipe = resolve(DistillRecipe, recipe=name).recipe
+    train = recipe.train
+    assert (recipe.teacher, recipe.assistant, train.max_steps) == ("bert-base-uncased", "none", None)
+    assert BY_EPOCHS[name] == (
+        *(recipe.method, *recipe.student.to, train.batch_size, train.lr, train.epochs, recipe.data.max_length),
+        *(train.warmup_steps, train.warmup_fraction, train.weight_decay, train.clip),
+    )
+    bind(recipe.method, recipe.loss, BASE, parse_shape(recipe.student.to[0], BASE))
+
+
+def test_distilbert_starts_from_the_layers_and_weights_of_its_authors():
+    recipe = resolve(DistillRecipe, recipe="distilbert-6x768").recipe
+    assert recipe.student.layers == [1, 3, 5, 8, 10, 12]
+    assert recipe.loss == {"temperature": 2.0, "soft_weight": 5.0, "mlm_weight": 2.0, "hidden_weight": 1.0}
+
+
 @pytest.mark.parametrize("name", ["minilmv2-6x768", "minilmv2-6x384"])
 def test_minilmv2_uses_48_relation_heads_of_the_last_layer(name):
     assert resolve(DistillRecipe, recipe=name).recipe.loss == {"relation_heads": 48, "teacher_layer": 12}
 
 
 def test_no_recipe_stands_outside_the_table():
-    assert set(shipped("distill")) == set(PUBLISHED) | {"demo", "small"}
+    assert set(shipped("distill")) == set(PUBLISHED) | set(BY_EPOCHS) | {"demo", "small"}
 
 
 def test_summary_and_table_name_every_recipe():
     table = (shipped("distill")["demo"].parents[1] / "README.md").read_text("utf-8")
     listed = "\n".join(summary())
+    for name in shipped("ablations"):
+        assert f"| `{name}` |" in table
     for _, name in EVERY:
         assert f"| `{name}` |" in table
         assert name in listed
