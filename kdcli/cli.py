@@ -183,7 +183,7 @@ def distill(
         return
     _refuse_without_task(given)
     own = {"teacher": teacher, "student.to": to, "method": method, "assistant": assistant, "eval.tasks": eval_task}
-    shipped = "demo" if teacher == "demo" else None
+    shipped = "demo" if teacher == "demo" and method in (None, "minilm") else None
     resolved = resolve(DistillRecipe, recipe=recipe or shipped, sets=sets or (), options=own | _training(given))
     invocation = _invocation(given)
     from kdcli.commands import distill as command

@@ -87,8 +87,13 @@ def distilling(
     examples: Examples,
     order: Order,
     held_out: Examples,
+    weigh: Callable[[Batch], float] = real_tokens,
 ) -> Job:
-    """What the engine is handed: every student's loss against one teacher's signals for the batch."""
+    """What the engine is handed: every student's loss against one teacher's signals for the batch.
+
+    Args:
+        weigh: as of `Job`.
+    """
     alone = len(students) == 1
 
     def step(batch: Batch) -> StepLoss:
@@ -105,5 +110,5 @@ def distilling(
         examples=examples,
         order=order,
         held_out=held_out,
-        weigh=real_tokens,
+        weigh=weigh,
     )

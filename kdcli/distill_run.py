@@ -21,6 +21,7 @@ from kdcli.bench.latency import Latency, Subject
 from kdcli.chain import Leg, chain, default_output_dir, shapes_of
 from kdcli.data.batches import BatchPlan
 from kdcli.data.corpus import Corpus, open_corpus
+from kdcli.data.masking import Masked, PassOrder, check_share, tokens_of
 from kdcli.distill_job import Student, distilling, freeze_unreached, heard, listening, needs_of
 from kdcli.downstream import Downstream, checked, features_of, planned, prepare, quality_of
 from kdcli.engine import train
@@ -31,19 +32,21 @@ from kdcli.finish import Finished, finish, measured
 from kdcli.judge import Features
 from kdcli.launch import plan_of
 from kdcli.losses import bind, check_settings, reads
+from kdcli.losses.hard import labelled
 from kdcli.metrics.probe import probe_demo
 from kdcli.models.card import describe
 from kdcli.models.layout import layout_for
 from kdcli.models.load import Loaded, load_encoder, location, save_model
+from kdcli.models.masked_lm import load_masked_lm, student_with_head
 from kdcli.models.shape import Built, build_student
 from kdcli.progress import Progress
 from kdcli.recipe import Resolved, downstream_recipe
 from kdcli.report.views import UNDISTILLED
 from kdcli.run_dir import RunDir
 from kdcli.settings import DistillRecipe, FinetuneRecipe, Invocation
-from kdcli.types import Job, ModelShape, Outcome, Plan
+from kdcli.types import Examples, Job, ModelShape, Outcome, Plan, real_tokens
 
-HELD_OUT = "held-out relations"
+HELD_OUT = "held-out loss"
 """Name of the quality row that holds the distillation loss on text never trained on."""
 
 DOWNSTREAM = "downstream"
@@ -74,7 +77,10 @@ def prepare_text(
     """
     recipe = resolved.recipe
     check_text(recipe)
-    teacher = load_encoder(str(recipe.teacher), trust_remote_code=invocation.trust_remote_code)
+    teacher = _load(recipe, str(recipe.teacher), trust_remote_code=invocation.trust_remote_code)
+    if _is_masked(recipe):
+        check_share(recipe.data.mask.share)
+        tokens_of(teacher.tokenizer, teacher.source)
     legs = _legs(resolved, invocation, teacher)
     if not invocation.dry_run and accelerator.is_main_process:
         RunDir(legs[-1].folder).check(resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
@@ -94,6 +100,16 @@ def prepare_text(
     return TextRun(accelerator, device, invocation, teacher, corpus, plan, tasks, legs)
 
 
+def _is_masked(recipe: DistillRecipe) -> bool:
+    return "masked" in reads(recipe.method)
+
+
+def _load(recipe: DistillRecipe, source: str, *, trust_remote_code: bool) -> Loaded:
+    """An encoder, under its masked-language-model head where the method reads masked text."""
+    load = load_masked_lm if _is_masked(recipe) else load_encoder
+    return load(source, trust_remote_code=trust_remote_code)
+
+
 def check_text(recipe: DistillRecipe) -> None:
     """Check what needs no model and no data.
 
@@ -107,7 +123,7 @@ def check_text(recipe: DistillRecipe) -> None:
     if not recipe.student.to:
         raise UsageError("no student shape given", "add --to LxH, for example --to 6x384")
     check_settings(recipe.method, recipe.loss)
-    if "text" not in reads(recipe.method):
+    if not reads(recipe.method) & {"text", "masked"}:
         raise UsageError(f"method {recipe.method} learns from a task's examples, not from text", "add --task TASK")
 
 
@@ -187,9 +203,9 @@ def run_text(context: TextRun) -> Finished | None:
             continue
         of_leg = context.teacher
         if leg is not legs[0]:
-            of_leg = load_encoder(leg.teacher, trust_remote_code=invocation.trust_remote_code)
+            of_leg = _load(leg.resolved.recipe, leg.teacher, trust_remote_code=invocation.trust_remote_code)
         students = _students(leg, of_leg, context.corpus)
-        outcome = train(accelerator, context.device, _job(context, students, of_leg), context.plan, run_dir)
+        outcome = train(accelerator, context.device, _job(context, leg, students, of_leg), context.plan, run_dir)
         if accelerator.is_main_process:
             for name, student in students.items():
                 save_model(student.encoder, of_leg.tokenizer, leg.model_folder(name))
@@ -207,31 +223,47 @@ def _students(leg: Leg, teacher: Loaded, corpus: Corpus) -> dict[str, Student]:
     students = {}
     for name, shape in leg.shapes.items():
         built = _build(recipe, teacher, shape)
+        if _is_masked(recipe):
+            built = student_with_head(teacher.model, built, init=recipe.student.init, seed=recipe.train.seed)
         for note in built.notes:
             Progress.say(f"{name}: {note}")
         # The projections of a loss are random: they too are a pure function of the seed.
         torch.manual_seed(recipe.train.seed)
         students[name] = Student(built.model, bind(recipe.method, recipe.loss, teacher.shape, shape))
-    freeze_unreached(students, teacher.model, corpus.train.batch(np.arange(1)))
+        for note in students[name].objective.notes:
+            Progress.say(f"{name}: {note}")
+    freeze_unreached(students, teacher.model, _examples(recipe, corpus.train, teacher).batch(np.arange(1)))
     return students
 
 
-def _job(context: TextRun, students: Mapping[str, Student], teacher: Loaded) -> Job:
-    corpus, plan = context.corpus, context.plan
+def _examples(recipe: DistillRecipe, blocks: Examples, teacher: Loaded) -> Examples:
+    """Blocks of text, masked where the method wants that."""
+    mask = recipe.data.mask
+    if not _is_masked(recipe):
+        return blocks
+    tokens = tokens_of(teacher.tokenizer, teacher.source)
+    return Masked(blocks, tokens, mask.share, mask.whole_words, mask.static, recipe.train.seed)
+
+
+def _job(context: TextRun, leg: Leg, students: Mapping[str, Student], teacher: Loaded) -> Job:
+    corpus, plan, recipe = context.corpus, context.plan, leg.resolved.recipe
     listened = listening(teacher.model, needs_of(students), context.device, context.accelerator.mixed_precision)
+    blocks = BatchPlan(len(corpus.train), plan.batch_size, plan.seed)
+    masked = _is_masked(recipe)
     return distilling(
         students,
         lambda batch: heard(listened, batch),
-        corpus.train,
-        BatchPlan(len(corpus.train), plan.batch_size, plan.seed),
-        corpus.held_out,
+        _examples(recipe, corpus.train, teacher),
+        PassOrder(blocks) if masked else blocks,
+        _examples(recipe, corpus.held_out, teacher),
+        (lambda batch: labelled("tokens", batch["labels"])) if masked else real_tokens,
     )
 
 
 def _build(recipe: DistillRecipe, teacher: Loaded, shape: ModelShape) -> Built:
     settings = recipe.student
     return build_student(
-        teacher.model,
+        teacher.model.base_model,
         shape,
         init=settings.init,
         layers=settings.layers,
@@ -312,6 +344,7 @@ def _report(
         outcome=outcome,
         quality=quality,
         notes=notes,
+        auto_class=("AutoModelForMaskedLM" if _is_masked(recipe) else "AutoModel"),
         evaluations=scores,
     )
 
@@ -340,7 +373,7 @@ def _demo_quality(
     probes = {"teacher": probe_demo(fresh.model, fresh.tokenizer)}
     for name, student in students.items():
         copied = _build(recipe, fresh, leg.shapes[name]).model
-        probes[name] = probe_demo(student.encoder, fresh.tokenizer)
+        probes[name] = probe_demo(student.encoder.base_model, fresh.tokenizer)
         probes[name + UNDISTILLED] = probe_demo(copied, fresh.tokenizer)
     tasks = next(iter(probes.values()))
     return {f"{task} probe": {name: of[task] for name, of in probes.items()} for task in tasks}
@@ -358,7 +391,7 @@ def probe_text(context: TextRun) -> Estimate:
     for leg in legs:
         students = _students(leg, teacher, context.corpus)
         probe = replace(plan, stop_after=min(plan.steps, PROBE_STEPS))
-        outcome = train(context.accelerator, context.device, _job(context, students, teacher), probe, None)
+        outcome = train(context.accelerator, context.device, _job(context, leg, students, teacher), probe, None)
         cards |= {name: describe(s.encoder, str(leg.model_folder(name)), None) for name, s in students.items()}
         found.append(estimate_leg(str(leg.folder), outcome, plan, len(context.corpus.train) / plan.batch_size))
         first = next(iter(students.values())).encoder

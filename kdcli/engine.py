@@ -317,12 +317,14 @@ class _Run:
             self.accelerator.wait_for_everyone()
 
     def _module_tensors(self) -> dict[str, Tensor]:
-        return {f"module/{n}/{k}": v for n, m in self.job.modules.items() for k, v in m.state_dict().items()}
+        return {f"module/{n}/{k}": v for n, m in self.job.modules.items() for k, v in _tensors(m).items()}
 
     def _load_modules(self, tensors: Mapping[str, Tensor]) -> None:
         for name, module in self.job.modules.items():
             prefix = f"module/{name}/"
-            module.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+            found = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            assert found.keys() == _tensors(module).keys(), "a checkpoint of another model"
+            module.load_state_dict(found, strict=False)
 
     def _restore(self) -> int:
         """Load the newest whole checkpoint if the directory has one; return the step it was taken after."""
@@ -408,6 +410,14 @@ def _sparse_embeddings(modules: Mapping[str, nn.Module], device: torch.device) -
     finally:
         for embedding in found:
             embedding.sparse = False
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The state of a module, each tensor under the first of its names: tied weights have several."""
+    found: dict[tuple[int, torch.Size], tuple[str, Tensor]] = {}
+    for name, tensor in module.state_dict().items():
+        found.setdefault((tensor.data_ptr() if tensor.numel() else id(tensor), tensor.shape), (name, tensor))
+    return dict(found.values())
 
 
 def _mix(*numbers: int) -> int:

@@ -35,14 +35,24 @@ class TrainSettings(Section):
     eval_every: int = Field(250, gt=0)
 
 
+class MaskSettings(Section):
+    """`data.mask:`, which tokens of a text a masked language model has to guess: `share` of each row's, whole words or
+    pieces, anew in every pass or `static`."""
+
+    share: float = 0.15
+    whole_words: bool = False
+    static: bool = False
+
+
 class DataSettings(Section):
-    """`data:`, shared by every verb."""
+    """`data:` of the verbs that read text; `mask` is looked at by methods that mask it."""
 
     source: str = "Salesforce/wikitext:wikitext-103-raw-v1"
     max_length: int = Field(128, ge=8)
     column: str | None = None
     pack_isolated: bool = False
     held_out_blocks: int = Field(256, gt=0)
+    mask: MaskSettings = MaskSettings()
 
 
 class StudentSettings(Section):
@@ -297,6 +307,77 @@ class TaskDistillRecipe(OnTask):
     cache_gb: float = Field(8.0, ge=0)
 
 
+class PairSettings(Section):
+    """Where two models trained together come from, and what they learn from.
+
+    `weights` are those of the student against the labels, the student from the teacher, the teacher against the labels
+    and the teacher from the student; `mode` sets some of them to 0. `standalone` also trains both without learning from
+    each other, to compare.
+    """
+
+    teacher: str | None = None
+    student: str | None = None
+    base: str | None = None
+    mode: Literal["standalone", "one-way", "reversed", "co-distillation"] = "co-distillation"
+    weights: list[float] = Field(default_factory=lambda: [1.0, 1.0, 1.0, 4.0])
+    temperature: float = Field(1.0, gt=0)
+    standalone: bool = True
+
+
+class CotrainTrainSettings(TrainSettings):
+    """`train:` of `cotrain`, as the paper pre-trains; `teacher_lr` and `student_lr` null are `lr`."""
+
+    lr: float = Field(5e-4, gt=0)
+    teacher_lr: float | None = Field(None, gt=0)
+    student_lr: float | None = Field(None, gt=0)
+    batch_size: int = Field(128, gt=0)
+    epochs: float = Field(10.0, gt=0)
+
+
+class CommunitySettings(Section):
+    """`community:`, a frozen pre-trained model that both models start from and learn from (Community KD).
+
+    `printed_order` takes the divergence from each model to it, and not from it to each model. `layers` are those of it
+    that either model is copied from; null takes evenly spaced ones, and their neighbours for a second model of the same
+    shape.
+    """
+
+    model: str | None = None
+    printed_order: bool = False
+    layers: list[list[int]] | None = Field(None, min_length=2, max_length=2)
+
+
+class CotrainRecipe(PairSettings):
+    """What `kdcli cotrain` needs to know: `teacher` and `student` are shapes, hub ids or directories.
+
+    `base` gives shapes a tokenizer and a configuration, but no weights. Where nothing else does, a tokenizer of
+    `vocab_size` words is trained from the text.
+    """
+
+    verb: Literal["cotrain"] = "cotrain"
+    vocab_size: int = Field(30_522, gt=0)
+    community: CommunitySettings = CommunitySettings()
+    data: DataSettings = DataSettings()
+    train: CotrainTrainSettings = CotrainTrainSettings()
+    eval: DownstreamSettings = DownstreamSettings()
+    measure: MeasureSettings = MeasureSettings()
+
+
+class CotrainTaskTrainSettings(FinetuneTrainSettings):
+    """`train:` of `cotrain --task`; `teacher_lr` and `student_lr` null are `lr`."""
+
+    teacher_lr: float | None = Field(None, gt=0)
+    student_lr: float | None = Field(None, gt=0)
+
+
+class CotrainTaskRecipe(PairSettings, OnTask):
+    """What `kdcli cotrain --task` needs to know: `teacher` and `student` are hub ids or directories, or shapes that are
+    copied from `base`, which null is the teacher. `keep: best` goes by the student's metric."""
+
+    verb: Literal["cotrain-task"] = "cotrain-task"
+    train: CotrainTaskTrainSettings = CotrainTaskTrainSettings()
+
+
 class EvaluateRecipe(Section):
     """What `kdcli evaluate` needs to know; the first of `models` is the one the others are compared with. With `masks`
     there is one model, the base of them all, and what is judged is that base under each."""
@@ -350,6 +431,8 @@ VERBS: dict[str, type[Section]] = {
     "distill-task": TaskDistillRecipe,
     "finetune": FinetuneRecipe,
     "prune": PruneRecipe,
+    "cotrain": CotrainRecipe,
+    "cotrain-task": CotrainTaskRecipe,
     "evaluate": EvaluateRecipe,
     "benchmark": BenchmarkRecipe,
 }

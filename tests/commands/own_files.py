@@ -133,6 +133,15 @@ def headed(folder: Path, labels: tuple[str, ...] = (), seed: int = 0, **settings
     return folder
 
 
+def teacher(folder: Path, kind: str) -> Path:
+    """A tiny BERT of four layers fine-tuned on an own task of `kind`, whose data are in `folder/data`."""
+    base = encoder(folder / "base", num_hidden_layers=4)
+    data, out = own(folder / "data", kind, n=96, judged=32), folder / "teacher"
+    result = kdcli("finetune", base, "--task", "own", "--data", data, *QUICK, "--max-steps", "60", "-o", out)
+    assert result.exit_code == 0, result.output
+    return out
+
+
 def kdcli(*arguments: object):
     """Run a command in this process; several in one test each begin anew."""
     result = CliRunner().invoke(app, list(map(str, arguments)))

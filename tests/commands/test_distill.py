@@ -72,7 +72,7 @@ def test_what_a_run_leaves(given, tmp_path):
     assert list(raw)[:4] == ["schema", "command", "status", "created"]
     assert report.training.steps == 6
     assert report.training.tokens == 6 * 8 * 16
-    losses = report.quality["held-out relations"]
+    losses = report.quality["held-out loss"]
     assert losses["student"]["loss"] < losses["student undistilled"]["loss"]
     assert [(r.model, r.batch_size) for r in report.latency] == [(m, b) for b in (1, 8) for m in ("teacher", "student")]
     assert set(report.speedup) == {"student_vs_teacher", "student_vs_teacher@8x128"}
@@ -443,5 +443,5 @@ def test_the_embedded_default(tmp_path):
     )
     assert result.exit_code == 0, result.output
     report = Report.model_validate_json((tmp_path / "demo" / "report.json").read_text())
-    assert set(report.quality) == {"demo-topic probe", "demo-order probe", "demo-coherence probe", "held-out relations"}
+    assert set(report.quality) == {"demo-topic probe", "demo-order probe", "demo-coherence probe", "held-out loss"}
     assert report.models["student"].bytes < report.models["teacher"].bytes

@@ -107,7 +107,7 @@ def compared_benchmark_values() -> dict[str, object]:
         "models": models,
         "latency": [*values["latency"], slow],  # type: ignore[misc]
         "quality": {
-            "held-out relations": {name: {"loss": 0.5} for name in accuracy},
+            "held-out loss": {name: {"loss": 0.5} for name in accuracy},
             "sst2": {name: {"accuracy": value} for name, value in accuracy.items()},
         },
     }

@@ -58,6 +58,6 @@ def test_quality_of_other_formats_is_said_to_be_of_the_weights(runs):
 
 
 def test_no_front_of_what_less_is_better_of():
-    losses = {"held-out relations": {m: {"loss": 0.5} for m in ("12x768", "6x384")}}
+    losses = {"held-out loss": {m: {"loss": 0.5} for m in ("12x768", "6x384")}}
     values = compared_benchmark_values() | {"quality": losses}
     assert [p.caption[:16] for p in pictures(Report.model_validate(values))] == ["Size and latency"]

@@ -81,7 +81,7 @@ def test_html_says_what_stands_out(report):
     text = " ".join(" ".join(Page(html(report)).text).split())
     for fact in ("google-bert/bert-base-uncased → 6x384, 3x384", "6.3× smaller", "10.0× faster", "16.0× fewer"):
         assert fact in text
-    assert "10.0× lower loss on held-out relations than before distillation" in text
+    assert "10.0× lower loss on held-out loss than before distillation" in text
     assert "90.0% sst2; teacher 93.0%" in text
     assert "In short, for 3x384" in text
     assert "Noisy or unstable" in text
@@ -123,7 +123,7 @@ def test_overview_has_a_row_a_model_and_one_for_the_undistilled(report):
     assert of["3x384"]["(transformer)"] == "5.47 M"
     assert of["3x384"]["ms 1x128"] == "6.0 (unstable)"
     assert of["3x384"]["speed-up 8x128"] == "11.00x (10.00–12.00)"
-    assert of["3x384 undistilled"]["held-out relations"] == "0.5"
+    assert of["3x384 undistilled"]["held-out loss"] == "0.5"
     assert of["6x384"]["sst2"] == ""
 
 
