@@ -78,9 +78,14 @@ class Weights:
         """Of what a model learns from the other one."""
         return self.student_soft if model == STUDENT else self.teacher_soft
 
-    def alone(self) -> Weights:
-        """The same without anything that one model learns from the other."""
-        return Weights(self.student_hard, 0.0, self.teacher_hard, 0.0, self.community)
+    def reaches(self, model: str) -> bool:
+        """Whether a model has anything to learn from."""
+        return self.hard(model) + self.soft(model) + self.community > 0
+
+    @property
+    def mutual(self) -> bool:
+        """Whether one of the two learns from the other."""
+        return self.student_soft + self.teacher_soft > 0
 
 
 def ctcd(

@@ -113,7 +113,7 @@ def student_config(teacher: Any, shape: ModelShape, layers: list[int] | None = N
         config.head_dim = shape.hidden // shape.heads
     if getattr(teacher, "layer_types", None) is not None:
         # The student's layers keep the attention kind of the teacher layers they are copied from.
-        chosen = layers or _evenly(teacher.num_hidden_layers, shape.layers)
+        chosen = layers or evenly(teacher.num_hidden_layers, shape.layers)
         config.layer_types = [teacher.layer_types[n - 1] for n in chosen]
     return config
 
@@ -141,7 +141,7 @@ def build_student(
         UsageError: `layers` does not name as many layers as the student has, or one the teacher lacks.
     """
     source = shape_of(teacher.config)
-    chosen = layers or _evenly(source.layers, shape.layers)
+    chosen = layers or evenly(source.layers, shape.layers)
     if len(chosen) != shape.layers or not all(1 <= n <= source.layers for n in chosen):
         raise UsageError(
             f"student.layers {chosen} must name {shape.layers} of the teacher's layers 1 to {source.layers}"
@@ -164,7 +164,8 @@ def build_student(
     return Built(student, notes)
 
 
-def _evenly(of_teacher: int, of_student: int) -> list[int]:
+def evenly(of_teacher: int, of_student: int) -> list[int]:
+    """Layers 1 … `of_teacher` that as many as `of_student` are copied from: evenly spaced, the last one included."""
     return [max(1, round(m * of_teacher / of_student)) for m in range(1, of_student + 1)]
 
 
