@@ -6,7 +6,6 @@ Data flow of a leg: teacher's signals, once for each batch → the loss of every
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,13 +22,12 @@ from kdcli.data.batches import BatchPlan
 from kdcli.data.corpus import Corpus, open_corpus
 from kdcli.data.masking import Masked, PassOrder, check_share, tokens_of
 from kdcli.distill_job import Student, distilling, freeze_unreached, heard, listening, needs_of
-from kdcli.downstream import Downstream, checked, features_of, planned, prepare, quality_of
+from kdcli.downstream import quality_of
+from kdcli.downstream_scores import DOWNSTREAM, Tasks, opened, scored
 from kdcli.engine import train
 from kdcli.errors import UsageError
 from kdcli.estimate import PROBE_STEPS, Estimate, LegEstimate, estimate_leg
-from kdcli.finetune_run import WEIGHTS, run_inside
 from kdcli.finish import Finished, finish, measured
-from kdcli.judge import Features
 from kdcli.launch import plan_of
 from kdcli.losses import bind, check_settings, reads
 from kdcli.losses.hard import labelled
@@ -40,17 +38,14 @@ from kdcli.models.load import Loaded, load_encoder, location, save_model
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
 from kdcli.models.shape import Built, build_student
 from kdcli.progress import Progress
-from kdcli.recipe import Resolved, downstream_recipe
+from kdcli.recipe import Resolved
 from kdcli.report.views import UNDISTILLED
 from kdcli.run_dir import RunDir
-from kdcli.settings import DistillRecipe, FinetuneRecipe, Invocation
+from kdcli.settings import DistillRecipe, Invocation
 from kdcli.types import Examples, Job, ModelShape, Outcome, Plan, real_tokens
 
 HELD_OUT = "held-out loss"
 """Name of the quality row that holds the distillation loss on text never trained on."""
-
-DOWNSTREAM = "downstream"
-"""Directory of the fine-tunings by which models are compared."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,7 @@ class TextRun:
     teacher: Loaded
     corpus: Corpus
     plan: Plan
-    downstream: dict[str, tuple[Downstream, Resolved[FinetuneRecipe]]]
+    downstream: Tasks
     legs: list[Leg]
 
 
@@ -85,7 +80,7 @@ def prepare_text(
     if not invocation.dry_run and accelerator.is_main_process:
         RunDir(legs[-1].folder).check(resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
     # Before the corpus, which may take hours to tokenise.
-    tasks = _downstream(recipe, invocation, accelerator, device)
+    tasks = opened(recipe.eval, str(recipe.teacher), recipe.train.seed, invocation, accelerator, device)
     with accelerator.main_process_first():
         corpus = open_corpus(
             recipe.data.source,
@@ -125,36 +120,6 @@ def check_text(recipe: DistillRecipe) -> None:
     check_settings(recipe.method, recipe.loss)
     if not reads(recipe.method) & {"text", "masked"}:
         raise UsageError(f"method {recipe.method} learns from a task's examples, not from text", "add --task TASK")
-
-
-def _downstream(
-    recipe: DistillRecipe, invocation: Invocation, accelerator: Accelerator, device: torch.device
-) -> dict[str, tuple[Downstream, Resolved[FinetuneRecipe]]]:
-    """The tasks on which the models will be compared, read before anything is trained; recipes name the teacher.
-
-    A dry run checks them, and tokenises and returns none.
-    """
-    found = {}
-    for name in recipe.eval.tasks:
-        resolved = downstream_recipe(recipe.eval, name, recipe.train.seed)
-        resolved = replace(resolved, recipe=resolved.recipe.model_copy(update={"model": recipe.teacher}))
-        if invocation.dry_run:
-            _check_task(resolved.recipe, invocation)
-            continue
-        task, _ = prepare(resolved.recipe, accelerator, device, trust_remote_code=invocation.trust_remote_code)
-        planned(task, resolved.recipe)
-        found[name] = task, resolved
-    return found
-
-
-def _check_task(recipe: FinetuneRecipe, invocation: Invocation) -> None:
-    """What would keep a task from being fine-tuned on, found without tokenising its examples."""
-    data, headed, _ = checked(recipe, trust_remote_code=invocation.trust_remote_code)
-    # What the tokenizer must be able to do does not depend on examples.
-    Features.of(data.task, [], headed.tokenizer, **features_of(recipe.data, data.task, headed))
-    if data.task.kind != "span":
-        # Of contexts it is windows that make a pass, which are not known.
-        plan_of(recipe.train, math.ceil(len(data.train) / recipe.train.batch_size))
 
 
 def _legs(resolved: Resolved[DistillRecipe], invocation: Invocation, teacher: Loaded) -> list[Leg]:
@@ -287,17 +252,7 @@ def _scores(context: TextRun, leg: Leg) -> list[dict[str, Any]]:
             fresh = load_encoder(str(recipe.teacher), trust_remote_code=context.invocation.trust_remote_code)
             save_model(_build(recipe, fresh, leg.shapes[name]).model, fresh.tokenizer, copied)
     context.accelerator.wait_for_everyone()
-    found = []
-    for task_name, (task, resolved) in context.downstream.items():
-        for name, source in sources.items():
-            of_model = replace(resolved, recipe=resolved.recipe.model_copy(update={"model": source}))
-            where = folder / task_name / name.replace(" ", "-").replace(":", "_")
-            result = run_inside(task, of_model, where)
-            found += [e.model_dump() | {"model": name} for e in result.report.evaluations]
-            if context.accelerator.is_main_process:
-                # Their reports stay; the models themselves are not what was asked for.
-                (where / WEIGHTS).unlink(missing_ok=True)
-    return found
+    return scored(context.accelerator, context.downstream, sources, folder)
 
 
 def _report(

@@ -45,9 +45,10 @@ ALLOWED: dict[str, set[str]] = {
         *("data", "engine", "errors", "held_out", "judge", "launch", "losses", "models", "progress"),
         *("run_dir", "settings", "types"),
     },
+    "downstream_scores": {"downstream", "finetune_run", "judge", "launch", "recipe", "settings"},
     "distill_job": {"models", "progress", "types"},
     "distill_run": {
-        *("bench", "chain", "data", "distill_job", "downstream", "engine", "errors", "estimate", "finetune_run"),
+        *("bench", "chain", "data", "distill_job", "downstream", "downstream_scores", "engine", "errors", "estimate"),
         *("finish", "judge", "launch", "losses", "metrics", "models", "progress", "recipe", "report", "run_dir"),
         *("settings", "types"),
     },
@@ -60,7 +61,7 @@ ALLOWED: dict[str, set[str]] = {
         *("distill_job", "downstream", "errors", "losses", "models", "progress", "settings", "types"),
     },
     "prune_job": {
-        *("disk", "downstream", "models", "pruners", "settings", "task_teacher", "types"),
+        *("disk", "distill_job", "downstream", "models", "pruners", "settings", "task_teacher", "types"),
     },
     "prune_run": {
         *("bench", "downstream", "engine", "errors", "finish", "judge", "models", "progress", "prune_job", "pruners"),
