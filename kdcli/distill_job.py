@@ -64,14 +64,14 @@ def _module_of(parameter: str) -> str:
     return parameter.removeprefix("captured.model.").rsplit(".", 1)[0]
 
 
-def listening(teacher: PreTrainedModel, needs: Needs, device: torch.device, precision: str) -> Capture:
-    """The teacher made ready: frozen, on the device, its weights in the compute dtype.
+def compute_dtype(precision: str) -> torch.dtype:
+    """The type of matrix products under what accelerate calls `bf16`, `fp16`, or another word for float32."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
 
-    Args:
-        precision: what accelerate calls the number format: `bf16`, `fp16` or another word for float32.
-    """
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
-    return capture(prepare_teacher(teacher.to(device), dtype), needs)
+
+def listening(teacher: PreTrainedModel, needs: Needs, device: torch.device, precision: str) -> Capture:
+    """The teacher made ready: frozen, on the device, its weights in the compute dtype; see `compute_dtype`."""
+    return capture(prepare_teacher(teacher.to(device), compute_dtype(precision)), needs)
 
 
 def heard(listened: Capture, batch: Batch) -> Signals:

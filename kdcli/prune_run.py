@@ -25,7 +25,7 @@ from kdcli.models.layout import layout_for
 from kdcli.models.load import load_weights, location, save_model
 from kdcli.models.matrices import Matrix, matrices
 from kdcli.progress import Progress
-from kdcli.prune_job import TRACE, Prepared, prepared
+from kdcli.prune_job import TRACE, Prepared, prepared, to_full_precision
 from kdcli.recipe import Resolved
 from kdcli.report.text import megabytes
 from kdcli.run_dir import RunDir
@@ -82,6 +82,7 @@ def _finished(task: Downstream, of: PruneRun, ready: Prepared, fitted: Fitted) -
     headed, dense, pruner = fitted.headed, ready.dense, ready.pruner
     recipe, folder, model = of.resolved.recipe, of.folder, headed.model.cpu()
     masks, scores = pruner.masks.masks(), pruner.masks.scores()
+    to_full_precision(model, dense)
     pruner.masks.fold()
     evaluations = task.judge.evaluations(MASKED, task.data.split, fitted.predictions, WORST)
     save_model(model, headed.tokenizer, folder)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 import kdcli as package
+from kdcli import downstream
 from kdcli.models.matrices import matrices
 from kdcli.pruners import methods
 from kdcli.run_dir import RunDir
@@ -56,9 +57,8 @@ def kept(folder):
     return sum(int(m.of(m.linear.weight).count_nonzero()) for m in found) / sum(m.numel for m in found)
 
 
-def test_the_density_is_exact_and_what_is_kept_is_as_it_was(base, pruned):
-    out, result = pruned
-    assert kept(out) == pytest.approx(0.3, abs=1e-4)
+def is_the_base_where_kept(base, out):
+    """Whatever a mask left of the weights is bit for bit what it was."""
     before, after = AutoModel.from_pretrained(base), AutoModel.from_pretrained(out)
     masked = {m.path for m in matrices(before)}
     for name, weight in after.state_dict().items():
@@ -67,6 +67,12 @@ def test_the_density_is_exact_and_what_is_kept_is_as_it_was(base, pruned):
         own = before.state_dict()[name]
         there = weight != 0 if name.removesuffix(".weight") in masked else torch.ones_like(weight, dtype=torch.bool)
         assert torch.equal(weight[there], own[there]), name
+
+
+def test_the_density_is_exact_and_what_is_kept_is_as_it_was(base, pruned):
+    out, result = pruned
+    assert kept(out) == pytest.approx(0.3, abs=1e-4)
+    is_the_base_where_kept(base, out)
     report = report_of(out)
     assert report.command == "prune"
     (found,) = report.pruning
@@ -203,6 +209,23 @@ def test_several_sparsities_are_runs_of_their_own(given, tmp_path):
     before = (tmp_path / "out" / "report.json").read_text("utf-8")
     assert kdcli(*asked, "--resume").exit_code == 0
     assert json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))["pruning"] == json.loads(before)["pruning"]
+
+
+def test_in_bf16_what_is_frozen_is_held_in_it_and_saved_as_it_was(base, given, tmp_path, monkeypatch):
+    held = {}
+
+    def trained(task, headed, job, plan, run_dir):
+        held.update({name: p.dtype for name, p in headed.model.named_parameters()})
+        return downstream.trained(task, headed, job, plan, run_dir)
+
+    monkeypatch.setattr("kdcli.prune_run.trained", trained)
+    result = kdcli(*given, "--dtype", "bf16", "--max-steps", "3", "--sparsity", "0.5", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    scores = {dtype for name, dtype in held.items() if name.endswith(".score")}
+    others = {dtype for name, dtype in held.items() if not name.endswith(".score")}
+    assert (scores, others) == ({torch.float32}, {torch.bfloat16})
+    assert kept(tmp_path / "out") == pytest.approx(0.5, abs=1e-4)
+    is_the_base_where_kept(base, tmp_path / "out")
 
 
 def test_a_teacher_is_learned_from(given, tmp_path):
