@@ -57,6 +57,19 @@ ALLOWED: dict[str, set[str]] = {
     },
     "signal_records": {"data", "errors", "memory", "types"},
     "signal_store": {"data", "disk", "signal_records", "types"},
+    "task_augment": {"data", "disk", "downstream", "errors", "models", "progress", "settings"},
+    "task_distill": {
+        *("distill_run", "downstream", "errors", "losses", "models", "progress", "recipe", "run_dir", "settings"),
+        *("task_augment", "task_stages", "task_teacher", "types"),
+    },
+    "task_run": {
+        *("bench", "data", "disk", "distill_job", "distill_run", "downstream", "engine", "estimate", "finetune_run"),
+        *("finish", "judge", "models", "progress", "recipe", "report", "run_dir", "task_augment", "task_distill"),
+        *("task_stages", "types"),
+    },
+    "task_stages": {
+        *("distill_job", "downstream", "models", "progress", "settings", "signal_store", "task_teacher", "types"),
+    },
     "task_teacher": {
         *("distill_job", "downstream", "errors", "losses", "models", "progress", "settings", "types"),
     },
@@ -88,7 +101,7 @@ ALLOWED: dict[str, set[str]] = {
         ),
         *("held_out", "judge", "launch", "losses", "metrics", "models", "processes", "progress"),
         *("prune_job", "prune_run", "pruners", "recipe", "report", "run_dir", "settings", "sparse"),
-        *("task_distill", "task_teacher", "types"),
+        *("task_distill", "task_run", "task_teacher", "types"),
     },
     "cli": {"bench", "commands", "errors", "kdcli", "processes", "progress", "recipe", "settings"},
     "__main__": {"cli"},
