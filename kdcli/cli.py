@@ -288,6 +288,80 @@ def prune(
 
 
 @app.command()
+def cotrain(
+    teacher: Annotated[str | None, typer.Argument(help="LxH, hub id or directory.")] = None,
+    student: Annotated[str | None, typer.Argument(help="LxH, hub id or directory.")] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(help="co-distillation, one-way, reversed or standalone.", show_default=False),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A:B:C:D", help="Student against labels, from teacher; teacher against labels, from student."
+        ),
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of both softmaxes.")] = None,
+    community: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="A frozen teacher of both, from which shapes are copied.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Tokenizer and configuration of shapes; on a task weights too.")
+    ] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Of a tokenizer trained from the text.")] = None,
+    standalone: Annotated[
+        bool | None,
+        typer.Option("--standalone/--no-standalone", help="Also train both without each other, to compare."),
+    ] = None,
+    task: Task = None,
+    eval_task: Annotated[
+        list[str] | None, typer.Option(metavar="TASK", help="Also fine-tune all models on this task and compare.")
+    ] = None,
+    output_dir: OutputDir = None,
+    recipe: Recipe = None,
+    sets: Sets = None,
+    data: Data = None,
+    max_steps: MaxSteps = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: Lr = None,
+    seed: Seed = None,
+    dtype: Dtype = None,
+    device: Device = "auto",
+    processes: Processes = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    report_to: ReportTo = "none",
+    trust_remote_code: RemoteCode = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train two models in one loop that learn from each other: on unlabelled text, or on a task with --task."""
+    given = locals()
+    _prepare_libraries(quiet, verbose)
+    from kdcli.recipe import resolve, verb_of
+    from kdcli.settings import CotrainRecipe, CotrainTaskRecipe
+
+    on_task = task is not None or (recipe is not None and verb_of(recipe) == "cotrain-task")
+    for name in ("community", "vocab_size", "eval_task") if on_task else ():
+        if given[name]:
+            raise UsageError(f"--{name.replace('_', '-')} belongs to co-training on text, not on a task")
+    from kdcli.commands import cotrain as command
+
+    own = {name: given[name] for name in ("teacher", "student", "base", "mode", "temperature", "standalone")}
+    own |= {"weights": command.weights(weights)} | _training(given)
+    if on_task:
+        of_task = resolve(CotrainTaskRecipe, recipe=recipe, sets=sets or (), options=own | {"task": task})
+        _print(command.run_on_task(of_task, _invocation(given)), as_json=json)
+        return
+    own |= {"community.model": community, "vocab_size": vocab_size, "eval.tasks": eval_task}
+    resolved = resolve(CotrainRecipe, recipe=recipe, sets=sets or (), options=own)
+    _print(command.run(resolved, _invocation(given)), as_json=json)
+
+
+@app.command()
 def evaluate(
     models: Annotated[list[str] | None, typer.Argument(help="Fine-tuned models; the first is the baseline.")] = None,
     task: Task = None,

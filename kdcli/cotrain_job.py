@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kdcli.cotrain_models import ROLES, Pair
+from kdcli.cotrain_models import Pair
+from kdcli.cotrain_plan import ROLES, names_of, weights_of
 from kdcli.data.batches import BatchPlan
 from kdcli.data.corpus import Corpus
 from kdcli.data.masking import Masked, PassOrder, tokens_of
@@ -24,25 +25,6 @@ from kdcli.models.heads import Headed
 from kdcli.progress import Progress
 from kdcli.settings import CotrainRecipe, CotrainTaskRecipe, FinetuneRecipe
 from kdcli.types import Batch, Job, Needs, Pace, Plan, StepLoss
-
-PARTNERS = ("student-1", "student-2")
-"""What the two models are called beside a frozen teacher, where neither is one."""
-
-
-def names_of(recipe: CotrainRecipe | CotrainTaskRecipe) -> dict[str, str]:
-    """Role → name in logs, reports and directories."""
-    community = isinstance(recipe, CotrainRecipe) and recipe.community.model is not None
-    return dict(zip(ROLES, PARTNERS if community else ROLES, strict=True))
-
-
-def weights_of(recipe: CotrainRecipe | CotrainTaskRecipe) -> Weights:
-    """What the recipe says each model learns from.
-
-    Raises:
-        UsageError: see `Weights.of`.
-    """
-    community = isinstance(recipe, CotrainRecipe) and recipe.community.model is not None
-    return Weights.of(recipe.weights, recipe.mode, community=community)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForMaskedLM, BertConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from kdcli.cotrain_plan import ROLES
 from kdcli.data.own_tokenizer import own_tokenizer
 from kdcli.errors import UsageError
 from kdcli.losses.ctcd import STUDENT, TEACHER
@@ -18,8 +19,6 @@ from kdcli.models.shape import GRAMMAR, build_student, evenly, parse_shape, posi
 from kdcli.progress import Progress
 from kdcli.settings import CotrainRecipe
 from kdcli.types import ModelShape
-
-ROLES = (TEACHER, STUDENT)
 
 HEAD_WIDTH = 64
 """Width of an attention head of a BERT, of which a shape without a base has as many as fit."""

@@ -73,6 +73,23 @@ ALLOWED: dict[str, set[str]] = {
     "task_teacher": {
         *("distill_job", "downstream", "errors", "losses", "models", "progress", "settings", "types"),
     },
+    "cotrain_plan": {"errors", "losses", "recipe", "run_dir", "settings"},
+    "cotrain_models": {"cotrain_plan", "data", "errors", "losses", "models", "progress", "settings", "types"},
+    "cotrain_job": {
+        *("cotrain_models", "cotrain_plan", "data", "distill_job", "downstream", "losses", "models", "progress"),
+        *("settings", "types"),
+    },
+    "cotrain_report": {"bench", "cotrain_plan", "finish", "losses", "run_dir", "settings", "types"},
+    "cotrain_run": {
+        *("bench", "cotrain_job", "cotrain_models", "cotrain_plan", "cotrain_report", "data", "downstream"),
+        *("downstream_scores", "engine", "errors", "estimate", "finish", "launch", "losses", "models", "progress"),
+        *("recipe", "run_dir", "settings", "types"),
+    },
+    "cotrain_task": {
+        *("bench", "cotrain_job", "cotrain_models", "cotrain_plan", "data", "downstream", "engine", "errors"),
+        *("estimate", "finetune_run", "finish", "losses", "models", "progress", "recipe", "run_dir", "settings"),
+        *("task_teacher", "types"),
+    },
     "prune_job": {
         *("disk", "distill_job", "downstream", "models", "pruners", "settings", "task_teacher", "types"),
     },
@@ -90,6 +107,9 @@ ALLOWED: dict[str, set[str]] = {
             "bench",
             "distill_run",
             "chain",
+            "cotrain_plan",
+            "cotrain_run",
+            "cotrain_task",
             "data",
             "disk",
             "downstream",

@@ -1,0 +1,74 @@
+"""`kdcli cotrain`: two models trained together that learn from each other, on text or, with `--task`, on a task."""
+
+from __future__ import annotations
+
+from kdcli.cotrain_plan import check_pair
+from kdcli.cotrain_run import claim_pair, prepare_pair, probe_pair, run_pair
+from kdcli.cotrain_task import check_task_pair, claim_task_pair, prepare_task_pair, probe_task_pair, run_task_pair
+from kdcli.engine import track
+from kdcli.errors import UsageError
+from kdcli.estimate import Estimate
+from kdcli.finish import Finished
+from kdcli.launch import launch
+from kdcli.recipe import Resolved
+from kdcli.settings import CotrainRecipe, CotrainTaskRecipe, Invocation
+
+
+def weights(text: str | None) -> list[float] | None:
+    """`1:1:1:4` as numbers; which are allowed is checked with the recipe.
+
+    Raises:
+        UsageError: something between the colons is no number.
+    """
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in text.split(":")]
+    except ValueError:
+        raise UsageError(
+            f"--weights takes four numbers, got '{text}'",
+            "student against labels : student from teacher : teacher against labels : teacher from student, for "
+            "example 1:1:1:4",
+        ) from None
+
+
+def run(resolved: Resolved[CotrainRecipe], invocation: Invocation) -> Finished | Estimate | None:
+    """Co-train on text, measure and report.
+
+    Returns:
+        The report, or the estimate of a dry run; None in a process that has nothing to print.
+
+    Raises:
+        KdcliError: see `kdcli.errors`; nothing was claimed or written if the recipe, models or data cannot be used.
+    """
+    check_pair(resolved.recipe)
+    launched = launch(resolved.recipe.train.dtype, invocation)
+    if launched is None:
+        return None
+    accelerator, device = launched
+    pair = prepare_pair(resolved, invocation, accelerator, device)
+    if invocation.dry_run:
+        return probe_pair(pair)
+    claim_pair(pair)
+    track(accelerator, pair.folder)
+    result = run_pair(pair)
+    accelerator.end_training()
+    return result
+
+
+def run_on_task(resolved: Resolved[CotrainTaskRecipe], invocation: Invocation) -> Finished | Estimate | None:
+    """Co-train on a task, measure and report; returns and raises as `run`."""
+    check_pair(resolved.recipe)
+    check_task_pair(resolved.recipe)
+    launched = launch(resolved.recipe.train.dtype, invocation)
+    if launched is None:
+        return None
+    accelerator, device = launched
+    pair = prepare_task_pair(resolved, invocation, accelerator, device)
+    if invocation.dry_run:
+        return probe_task_pair(pair)
+    claim_task_pair(pair)
+    track(accelerator, pair.folder)
+    result = run_task_pair(pair)
+    accelerator.end_training()
+    return result
