@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kdcli.report.console import latency_parts, rich_table, section
+from kdcli.report.cotraining import COTRAIN, pair_made, pair_origin, pair_title
 from kdcli.report.evaluations import MOST_LABELS, comparisons, confusion_listing, matrix, scores, set_name, tasks
 from kdcli.report.latency import BENCHMARK, Cell, cells, interval, not_measured, speedup_of
 from kdcli.report.pruning import by_type, sparsities
@@ -100,6 +101,8 @@ def title(report: Report) -> str:
         if len(measured) > FEW_NAMES:
             return f"{', '.join(measured[:FEW_NAMES])} and {len(measured) - FEW_NAMES} more beside {baseline}"
         return f"{', '.join(measured)} beside {baseline}" if measured else baseline
+    if report.command == COTRAIN:
+        return pair_title(report, short)
     if report.pruning:
         of = " on ".join(filter(None, [short(_origin(report)), ", ".join(_tasks(report))]))
         return f"{of}, {report.pruning[0].method} {sparsities(report)}"
@@ -215,13 +218,17 @@ def model_card(report: Report, name: str, auto_class: str = "AutoModel") -> str:
 
 def _origin(report: Report) -> str:
     """What the models of a report were made from: the teacher, or the recipe's model."""
+    if report.command == COTRAIN:
+        return pair_origin(report)
     if TEACHER in report.models and not report.pruning:
         return report.models[TEACHER].id
     return str(report.recipe.get("model") or next(iter(report.models.values())).id)
 
 
 def _how_made(report: Report) -> str:
-    if report.pruning:
+    if report.command == COTRAIN:
+        how = pair_made(report, short)
+    elif report.pruning:
         how = f"pruned from {short(_origin(report))} on {', '.join(_tasks(report))} with {report.pruning[0].method}"
         shares = ", ".join(f"{percent(p.density, 1)} %" for p in report.pruning)
         how += f", {shares} of the weights of its layers kept and the others zero"
@@ -248,7 +255,7 @@ def _head(report: Report, name: str, origin: str, has_head: bool) -> list[str]:
     labels = next(filter(None, found), [])
     more = f" and {len(labels) - MOST_LABELS} more" if len(labels) > MOST_LABELS else ""
     said = [plain(f"Classes: {', '.join(labels[:MOST_LABELS])}{more}."), ""] if labels else []
-    return [*said, plain(f"It inherits licence and limits of {short(origin)}.")]
+    return [*said, plain(f"It inherits licence and limits of {short(origin)}.")] if origin else said
 
 
 def _results(report: Report, name: str, has_head: bool) -> list[str]:
