@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from kdcli.data.augment import Augmented, augment, words_of
+from kdcli.data.augment import Augmented, augment, rows, words_of
 from kdcli.data.masked_words import MaskedWords
 from kdcli.data.neighbours import Neighbours
-from kdcli.disk import cache_dir
+from kdcli.disk import cache_dir, write_atomic
 from kdcli.downstream import Downstream
 from kdcli.errors import UsageError
 from kdcli.models.card import weights_hash
@@ -78,6 +80,41 @@ def augmented(
         fingerprint=fingerprint,
         log=Progress.say,
     )
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The copies of a task's examples, written to a file."""
+
+    file: Path
+    count: int
+    notes: list[str]
+
+    def to_json(self) -> str:
+        """Where they are, how many, and how they were made."""
+        return json.dumps({"file": str(self.file), "copies": self.count, "notes": self.notes}, indent=2)
+
+    def renderables(self) -> Iterable[str]:
+        """The same in words."""
+        yield from self.notes
+        yield f"{self.count:,} rows in {self.file}"
+
+
+def written_copies(
+    settings: AugmentSettings,
+    task: Downstream,
+    teacher: Headed,
+    language_model: Loaded | None,
+    *,
+    seed: int,
+    file: Path,
+) -> Copies:
+    """Write the copies alone as jsonl, in the columns of the task; see `kdcli.data.augment.rows`."""
+    made = augmented(settings, task, teacher, language_model, seed=seed)
+    copies = made.examples[len(task.data.train) :]
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows(task.data.task, copies)]
+    write_atomic(file, "".join(f"{line}\n" for line in lines))
+    return Copies(file, len(copies), made.notes)
 
 
 def _hash(parts: object) -> str:

@@ -80,16 +80,21 @@ class TaskRun:
         return bind(recipe.method, recipe.loss, shape_of(self.teachers[0].model.config), self.shape)
 
 
+def check_teacher(recipe: TaskDistillRecipe) -> None:
+    """Raise a `UsageError` where no teacher or no task was given."""
+    if recipe.teacher is None:
+        raise UsageError("no teacher given", "kdcli distill TEACHER --task TASK --to LxH; TEACHER is fine-tuned on it")
+    if recipe.task is None:
+        raise UsageError("no task given", "add --task, for example --task sst2, or --task own for your own files")
+
+
 def check_task(recipe: TaskDistillRecipe) -> None:
     """Check what needs no model and no data.
 
     Raises:
         UsageError: no teacher, task or student; a method that reads no tasks; a wrong key of a stage.
     """
-    if recipe.teacher is None:
-        raise UsageError("no teacher given", "kdcli distill TEACHER --task TASK --to LxH; TEACHER is fine-tuned on it")
-    if recipe.task is None:
-        raise UsageError("no task given", "add --task, for example --task sst2, or --task own for your own files")
+    check_teacher(recipe)
     if len(recipe.student.to) > 1:
         raise UsageError(
             f"on a task one student is distilled at a time, {len(recipe.student.to)} shapes were given",
@@ -138,7 +143,10 @@ def prepare_task(
     general = text = None
     if recipe.general.use:
         general = Path(recipe.general.run or folder / GENERAL)
-        text = _text(recipe, replace(invocation, output_dir=general), accelerator, device, teacher)
+        # What lies inside an output directory is overwritten with it; what lies elsewhere other tasks use too.
+        anew = invocation.overwrite and general.resolve().is_relative_to(folder.resolve())
+        inside = replace(invocation, output_dir=general, resume=not anew, overwrite=anew)
+        text = _text(recipe, inside, accelerator, device, teacher)
     language_model = None
     if recipe.augment.use:
         language_model = load_language_model(recipe.augment, teacher, trust_remote_code=trusted)
@@ -157,11 +165,24 @@ def _text(
     tokenizer = load_tokenizer(str(resolved.recipe.teacher), trust_remote_code=invocation.trust_remote_code)
     check_vocabulary(teacher, tokenizer, str(resolved.recipe.teacher))
     assert invocation.output_dir is not None
-    if RunDir(invocation.output_dir).done:
+    if RunDir(invocation.output_dir).done and not invocation.overwrite:
         RunDir(invocation.output_dir).check(resolved.to_yaml(), resume=True, overwrite=False)
         Progress.say(f"{invocation.output_dir} is done already")
         return None
-    return prepare_text(resolved, replace(invocation, resume=True, overwrite=False), accelerator, device)
+    return prepare_text(resolved, invocation, accelerator, device)
+
+
+def prepare_copies(
+    resolved: Resolved[TaskDistillRecipe], invocation: Invocation, accelerator: Accelerator, device: torch.device
+) -> tuple[Downstream, Headed, Loaded | None]:
+    """What copies are made of: the task, its teacher, and the masked language model that is asked for words.
+
+    Raises:
+        KdcliError: as `prepare_task`, of what belongs to the student nothing is looked at.
+    """
+    recipe, trusted = resolved.recipe, invocation.trust_remote_code
+    task, teacher = prepare(_of_teacher(recipe), accelerator, device, new_head=False, trust_remote_code=trusted)
+    return task, teacher, load_language_model(recipe.augment, teacher, trust_remote_code=trusted)
 
 
 def _of_teacher(recipe: TaskDistillRecipe) -> FinetuneRecipe:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from kdcli.bench.latency import Latency, Subject
-from kdcli.data.augment import rows
 from kdcli.data.batches import BucketPlan
-from kdcli.disk import write_atomic
 from kdcli.distill_job import Student
 from kdcli.distill_run import HELD_OUT, claim_text, held_out_losses, probe_text, run_text
 from kdcli.downstream import Downstream, Fitted, features_of, fitting, judged, load_model, quality_of, trained
@@ -221,33 +218,6 @@ def _cards(
         TEACHER: describe(teacher.model, teacher.source, where if where.is_dir() else None),
         STUDENT: describe(student, name or str(folder), folder),
     }
-
-
-@dataclass(frozen=True)
-class Copies:
-    """The copies of a task's examples, written to a file."""
-
-    file: Path
-    count: int
-    notes: list[str]
-
-    def to_json(self) -> str:
-        """Where they are, how many, and how they were made."""
-        return json.dumps({"file": str(self.file), "copies": self.count, "notes": self.notes}, indent=2)
-
-    def renderables(self) -> Iterable[str]:
-        """The same in words."""
-        yield from self.notes
-        yield f"{self.count:,} rows in {self.file}"
-
-
-def written_copies(run: TaskRun, file: Path) -> Copies:
-    """Write the copies alone as jsonl, in the columns of the task; see `kdcli.data.augment.rows`."""
-    made = augmented(run.recipe.augment, run.task, run.teachers[0], run.language_model, seed=run.recipe.train.seed)
-    copies = made.examples[len(run.task.data.train) :]
-    lines = [json.dumps(row, ensure_ascii=False) for row in rows(run.task.data.task, copies)]
-    write_atomic(file, "".join(f"{line}\n" for line in lines))
-    return Copies(file, len(copies), made.notes)
 
 
 def together(folder: Path, found: Mapping[str, Finished | None]) -> Finished:

@@ -43,7 +43,8 @@ def intermediate(
     assert task.train is not None
     rows = task.train.rows
     student = Student(encoder, objective)
-    freeze_unreached({STUDENT: student}, teacher.model, rows.batch(np.arange(1)))
+    # Whoever judged the teacher before has taken it to the device.
+    freeze_unreached({STUDENT: student}, teacher.model.cpu(), rows.batch(np.arange(1)))
     heard = ready(teacher, task, objective.teacher_needs)
     kept = None
     if store is not None:

@@ -19,8 +19,9 @@ from kdcli.progress import Progress
 from kdcli.recipe import Resolved
 from kdcli.run_dir import RunDir, numbered
 from kdcli.settings import DistillRecipe, Invocation, TaskDistillRecipe
-from kdcli.task_distill import check_task, prepare_task
-from kdcli.task_run import Copies, claim_task, probe_task, run_task, together, written_copies
+from kdcli.task_augment import Copies, written_copies
+from kdcli.task_distill import TaskRun, check_task, check_teacher, prepare_copies, prepare_task
+from kdcli.task_run import claim_task, probe_task, run_task, together
 
 
 def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished | Estimate | None:
@@ -78,30 +79,57 @@ def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation
     if launched is None:
         return None
     accelerator, device = launched
-    folder = invocation.output_dir or numbered(f"ablate-{first.recipe.task}", taken=invocation.resume)
+    folder = invocation.output_dir or numbered(f"ablate-{first.recipe.task}", taken=_taken(invocation))
     folder = Path(broadcast_object_list([folder])[0])
+    flags = {"resume": invocation.resume, "overwrite": invocation.overwrite}
     if accelerator.is_main_process:
-        RunDir.claim(folder, first.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
+        RunDir(folder).check(first.to_yaml(), **flags)
+
+    def prepared(name: str) -> TaskRun:
+        inside = replace(invocation, output_dir=folder / name, resume=not invocation.overwrite)
+        return prepare_task(variants[name], inside, accelerator, device)
+
+    # What a later variant would stumble over is found before the first begins.
+    task = prepared(next(iter(variants)))
+    for resolved in variants.values():
+        replace(task, resolved=resolved).objective()
+    if accelerator.is_main_process:
+        RunDir.claim(folder, first.to_yaml(), **flags)
     accelerator.wait_for_everyone()
     track(accelerator, folder)
     found: dict[str, Finished | None] = {}
-    for name, resolved in variants.items():
+    for number, name in enumerate(variants):
         Progress.say(f"variant {name}")
-        inside = replace(invocation, output_dir=folder / name, resume=True, overwrite=False)
-        task = prepare_task(resolved, inside, accelerator, device)
+        task = prepared(name) if number else task
         claim_task(task)
         found[name] = run_task(task)
     return _ended(accelerator, together(folder, found) if accelerator.is_main_process else None)
 
 
 def write_copies(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, file: Path) -> Copies | None:
-    """Write the copies that `--augment` would train on, and nothing else; raises as `run_on_task`."""
-    check_task(resolved.recipe)
+    """Write the copies that `--augment` would train on, and nothing else.
+
+    Raises:
+        KdcliError: as `run_on_task`; there is such a file, and it is not to be overwritten.
+    """
+    check_teacher(resolved.recipe)
+    if file.is_dir() or not file.parent.is_dir():
+        raise UsageError(
+            f"--augment-only {file}: {'it is a directory' if file.is_dir() else 'its directory is not there'}"
+        )
+    if file.exists() and not invocation.overwrite:
+        raise UsageError(f"--augment-only {file}: there is such a file", "--overwrite replaces it; or name another")
+    # One process is enough, however many would train.
     launched = launch(resolved.recipe.train.dtype, replace(invocation, dry_run=True))
     if launched is None:
         return None
-    task = prepare_task(resolved, replace(invocation, dry_run=True), *launched)
-    return written_copies(task, file)
+    recipe = resolved.recipe
+    made_of = prepare_copies(resolved, invocation, *launched)
+    return written_copies(recipe.augment, *made_of, seed=recipe.train.seed, file=file)
+
+
+def _taken(invocation: Invocation) -> bool:
+    return invocation.resume or invocation.overwrite
 
 
 def _ended(accelerator: Accelerator, result: Finished | None) -> Finished | None:

@@ -1,0 +1,329 @@
+"""`kdcli distill --task` from end to end on tiny models: what its stages leave, repeat and share."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+
+import own_files
+import pytest
+import torch
+from own_files import kdcli, log_of, process, report_of, said_by
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification
+
+from kdcli.losses import methods, on_tasks, reads
+from kdcli.models.heads import AUTO_CLASS
+from kdcli.report.views import FINETUNED
+from kdcli.run_dir import RunDir
+from kdcli.types import Kind
+
+QUICK = [
+    *("--max-steps", "8", "--batch-size", "16", "--lr", "1e-3", "--dtype", "fp32", "--set", "intermediate.lr=1e-3"),
+    *("--set", "data.max_length=24", "--set", "data.stride=4", "--set", "train.eval_every=4"),
+    *("--set", "train.log_every=1", "--set", "train.checkpoint_every=3", "--set", "measure.latency=false"),
+    *("--set", "undistilled.overrides.train={log_every: 1, checkpoint_every: 3}"),
+]
+STUDENT, ALONE = "student", "student undistilled"
+ON_TASKS = [m for m in methods() if "task" in reads(m)]
+
+
+@pytest.fixture(scope="module")
+def teacher_of(tmp_path_factory):
+    """Kind of task → a teacher fine-tuned on it, made when first asked for; its data lie beside it."""
+    return functools.cache(lambda kind: own_files.teacher(tmp_path_factory.mktemp(kind), kind))
+
+
+@pytest.fixture(scope="module")
+def asked(teacher_of):
+    """Arguments of a quick distillation on an own task of a kind."""
+
+    def of(kind="class", to="2x16"):
+        teacher = teacher_of(kind)
+        shape = ["--to", to] if to else []
+        return ["distill", teacher, "--task", "own", "--data", teacher.parent / "data", *shape, *QUICK]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def done(asked, tmp_path_factory):
+    """A distillation by TinyBERT, and what the command said."""
+    out = tmp_path_factory.mktemp("done") / "out"
+    result = kdcli(*asked(), "-o", out)
+    assert result.exit_code == 0, result.output
+    return out, result
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def same(a, b):
+    """Whether the weights of two directories are equal to the bit."""
+    a, b = weights(a), weights(b)
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def scores(folder):
+    """What the report says each model scores."""
+    return {e.model: e.metrics for e in report_of(folder).evaluations}
+
+
+def times(folder):
+    return {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+
+
+def stopped(monkeypatch, stage, step, arguments):
+    """Run a command that is stopped by the user after a step of the stage in this directory."""
+    whole = RunDir.log
+
+    def log(self, record):
+        whole(self, record)
+        if (self.path.name, record["step"]) == (stage, step):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDir, "log", log)
+        return kdcli(*arguments)
+
+
+def test_what_a_run_leaves(done):
+    out, result = done
+    assert {p.name for p in out.iterdir()} == {
+        *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", "recipe.yaml"),
+        *("report.json", "report.md", "report.html", "latency.csv", "log.jsonl"),
+        *("start", "intermediate", "student-undistilled"),
+    }
+    report = report_of(out)
+    assert list(report.models) == ["teacher", STUDENT]
+    assert [e.model for e in report.evaluations] == ["teacher", STUDENT, ALONE]
+    assert list(report.quality["own"]) == ["teacher", STUDENT, ALONE]
+    assert report.quality["own"]["teacher"]["accuracy"] > 0.9
+    assert report.training.steps == 8
+    assert any(note.startswith(f"{ALONE}: started from the same weights") for note in report.notes)
+    for shown in (result.stdout, (out / "report.md").read_text("utf-8")):
+        assert ALONE in shown
+    first, second = log_of(out / "intermediate"), log_of(out)
+    assert all(set(r["terms"]) == {"embedding", "hidden", "attention"} for r in first if r["step"])
+    assert first[-1]["held_out"]["loss"] < first[0]["held_out"]["loss"]
+    assert all(set(r["terms"]) == {"task", "kd"} and not r["terms"]["task"] for r in second if r["step"])
+    assert all("accuracy" in r["metrics"] for r in second if "held_out" in r)
+    assert [len({r["step"] for r in log}) for log in (first, second)] == [9, 9]
+
+
+def test_the_student_is_a_stock_model_without_projections(done):
+    out, _ = done
+    model = AutoModelForSequenceClassification.from_pretrained(out)
+    assert (model.config.num_hidden_layers, model.config.hidden_size) == (2, 16)
+    assert sorted(weights(out)) == sorted(model.state_dict())
+    for folder in (out, out / "intermediate", out / "start"):
+        assert not [key for key in weights(folder) if "projection" in key]
+        assert "kd_capture" not in (folder / "config.json").read_text("utf-8")
+
+
+def test_each_stage_starts_where_the_one_before_ended(done):
+    out, _ = done
+    before, between, after = (weights(out / name) for name in ("start", "intermediate", "."))
+    query = "encoder.layer.0.attention.self.query.weight"
+    assert not torch.equal(before[query], between[query])
+    moved = (between[query] - after[f"bert.{query}"]).abs().max()
+    assert 0 < moved < 8 * 1e-3 * 1.5, "8 steps of Adam at 1e-3 from where the stage before ended"
+
+
+def test_the_student_without_a_teacher_is_what_fine_tuning_makes_of_it(done, asked, tmp_path):
+    out, _ = done
+    assert not (out / "student-undistilled" / "model.safetensors").exists()
+    given = asked()
+    # Rate and batch are those of `finetune`, steps and data those of the distillation.
+    options = ["--max-steps", "8", "--dtype", "fp32", "--set", "data.max_length=24", "--set", "measure.latency=false"]
+    data = given[given.index("--data") + 1]
+    alone = kdcli("finetune", out / "start", "--task", "own", "--data", data, *options, "-o", tmp_path / "alone")
+    assert alone.exit_code == 0, alone.output
+    assert scores(tmp_path / "alone") == {FINETUNED: scores(out)[ALONE]}
+
+
+def test_the_teachers_signals_are_cached_and_gone_when_they_are_not_needed(done, asked, tmp_path):
+    out, result = done
+    assert "computing the teacher's signals for 96 rows" in said_by(result)
+    assert not (out / "signals").exists()
+    again = kdcli(*asked(), "-o", tmp_path / "again")
+    assert again.exit_code == 0
+    assert same(out, tmp_path / "again"), "the same command gives the same bits"
+    without = kdcli(*asked(), "--set", "cache_gb=0", "--set", "undistilled.use=false", "-o", tmp_path / "without")
+    assert without.exit_code == 0
+    assert "signals" not in said_by(without)
+    a, b = weights(out / "intermediate"), weights(tmp_path / "without" / "intermediate")
+    # Of Adam's steps only the sign is certain where a gradient is near zero; a step is 1e-3 at most.
+    assert all((a[k] - b[k]).abs().mean() < 2e-4 for k in a), "they are rounded to bfloat16"
+    assert not all(torch.equal(a[k], b[k]) for k in a)
+    assert [e.model for e in report_of(tmp_path / "without").evaluations] == ["teacher", STUDENT]
+    assert not (tmp_path / "without" / "student-undistilled").exists()
+    small = kdcli(*asked(), "--set", "cache_gb=1e-6", "--set", "undistilled.use=false", "-o", tmp_path / "small")
+    assert "the teacher's signals are not cached: they would take" in said_by(small)
+    assert same(tmp_path / "small", tmp_path / "without")
+
+
+@pytest.mark.parametrize("method", ON_TASKS)
+def test_every_method_trains(asked, tmp_path, method):
+    out = tmp_path / "out"
+    result = kdcli(*asked(), "--method", method, "--set", "undistilled.use=false", "-o", out)
+    assert result.exit_code == 0, result.output
+    recipe, (stage, kd) = report_of(out).recipe, on_tasks(method)
+    assert {k: recipe["kd"][k] for k in kd} == kd, "as its authors had it"
+    assert (out / "intermediate").exists() == (stage == "separate")
+    terms = [r["terms"] for r in log_of(out) if r["step"]]
+    added = {"pkd": {"patience"}}.get(method, set())
+    assert all(set(t) == {"task", "kd"} | added for t in terms)
+    assert all(t["kd"] > 0 and t.get("patience", 1) > 0 for t in terms)
+    if stage == "separate":
+        log = log_of(out / "intermediate")
+        assert log[-1]["held_out"]["loss"] < log[0]["held_out"]["loss"]
+    model = AutoModelForSequenceClassification.from_pretrained(out)
+    assert sorted(weights(out)) == sorted(model.state_dict())
+
+
+KINDS: dict[str, Kind] = {"pair": "class", "multi": "multi", "score": "score", "tokens": "tokens", "span": "span"}
+
+
+@pytest.mark.parametrize("method", ["tinybert", "pkd"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_task_is_learned(asked, tmp_path, kind, method):
+    out = tmp_path / "out"
+    result = kdcli(*asked(kind), "--method", method, "--set", "undistilled.use=false", "-o", out)
+    assert result.exit_code == 0, result.output
+    log = [r for r in log_of(out) if "held_out" in r]
+    assert log[-1]["held_out"]["kd"] < log[0]["held_out"]["kd"]
+    model = AUTO_CLASS[KINDS[kind]].from_pretrained(out)
+    assert sorted(weights(out)) == sorted(model.state_dict())
+    assert [e.model for e in report_of(out).evaluations] == ["teacher", STUDENT]
+
+
+@pytest.mark.parametrize(("stage", "method"), [("intermediate", "tinybert"), ("out", "tinybert"), ("out", "pkd")])
+def test_stopped_in_a_stage_and_gone_on_with_is_bit_identical(asked, tmp_path, monkeypatch, stage, method):
+    arguments = [*asked(), "--method", method]
+    assert kdcli(*arguments, "-o", tmp_path / "whole").exit_code == 0
+    out = tmp_path / "out"
+    assert stopped(monkeypatch, stage, 5, [*arguments, "-o", out]).exit_code == 130
+    assert not (out / "report.json").exists()
+    finished = times(out / "start") | (times(out / "intermediate") if method == "tinybert" and stage == "out" else {})
+    assert (out / "signals").exists() == (stage == "intermediate")
+    again = kdcli(*arguments, "-o", out, "--resume")
+    assert again.exit_code == 0, again.output
+    assert "resumed after step 3" in said_by(again)
+    assert finished
+    assert {p: p.stat().st_mtime_ns for p in finished} == finished, "a finished stage is not repeated"
+    assert same(out, tmp_path / "whole")
+    assert log_of(out) == log_of(tmp_path / "whole")
+    assert scores(out) == scores(tmp_path / "whole")
+    if method == "tinybert":
+        assert same(out / "intermediate", tmp_path / "whole" / "intermediate")
+        assert log_of(out / "intermediate") == log_of(tmp_path / "whole" / "intermediate")
+        assert not (out / "signals").exists()
+
+
+def test_stopped_while_the_student_without_a_teacher_is_trained(done, asked, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    assert stopped(monkeypatch, "student-undistilled", 5, [*asked(), "-o", out]).exit_code == 130
+    assert kdcli(*asked(), "-o", out, "--resume").exit_code == 0
+    assert same(out, done[0])
+    assert scores(out) == scores(done[0])
+    before = times(out)
+    again = kdcli(*asked(), "-o", out, "--resume")
+    assert again.exit_code == 0
+    assert "is done already" in said_by(again)
+    assert times(out) == before
+
+
+def test_a_finished_run_is_overwritten_only_when_told_to(done, asked, tmp_path):
+    out, _ = done
+    before = times(out)
+    refused = kdcli(*asked(), "-o", out)
+    assert (refused.exit_code, times(out)) == (2, before)
+    assert "is not empty" in said_by(refused)
+    other = kdcli(*asked(), "--seed", "1", "-o", out, "--resume")
+    assert (other.exit_code, times(out)) == (2, before)
+    assert "train.seed: was 0, is 1" in said_by(other)
+
+
+@pytest.mark.parametrize(
+    ("settings", "there", "terms"),
+    [
+        (["--set", "stage=none"], False, {"task", "kd"}),
+        (["--set", "stage=joint"], False, {"task", "kd", "embedding", "hidden", "attention"}),
+        (["--set", "stage=joint", "--method", "minilm"], False, {"task", "kd", "attention", "value"}),
+        (["--set", "kd.weight=0.3", "--set", "keep=best"], True, {"task", "kd"}),
+    ],
+)
+def test_a_stage_may_be_left_out_or_joined(asked, tmp_path, settings, there, terms):
+    out = tmp_path / "out"
+    assert kdcli(*asked(), *settings, "--set", "undistilled.use=false", "-o", out).exit_code == 0
+    assert (out / "intermediate").exists() == there
+    assert all(set(r["terms"]) == terms for r in log_of(out) if r["step"])
+    assert AutoModelForSequenceClassification.from_pretrained(out).config.num_hidden_layers == 2
+
+
+def test_the_student_may_be_brought(done, asked, tmp_path):
+    brought = done[0] / "start"
+    arguments = [*asked(to=None), "--student", brought]
+    assert kdcli(*arguments, "-o", tmp_path / "out").exit_code == 0
+    assert not (tmp_path / "out" / "start").exists()
+    assert same(tmp_path / "out", done[0])
+    refused = kdcli(*arguments, "--to", "3x16", "-o", tmp_path / "no")
+    assert refused.exit_code == 2
+    assert "not 3x16" in said_by(refused)
+    assert not (tmp_path / "no").exists()
+
+
+def test_several_teachers_count_alike(asked, teacher_of, tmp_path):
+    other = own_files.headed(tmp_path / "other", tuple(sorted(own_files.NAMES)), seed=3)
+    few = ["--method", "soft-targets", "--set", "undistilled.use=false", "--set", "student.dropout=0.0"]
+    first = {}
+    for name, teachers in {"one": [], "two": [other], "twice": [teacher_of("class")]}.items():
+        also = [part for teacher in teachers for part in ("--also-teacher", teacher)]
+        result = kdcli(*asked(), *few, *also, "-o", tmp_path / name)
+        assert result.exit_code == 0, result.output
+        first[name] = log_of(tmp_path / name)[0]["held_out"]
+    assert first["twice"] == pytest.approx(first["one"])
+    assert first["two"]["task"] == pytest.approx(first["one"]["task"])
+    assert first["two"]["kd"] != pytest.approx(first["one"]["kd"])
+    assert same(tmp_path / "one", tmp_path / "twice") or scores(tmp_path / "one") == scores(tmp_path / "twice")
+    assert f"teacher: {other}" in report_of(tmp_path / "two").notes
+
+
+def test_json_is_the_report_and_nothing_else_on_stdout(asked, tmp_path):
+    result = kdcli(*asked(), "--set", "stage=none", "-o", tmp_path / "out", "--json", "-q")
+    assert json.loads(result.stdout) == json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+    assert result.stderr == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["intermediate", "."])
+def test_killed_at_a_random_step_of_a_stage_and_resumed_is_bit_identical(asked, tmp_path, stage):
+    arguments = [*asked(), "--max-steps", "60", "--set", "undistilled.use=false"]
+    assert kdcli(*arguments, "-o", tmp_path / "a").exit_code == 0
+    out = tmp_path / "b"
+    running, log = process(*arguments, "-o", out), out / stage / "log.jsonl"
+    while running.poll() is None:
+        if log.exists() and log.read_text("utf-8").count("\n") > 10:
+            running.kill()
+            break
+        time.sleep(0.005)
+    running.communicate()
+    assert not (out / stage / "report.json").exists()
+    assert kdcli(*arguments, "-o", out, "--resume").exit_code == 0
+    assert same(tmp_path / "a", out)
+    assert log_of(tmp_path / "a") == log_of(out)
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_with_the_same_global_batch(asked, tmp_path):
+    arguments = [*asked(), "--set", "student.dropout=0.0", "--set", "undistilled.use=false", "--device", "cpu"]
+    assert kdcli(*arguments, "-o", tmp_path / "one").exit_code == 0
+    two = process(*arguments, "-o", tmp_path / "two", "--processes", "2")
+    _, stderr = two.communicate(timeout=240)
+    assert two.returncode == 0, stderr
+    # The heads of both stages drop out as their configuration says, each process for itself: the own stage has none.
+    for one, other in zip(*(log_of(tmp_path / n / "intermediate") for n in ("one", "two")), strict=True):
+        assert one.get("loss") == pytest.approx(other.get("loss"), rel=1e-4)
