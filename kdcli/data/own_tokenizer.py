@@ -27,8 +27,8 @@ LEAST_OFTEN = 2
 LEAST_PIECES = 8
 """Pieces besides the special ones that a vocabulary must have: with fewer there is next to nothing to guess."""
 
-LETTERS, LETTER_SHARE = 1000, 8
-"""Most letters that pieces may be made of, and the share of a vocabulary (one in so many) that they may take: rare
+LETTERS, LETTER_SHARE = 1000, 4
+"""Most letters that pieces may be made of, and how many words of a vocabulary there must be for each: rare
 letters of other scripts would fill a small one. What has no piece is the unknown token."""
 
 FORMAT = 1

@@ -1,0 +1,110 @@
+"""A tokenizer trained from a text: the same every time, of the size asked for, framed as BERT's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from transformers import AutoTokenizer
+
+from kdcli.data.own_tokenizer import SPECIAL, own_tokenizer
+from kdcli.errors import UsageError
+
+TEXT = "\n".join(
+    f"the {w}ing of Café {w} {i % 7}, and un{w}able {w}s" for i, w in enumerate(["walk", "talk", "balk"] * 40)
+)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT, "utf-8")
+    return str(path)
+
+
+def trained(source, size=70, said=print):
+    return own_tokenizer(source, None, size, 512, log=said)
+
+
+def test_size_pieces_and_frame(source):
+    tokenizer = trained(source)
+    assert len(tokenizer) == 70
+    assert tokenizer.convert_tokens_to_ids(list(SPECIAL)) == [0, 1, 2, 3, 4]
+    assert tokenizer.tokenize("The CAFE balks") == ["the", "cafe", *tokenizer.tokenize("balks")]
+    one, two = tokenizer("the cafe"), tokenizer("the", "cafe")
+    assert tokenizer.decode(one["input_ids"]) == "[CLS] the cafe [SEP]"
+    assert tokenizer.decode(two["input_ids"]) == "[CLS] the [SEP] cafe [SEP]"
+    assert two["token_type_ids"] == [0, 0, 0, 1, 1]
+    assert tokenizer.unk_token_id in tokenizer("日")["input_ids"]
+    # A piece within a word is none when it stands alone, nor special.
+    assert "##a" not in tokenizer.all_special_tokens
+    assert tokenizer.decode(tokenizer("##a")["input_ids"], skip_special_tokens=True) != "##a"
+
+
+def test_another_process_trains_the_same(source, cache):
+    program = (
+        "import json, sys; from kdcli.data.own_tokenizer import own_tokenizer\n"
+        "print(json.dumps(own_tokenizer(sys.argv[1], None, 70, 512, log=lambda line: None).get_vocab()))"
+    )
+    found = trained(source).get_vocab()
+    for number in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", program, source],
+            env=os.environ | {"KDCLI_CACHE": str(cache / str(number))},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert json.loads(done.stdout) == found
+
+
+def test_it_is_trained_once_for_each_text_and_size(source, cache):
+    said = []
+    first = trained(source, said=said.append)
+    assert trained(source, said=said.append).get_vocab() == first.get_vocab()
+    assert len(said) == 1
+    assert trained(source, 60, said.append).get_vocab() != first.get_vocab()
+    assert len(list((cache / "tokenizers").iterdir())) == 2
+
+
+def test_saved_it_is_the_same(source, tmp_path):
+    tokenizer = trained(source)
+    tokenizer.save_pretrained(tmp_path / "saved")
+    read = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert dict(read("the talks", "un talkable")) == dict(tokenizer("the talks", "un talkable"))
+    assert (read.mask_token_id, read.model_max_length) == (4, 512)
+
+
+def test_a_short_text_makes_fewer_words_and_says_so(source):
+    said = []
+    assert len(trained(source, 5000, said.append)) < 200
+    assert "not 5,000" in said[-1]
+
+
+def test_rare_letters_do_not_fill_a_small_vocabulary(tmp_path):
+    path = tmp_path / "rare.txt"
+    rare = "\n".join(chr(0x0400 + i) * 2 for i in range(80))
+    path.write_text(f"{TEXT}\n{rare}", "utf-8")
+    tokenizer = trained(str(path), 160)
+    assert tokenizer.tokenize("walking") != ["[UNK]"]
+    pieces = set(tokenizer.get_vocab()) - set(SPECIAL)
+    assert len({letter for piece in pieces for letter in piece.removeprefix("##")}) == 160 // 4
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "said"), [(TEXT, 9, "a vocabulary of 9 is too small"), ("  \n. .", 80, "too few")]
+)
+def test_refused(tmp_path, text, size, said):
+    path = tmp_path / "some.txt"
+    path.write_text(text, "utf-8")
+    with pytest.raises(UsageError, match=said):
+        trained(str(path), size)
