@@ -1,0 +1,358 @@
+"""`kdcli cotrain` from end to end on tiny models: what it leaves, what it repeats, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import own_files
+import pytest
+import torch
+from encoders import tiny_config, tiny_encoder, tiny_tokenizer
+from own_files import log_of, report_of, said_by
+from safetensors.torch import load_file
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+
+QUICK = [
+    *("--max-steps", "6", "--batch-size", "8", "--dtype", "fp32", "--set", "data.max_length=16"),
+    *("--set", "train.warmup_fraction=0.2", "--set", "train.eval_every=3", "--set", "train.log_every=1"),
+    *("--set", "train.checkpoint_every=2", "--set", "data.held_out_blocks=8", "--set", "measure.latency=false"),
+]
+ON_TASK = [*own_files.QUICK, "--max-steps", "8", "--set", "train.eval_every=4"]
+
+
+def kdcli(*arguments):
+    return own_files.kdcli("cotrain", *arguments)
+
+
+@pytest.fixture
+def base(tmp_path):
+    """A tiny masked language model."""
+    folder = tmp_path / "base"
+    torch.manual_seed(0)
+    model = AutoModelForMaskedLM.from_config(tiny_config("bert", num_hidden_layers=4, initializer_range=0.3))
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def given(base, text_file):
+    return ["3x32", "2x16", "--base", base, "--data", text_file, *QUICK]
+
+
+@pytest.fixture
+def own_task(tmp_path):
+    return own_files.own(tmp_path / "own", "class", n=64, judged=24)
+
+
+def tensors(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def same(one, other):
+    one, other = tensors(one), tensors(other)
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+def test_what_a_run_leaves(given, tmp_path):
+    out = tmp_path / "out"
+    measured = [*("--set", "measure.latency=true", "--set", "measure.min_seconds=0.1", "--set", "measure.min_runs=5")]
+    result = kdcli(*given, *measured, "-o", out)
+    assert result.exit_code == 0, result.output
+    report_files = {"recipe.yaml", "report.json", "report.md", "report.html", "latency.csv", "log.jsonl"}
+    assert {p.name for p in out.iterdir()} == report_files | {"teacher", "student", "standalone"}
+    assert {p.name for p in (out / "standalone").iterdir()} == report_files | {"teacher", "student"}
+    for name, shape in (("teacher", (3, 32)), ("student", (2, 16))):
+        model = AutoModelForMaskedLM.from_pretrained(out / name)
+        assert (model.config.num_hidden_layers, model.config.hidden_size) == shape
+        assert AutoTokenizer.from_pretrained(out / name).get_vocab() == tiny_tokenizer().get_vocab()
+        assert "kd_capture" not in (out / name / "config.json").read_text()
+        card = (out / name / "README.md").read_text("utf-8")
+        assert "AutoModelForMaskedLM" in card
+        assert "3x32 and 2x16, co-distillation" in card
+    report = report_of(out)
+    assert (report.command, report.training.steps, report.training.tokens) == ("cotrain", 6, 6 * 8 * 16)
+    assert list(report.models) == ["teacher", "teacher standalone", "student standalone", "student"]
+    assert {r.model for r in report.latency} == {"teacher", "student"}
+    losses = report.quality["held-out MLM loss"]
+    assert set(losses) == set(report.models)
+    # Curves of both, and what stands in the table is where they end.
+    first, last = (p.held_out for p in (report.curve[0], report.curve[-1]))
+    assert set(last) == {"loss", *(f"{m}/{t}" for m in ("teacher", "student") for t in ("hard", "soft"))}
+    for name in ("teacher", "student"):
+        assert losses[name]["loss"] == last[f"{name}/hard"] < first[f"{name}/hard"]
+        alone = report_of(out / "standalone").curve[-1].held_out
+        assert losses[f"{name} standalone"]["loss"] == alone[f"{name}/hard"] != last[f"{name}/hard"]
+        gain = losses[f"{name} standalone"]["loss"] - losses[name]["loss"]
+        assert f"a gain of {gain:+.4f} from the other model" in " ".join(report.notes)
+    # Both runs saw the same masks from the same beginning.
+    start = report_of(out / "standalone").curve[0].held_out
+    assert all(start[name] == first[name] for name in ("teacher/hard", "student/hard"))
+    assert "held-out teacher/hard" in (out / "report.html").read_text("utf-8")
+    assert "kdcli cotrain: 3x32 and 2x16, co-distillation" in result.stdout
+
+
+def test_without_any_model_the_tokenizer_is_trained_and_saved(text_file, tmp_path):
+    out = tmp_path / "out"
+    asked = ["2x16", "1x16", "--vocab-size", "60", "--data", text_file, "--no-standalone", *QUICK, "-o", out]
+    result = kdcli(*asked)
+    assert result.exit_code == 0, result.output
+    assert {p.name for p in out.iterdir() if p.is_dir()} == {"teacher", "student"}
+    words = [AutoTokenizer.from_pretrained(out / name).get_vocab() for name in ("teacher", "student")]
+    assert words[0] == words[1]
+    assert tensors(out / "student")["bert.embeddings.word_embeddings.weight"].shape == (len(words[0]), 16)
+    # The recipe alone repeats it.
+    again = kdcli("--recipe", out / "recipe.yaml", "--dtype", "fp32", "-o", tmp_path / "again")
+    assert again.exit_code == 0, again.output
+    assert same(out / "student", tmp_path / "again" / "student")
+
+
+def test_modes_are_recipe_values_of_one_loss(given, tmp_path):
+    asked = {
+        "one-way": ["--mode", "one-way", "--weights", "1:2:1:4"],
+        "by-weights": ["--weights", "1:2:1:0"],
+        "reversed": ["--mode", "reversed", "--weights", "1:2:1:4"],
+        "standalone": ["--mode", "standalone"],
+    }
+    for name, options in asked.items():
+        result = kdcli(*given, "--no-standalone", *options, "-o", tmp_path / name)
+        assert result.exit_code == 0, result.output
+    for name in ("teacher", "student"):
+        assert same(tmp_path / "one-way" / name, tmp_path / "by-weights" / name)
+    # Who learns nothing from the other is what it is alone.
+    assert same(tmp_path / "one-way" / "teacher", tmp_path / "standalone" / "teacher")
+    assert same(tmp_path / "reversed" / "student", tmp_path / "standalone" / "student")
+    assert not same(tmp_path / "one-way" / "student", tmp_path / "standalone" / "student")
+    assert not same(tmp_path / "reversed" / "teacher", tmp_path / "standalone" / "teacher")
+    logged = log_of(tmp_path / "one-way")[1]["terms"]
+    assert set(logged) == {"teacher/hard", "student/hard", "student/soft"}
+
+
+def test_temperature_and_rates_change_what_is_learned(given, tmp_path):
+    plain = [*given, "--no-standalone"]
+    for name, options in (("a", []), ("b", ["--temperature", "3"]), ("c", ["--set", "train.student_lr=1e-5"])):
+        assert kdcli(*plain, *options, "-o", tmp_path / name).exit_code == 0
+    assert not same(tmp_path / "a" / "student", tmp_path / "b" / "student")
+    assert not same(tmp_path / "a" / "student", tmp_path / "c" / "student")
+
+
+def test_community_students_are_both_saved_and_the_better_one_is_named(base, text_file, tmp_path):
+    out = tmp_path / "out"
+    before = {p: p.read_bytes() for p in base.iterdir()}
+    asked = ["2x32", "2x32", "--community", base, "--data", text_file, *QUICK]
+    result = kdcli(*asked, "-o", out)
+    assert result.exit_code == 0, result.output
+    assert {p: p.read_bytes() for p in base.iterdir()} == before
+    report = report_of(out)
+    assert {p.name for p in out.iterdir() if p.is_dir()} == {"student-1", "student-2", "standalone"}
+    names = ["teacher", "student-1", "student-1 standalone", "student-2 standalone", "student-2"]
+    assert list(report.models) == names
+    assert report.models["teacher"].layers == 4
+    losses = {name: report.quality["held-out MLM loss"][name]["loss"] for name in ("student-1", "student-2")}
+    assert f"{min(losses, key=losses.get)} is the better student" in " ".join(report.notes)
+    assert {"student-1/community", "student-2/community"} < set(report.curve[-1].held_out)
+    # Alone, each still learns from the frozen teacher.
+    assert set(log_of(out / "standalone")[1]["terms"]) == {
+        f"student-{n}/{t}" for n in (1, 2) for t in ("hard", "community")
+    }
+    printed = kdcli(*asked, "--no-standalone", "--set", "community.printed_order=true", "-o", tmp_path / "printed")
+    assert printed.exit_code == 0, printed.output
+    assert not same(out / "student-1", tmp_path / "printed" / "student-1")
+
+
+def test_a_task_scores_all_of_them(given, own_task, tmp_path):
+    over = {"max_steps": 4, "batch_size": 16, "eval_every": 4, "lr": 0.003}
+    asked = [part for k, v in over.items() for part in ("--set", f"eval.overrides.train.{k}={v}")]
+    asked += ["--set", "eval.overrides.data.max_length=16", "--set", f"eval.source={own_task}", "--eval-task", "own"]
+    out = tmp_path / "out"
+    result = kdcli(*given, *asked, "-o", out)
+    assert result.exit_code == 0, result.output
+    report = report_of(out)
+    assert set(report.quality["own"]) == set(report.models)
+    for e in report.evaluations:
+        inner = report_of(out / "downstream" / "own" / e.model.replace(" ", "-"))
+        assert inner.evaluations[0].metrics == e.metrics
+    # Wrong before training, where nothing was claimed.
+    wrong = kdcli(*given, *asked[:-1], "ownn", "-o", tmp_path / "wrong")
+    assert (wrong.exit_code, (tmp_path / "wrong").exists()) == (2, False)
+
+
+@pytest.fixture
+def on_task(model_dir, own_task):
+    return [model_dir, "2x32", "--task", "own", "--data", own_task, *ON_TASK]
+
+
+def test_on_a_task_both_are_trained_and_judged(on_task, tmp_path):
+    out = tmp_path / "out"
+    result = kdcli(*on_task, "-o", out)
+    assert result.exit_code == 0, result.output
+    report = report_of(out)
+    names = ["teacher", "student", "teacher standalone", "student standalone"]
+    assert [e.model for e in report.evaluations] == names
+    assert set(report.quality["own"]) == set(names)
+    for name, layers in (("teacher", 4), ("student", 2)):
+        model = AutoModelForSequenceClassification.from_pretrained(out / name)
+        assert model.config.num_hidden_layers == layers
+        assert sorted(model.config.id2label.values()) == sorted(own_files.NAMES)
+        judged = own_files.kdcli(
+            "evaluate", out / name, "--task", "own", "--data", own_task, "-o", tmp_path / f"judged-{name}"
+        )
+        assert judged.exit_code == 0, judged.output
+        of_run = next(e for e in report.evaluations if e.model == name)
+        assert report_of(tmp_path / f"judged-{name}").evaluations[0].metrics == of_run.metrics
+        assert not same(out / name, out / "standalone" / name)
+    # While they train it is the student that is judged.
+    assert report.curve[-1].metrics["accuracy"] == report.quality["own"]["student"]["accuracy"]
+    terms = log_of(out)[1]["terms"]
+    assert set(terms) == {"teacher/hard", "teacher/soft", "student/hard", "student/soft"}
+    assert "on own" in result.stdout
+
+
+def test_on_a_task_the_teacher_alone_is_fine_tuned_as_by_finetune(on_task, model_dir, own_task, tmp_path):
+    # Dropout of a second model would come between, so both are given none.
+    asked = [*on_task, "--mode", "standalone", "-o", tmp_path / "out"]
+    assert kdcli(*asked).exit_code == 0
+    tuned = own_files.kdcli("finetune", model_dir, "--task", "own", "--data", own_task, *ON_TASK, "-o", tmp_path / "ft")
+    assert tuned.exit_code == 0, tuned.output
+    one, other = tensors(tmp_path / "out" / "teacher"), tensors(tmp_path / "ft")
+    assert all(torch.equal(one[k], other[k]) for k in other)
+
+
+def test_a_dry_run_says_what_it_costs_and_leaves_nothing(given, on_task, tmp_path):
+    for asked in (given, on_task):
+        result = kdcli(*asked, "-o", tmp_path / "out", "--dry-run", "--json")
+        assert result.exit_code == 0, result.output
+        said = json.loads(result.stdout)
+        assert [leg["folder"] for leg in said["legs"]] == [str(tmp_path / "out"), str(tmp_path / "out" / "standalone")]
+        assert set(said["models"]) == {"teacher", "student"}
+        assert not (tmp_path / "out").exists()
+
+
+def test_resuming_a_finished_run_prints_its_report_again(given, on_task, tmp_path):
+    for number, asked in enumerate((given, on_task)):
+        out = tmp_path / str(number)
+        assert kdcli(*asked, "-o", out).exit_code == 0
+        before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
+        assert kdcli(*asked, "-o", out, "--resume").exit_code == 0
+        assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == before
+
+
+def test_the_run_to_compare_with_is_gone_on_with_and_not_repeated(given, tmp_path):
+    out = tmp_path / "out"
+    assert kdcli(*given, "-o", out).exit_code == 0
+    # As if the machine had failed while the report was written.
+    (out / "report.json").unlink()
+    kept = {p: p.stat().st_mtime_ns for p in (out / "standalone").rglob("*")}
+    again = kdcli(*given, "-o", out, "--resume")
+    assert again.exit_code == 0, again.output
+    assert {p: p.stat().st_mtime_ns for p in (out / "standalone").rglob("*")} == kept
+    assert "standalone is done already" in said_by(again)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--weights", "1:1:1"], "weights must be four numbers from 0 on, got 1:1:1"),
+        (["--weights", "1:1:-1:1"], "weights must be four numbers from 0 on"),
+        (["--weights", "1:a:1:1"], "--weights takes four numbers, got '1:a:1:1'"),
+        (["--weights", "0:0:0:0"], "nothing is left to learn from"),
+        (["--mode", "standalone", "--weights", "0:1:0:1"], "nothing is left to learn from in mode standalone"),
+        (["--temperature", "0"], "'temperature' must be greater than 0"),
+        (["--temperature", "-1"], "'temperature' must be greater than 0"),
+        (["--mode", "both"], "'mode' must be"),
+        (["--set", "data.mask.share=0"], "the share of masked tokens must lie between 0 and 1"),
+        (["--set", "data.mask.share=1.0"], "the share of masked tokens must lie between 0 and 1"),
+        (["--batch-size", "100000"], "less than one batch of 100000"),
+        (["--set", "train.warmup_steps=6"], "leaves nothing of 6 steps"),
+        (["--set", "data.max_length=300"], "the teacher reads at most 160 tokens"),
+        (["--set", "train.lrr=1"], "did you mean 'train.lr'"),
+        (["--data", "/nowhere.txt"], "no data at"),
+        (["--community", "ENCODER"], "the community teacher: "),
+        (["--community", "OTHER"], "have different vocabularies: 64 and 70 words"),
+        (["--recipe", "ctcd-4x768", "--base", "ENCODER"], "have different vocabularies"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(given, tmp_path, arguments, said):
+    if {"ENCODER", "OTHER"} & set(arguments):
+        tiny_encoder("bert").save_pretrained(tmp_path / "ENCODER")
+        AutoModelForMaskedLM.from_config(tiny_config("bert", vocab_size=70)).save_pretrained(tmp_path / "OTHER")
+        for name in ("ENCODER", "OTHER"):
+            tiny_tokenizer().save_pretrained(tmp_path / name)
+        arguments = [str(tmp_path / part) if part in ("ENCODER", "OTHER") else part for part in arguments]
+    if "ctcd-4x768" in arguments:
+        arguments = [*arguments, "--community", str(tmp_path / "OTHER")]
+    result = kdcli(*given, *arguments, "-o", tmp_path / "out")
+    assert result.exit_code == 2, result.output
+    assert said in said_by(result)
+    assert result.stderr.count("error:") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "no teacher given"),
+        (["3x32"], "no student given"),
+        (["3x32", "2x32", "--task", "own"], "on a task the teacher 3x32 would start from nothing"),
+        (["a/b", "2x32", "--task", "own", "--community", "c/d"], "--community belongs to co-training on text"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path, arguments, said):
+    result = kdcli(*arguments, "-o", tmp_path / "out")
+    assert (result.exit_code, (tmp_path / "out").exists()) == (2, False)
+    assert said in said_by(result)
+
+
+def test_two_given_models_of_different_vocabularies(base, text_file, tmp_path):
+    other = tmp_path / "other"
+    AutoModelForMaskedLM.from_config(tiny_config("bert", vocab_size=70)).save_pretrained(other)
+    tiny_tokenizer().save_pretrained(other)
+    result = kdcli(base, other, "--data", text_file, *QUICK, "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert f"the teacher {base} and the student {other} have different vocabularies: 64 and 70 words" in said_by(result)
+
+
+@pytest.mark.slow
+def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
+    long = [*given, "--max-steps", "60", "--no-standalone"]
+    assert kdcli(*long, "-o", tmp_path / "a").exit_code == 0
+    own_files.killed_at_random("cotrain", *long, "-o", tmp_path / "b")
+    assert kdcli(*long, "-o", tmp_path / "b", "--resume").exit_code == 0
+    for name in ("teacher", "student"):
+        assert same(tmp_path / "a" / name, tmp_path / "b" / name)
+    assert log_of(tmp_path / "a") == log_of(tmp_path / "b")
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_with_the_same_global_batch(given, base, tmp_path):
+    config = json.loads((base / "config.json").read_text())
+    plain = config | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (base / "config.json").write_text(json.dumps(plain))
+    asked = [*given, "--device", "cpu"]
+    assert kdcli(*asked, "-o", tmp_path / "one").exit_code == 0
+    two = own_files.process("cotrain", *asked, "-o", tmp_path / "two", "--processes", "2")
+    stdout, stderr = two.communicate(timeout=400)
+    assert two.returncode == 0, stderr
+    assert stdout.count("report in") == 1
+    for folder in ("", "standalone"):
+        logs = [log_of(tmp_path / run / folder) for run in ("one", "two")]
+        for one, other in zip(*logs, strict=True):
+            assert set(one) == set(other)
+            for key in set(one) - {"step"}:
+                assert one[key] == pytest.approx(other[key], rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_an_environment_with_only_transformers_reloads_both(given, tmp_path):
+    assert kdcli(*given, "--no-standalone", "-o", tmp_path / "out").exit_code == 0
+    program = (
+        "import sys; sys.modules['kdcli'] = None\n"
+        "from transformers import AutoModelForMaskedLM, AutoTokenizer\n"
+        f"for part in ('teacher', 'student'):\n    folder = {str(tmp_path / 'out')!r} + '/' + part\n"
+        "    t, m = AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder)\n"
+        "    print(tuple(m(**t('w1 w2', return_tensors='pt')).logits.shape))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd="/", capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["(1, 2, 64)"] * 2
