@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -20,6 +23,7 @@ from kdcli.recipe import (
 )
 from kdcli.settings import DistillRecipe, TaskDistillRecipe
 from kdcli.types import ModelShape
+from kdcli.yaml_text import read_yaml
 
 BASE = ModelShape(12, 768, 3072, 12)
 
@@ -94,6 +98,15 @@ def test_an_option_beats_set_beats_the_recipe_beats_what_lies_beneath(tmp_path):
     assert (recipe.data.max_length, origins["data.max_length"]) == (32, f"recipe {file}")
     assert (recipe.intermediate["epochs"], origins["intermediate.epochs"]) == (50.0, "recipe tinybert-cola")
     assert asked(str(file), task="cola", overrides={"train.lr": 9e-5}, train__lr=7e-5).recipe.train.lr == 9e-5
+
+
+def test_the_recipe_in_the_documentation_holds_every_key_with_its_default():
+    text = (Path(__file__).parents[1] / "docs" / "distill-on-a-task.md").read_text("utf-8")
+    shown = re.search(r"## Recipe keys\n\n```yaml\n(.*?)```", text, re.DOTALL)
+    assert shown
+    default = TaskDistillRecipe().model_dump()
+    elsewhere = {"data", "train", "head", "measure"}
+    assert read_yaml(shown[1]) == {k: v for k, v in default.items() if k not in elsewhere}
 
 
 def test_options_that_were_not_given_change_nothing():
