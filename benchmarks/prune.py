@@ -1,13 +1,15 @@
 """Pruning beside plain fine-tuning and the dense model, at BERT-base shapes unless told otherwise.
 
     python benchmarks/prune.py step    [--shape 12x768] [--batch 32] [--length 128] [--rounds 5] [--threads 2]
+    python benchmarks/prune.py memory  [--shape 12x768] [--batch 8] [--length 128]
     python benchmarks/prune.py sparse  [--shape 12x768] [--rounds 20]
     python benchmarks/prune.py masks   [--shape 12x768]
 
 `step`: one optimiser step of SMP (local, global, proportional) beside AdamW on all weights, interleaved; time of
-choosing the masks apart. `sparse`: forward pass of the model at random masks, its linears sparse where that is faster,
-beside the same weights dense, batches of 1 and 8. `masks`: bytes of mask files at random masks beside the entropy, and
-milliseconds to switch the mask of a bank.
+choosing the masks apart. `memory`: what model, optimiser and two steps take, each in a process of its own, in float32
+and with products in bfloat16 (what SMP freezes is then held in it). `sparse`: forward pass of the model at random
+masks, its linears sparse where that is faster, beside the same weights dense, batches of 1 and 8. `masks`: bytes of
+mask files at random masks beside the entropy, and milliseconds to switch the mask of a bank.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from __future__ import annotations
 import argparse
 import copy
 import math
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,6 +30,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from kdcli.bench.shapes import config_of
+from kdcli.memory import peak_of
 from kdcli.models.matrices import matrices
 from kdcli.pruners import bind
 from kdcli.sparse.bank import Bank
@@ -34,16 +40,18 @@ from kdcli.sparse.mask_file import MaskInfo, apply_masks, base_hash, write_mask
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("step", "sparse", "masks"))
+    parser.add_argument("what", choices=("step", "memory", "sparse", "masks"))
     parser.add_argument("--shape", default="12x768")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--one", choices=("plain", "smp"), help=argparse.SUPPRESS)
+    parser.add_argument("--bf16", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(f"{options.shape}, {options.threads} threads, torch {torch.__version__}")
-    {"step": steps, "sparse": sparse, "masks": masks}[options.what](options)
+    {"step": steps, "memory": memory, "sparse": sparse, "masks": masks}[options.what](options)
 
 
 def steps(options: argparse.Namespace) -> None:
@@ -65,6 +73,36 @@ def steps(options: argparse.Namespace) -> None:
     print(f"choosing: global {ratio:.2f}x local")
 
 
+def memory(options: argparse.Namespace) -> None:
+    """Peak of the resident memory of plain steps and of SMP's, beyond what the libraries take."""
+    if options.one:
+        ids = torch.randint(1000, 20000, (options.batch, options.length))
+        labels = torch.randint(0, 2, (options.batch,))
+
+        def work() -> None:
+            with torch.autocast("cpu", enabled=options.bf16):
+                run = (
+                    _plain(options.shape, ids, labels)
+                    if options.one == "plain"
+                    else _smp(options.shape, "proportional", ids, labels, [], half=options.bf16)
+                )
+                for _ in range(2):
+                    run()
+
+        print(f"peak {peak_of(work, torch.device('cpu'))}")
+        return
+    for bf16 in (False, True):
+        found = {}
+        for one in ("plain", "smp"):
+            command = [sys.executable, *sys.argv, "--one", one, *(["--bf16"] if bf16 else [])]
+            # Memory that is freed goes back to the system at once, or the peak would be of what lies fragmented.
+            given = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+            said = subprocess.run(command, check=True, capture_output=True, text=True, env=given).stdout
+            found[one] = int(said.rsplit("peak ", 1)[1])
+        shown = ", ".join(f"{one} {taken / 1e9:.2f} GB" for one, taken in found.items())
+        print(f"{'bf16' if bf16 else 'fp32'}: {shown}; SMP {found['smp'] / found['plain']:.2f}x plain")
+
+
 def _model(shape: str) -> PreTrainedModel:
     torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config_of(shape)).train()
@@ -84,18 +122,22 @@ def _plain(shape: str, ids: torch.Tensor, labels: torch.Tensor) -> Callable[[], 
 
 
 def _smp(
-    shape: str, masking: str, ids: torch.Tensor, labels: torch.Tensor, choosing: list[float]
+    shape: str, masking: str, ids: torch.Tensor, labels: torch.Tensor, choosing: list[float], *, half: bool = False
 ) -> Callable[[], None]:
     model = _model(shape)
     pruner = bind("smp", {"masking": masking}, model, density=0.1, steps=100, lr=2e-2)
     scores = [p for p in model.parameters() if p.requires_grad]
+    for parameter in model.parameters():
+        if half and not parameter.requires_grad:
+            parameter.data = parameter.data.bfloat16()
     optimizer = torch.optim.AdamW(scores, lr=2e-2, weight_decay=0.0, fused=True)
     pruner.after(0)
     done = 50
 
     def run() -> None:
         nonlocal done
-        (model(input_ids=ids, labels=labels).loss + sum(pruner.terms().values())).backward()
+        own = sum(pruner.terms().values())
+        (own + model(input_ids=ids, labels=labels).loss).backward()
         optimizer.step()
         optimizer.zero_grad()
         done += 1

@@ -72,6 +72,9 @@ def _job(
         before = Teacher(str(recipe.model), capture(pretrained, _last(pretrained)))
 
     def step(batch: Batch) -> StepLoss:
+        # First, for what comes first is differentiated last: its gradients, as large as the scores, then are not there
+        # while the activations still are.
+        own = pruner.terms() if torch.is_grad_enabled() else {}
         loss, signals = task_loss(kind, listened, batch)
         heard = teacher.signals(batch) if teacher and signals.labels is not None else None
         terms = dict(taught(kind, kd, loss, signals, [heard] if heard else []))
@@ -79,8 +82,7 @@ def _job(
             states = {cap.PRETRAINED: _first(before.signals(batch))}
             states |= {cap.FINETUNED: _first(heard)} if heard is not None else {}
             terms |= pruner.contrast(_first(signals), states, signals.labels if kind == "class" else None)
-        if torch.is_grad_enabled():
-            terms |= pruner.terms()
+        terms |= own
         return StepLoss(torch.stack([t.float() for t in terms.values()]).sum(), terms, signals.logits)
 
     def after(done: int) -> None:
