@@ -180,7 +180,10 @@ def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
         "measure.latency": False,
     }
     if of.recipe is None:
-        options |= {"method": recipe.method} | {f"loss.{key}": value for key, value in recipe.loss.items()}
+        # One leg; an assistant is worth its steps where the student on text is what is wanted.
+        options |= {"method": recipe.method, "assistant": "none"} | {
+            f"loss.{key}": value for key, value in recipe.loss.items()
+        }
     return resolve(DistillRecipe, recipe=of.recipe, options=options | dict(_flatten(of.overrides)))
 
 

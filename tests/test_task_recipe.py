@@ -196,7 +196,7 @@ def test_the_stage_on_text_takes_method_and_loss_of_the_task_where_it_has_no_rec
     ).recipe
     of_text = general_recipe(recipe).recipe
     assert (of_text.method, of_text.loss, of_text.data.source) == ("tinybert", {"layers": "top"}, "x")
-    assert (of_text.train.lr, of_text.teacher) == (1e-3, "t")
+    assert (of_text.train.lr, of_text.teacher, of_text.assistant) == (1e-3, "t", "none")
     with pytest.raises(UsageError, match=r"did you mean 'train\.lr'"):
         general_recipe(asked(sets=["general.overrides.train.lrr=1"], task="own", general__use=True).recipe)
 

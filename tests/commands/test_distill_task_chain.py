@@ -1,0 +1,280 @@
+"""`kdcli distill --task` with what comes before its stages: text, copies with other words; and several variants."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import own_files
+import pytest
+import torch
+from encoders import tiny_config
+from own_files import kdcli, log_of, report_of, said_by, write
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+
+from kdcli.data.demo import demo_task
+from kdcli.recipe import ablations
+
+QUICK = [
+    *("--max-steps", "4", "--batch-size", "8", "--lr", "1e-3", "--dtype", "fp32", "--set", "intermediate.lr=1e-3"),
+    *("--set", "data.max_length=24", "--set", "train.eval_every=4", "--set", "train.log_every=1"),
+    *("--set", "train.checkpoint_every=2", "--set", "measure.latency=false", "--set", "undistilled.use=false"),
+]
+ON_TEXT = ["--set", "general.overrides.data={max_length: 16, held_out_blocks: 8}", "--set"]
+ON_TEXT.append("general.overrides.train={max_steps: 4, batch_size: 8, log_every: 1, checkpoint_every: 2}")
+
+
+@pytest.fixture(scope="module")
+def teacher_of(tmp_path_factory):
+    return functools.cache(lambda kind: own_files.teacher(tmp_path_factory.mktemp(kind), kind))
+
+
+@pytest.fixture(scope="module")
+def asked(teacher_of):
+    def of(kind="class", to="2x16"):
+        teacher = teacher_of(kind)
+        return ["distill", teacher, "--task", "own", "--data", teacher.parent / "data", "--to", to, *QUICK]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def masked_teacher(teacher_of, tmp_path_factory):
+    """A masked language model with the vocabulary of the teachers."""
+    folder = tmp_path_factory.mktemp("masked")
+    torch.manual_seed(0)
+    AutoModelForMaskedLM.from_config(tiny_config("bert", num_hidden_layers=4)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(teacher_of("class")).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory):
+    """Sentences of the embedded language with their topics, and a teacher that was fine-tuned on them."""
+    folder = tmp_path_factory.mktemp("sentences")
+    for split, count in (("train", 24), ("validation", 24)):
+        rows = [{"text": e.text, "label": f"topic-{e.label % 2}"} for e in demo_task("demo-topic", split)[:count]]
+        write(folder / "data" / f"{split}.jsonl", rows)
+    quick = ["--max-steps", "6", "--dtype", "fp32", "--set", "measure.latency=false", "--set", "data.max_length=24"]
+    tuned = kdcli("finetune", "demo", "--task", "own", "--data", folder / "data", *quick, "-o", folder / "teacher")
+    assert tuned.exit_code == 0, tuned.output
+    return ["distill", folder / "teacher", "--task", "own", "--data", folder / "data"]
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def same(a, b):
+    a, b = weights(a), weights(b)
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def times(folder):
+    return {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+
+
+def lines(file):
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+
+
+def test_text_then_task_in_one_command(asked, text_file, tmp_path):
+    out = tmp_path / "out"
+    result = kdcli(*asked(), *ON_TEXT, "--corpus", text_file, "-o", out)
+    assert result.exit_code == 0, result.output
+    assert not (out / "start").exists()
+    of_text = report_of(out / "general")
+    assert (of_text.recipe["method"], of_text.training.steps) == ("tinybert", 4)
+    assert AutoModel.from_pretrained(out / "general").config.num_hidden_layers == 2
+    assert f"the student before the task: {out / 'general'}" in report_of(out).notes
+    shared = [k for k in weights(out / "general") if "attention" in k]
+    before, after = weights(out / "general"), weights(out / "intermediate")
+    assert max((before[k] - after[k]).abs().max() for k in shared) < 4 * 1e-3 * 1.5, "it begins where text ended"
+    kept = times(out)
+    again = kdcli(*asked(), *ON_TEXT, "--corpus", text_file, "-o", out, "--resume")
+    assert (again.exit_code, times(out)) == (0, kept)
+    anew = kdcli(*asked(), *ON_TEXT, "--corpus", text_file, "--seed", "1", "-o", out, "--overwrite")
+    assert anew.exit_code == 0, anew.output
+    assert report_of(out / "general").recipe["train"]["seed"] == 1
+
+
+def test_a_student_of_text_serves_several_tasks(asked, teacher_of, text_file, tmp_path):
+    text = tmp_path / "text.yaml"
+    text.write_text(
+        f"verb: distill\nteacher: {teacher_of('class').parent / 'base'}\nmethod: tinybert\nassistant: none\n"
+        f"student: {{to: [2x16], init: random}}\nloss: {{layers: top}}\n"
+        f"data: {{source: {text_file}, max_length: 16, held_out_blocks: 8}}\n"
+        "train: {max_steps: 4, batch_size: 8, log_every: 1, lr: 1e-3}\n"
+    )
+    given = ["--recipe", text, "--general", tmp_path / "general"]
+    first = kdcli(*asked(), *given, "-o", tmp_path / "first")
+    assert first.exit_code == 0, first.output
+    kept = times(tmp_path / "general")
+    second = kdcli(*asked("score"), *given, "-o", tmp_path / "second")
+    assert second.exit_code == 0, second.output
+    assert "general is done already" in said_by(second)
+    # What was made for one task is not written over by the next, not even one that begins anew.
+    assert kdcli(*asked("score"), *given, "-o", tmp_path / "second", "--overwrite").exit_code == 0
+    assert times(tmp_path / "general") == kept
+    assert report_of(tmp_path / "second").recipe["loss"] == {"layers": "top"}
+    # Alone it is the same student.
+    quiet = ["--dtype", "fp32", "--set", "measure.latency=false"]
+    alone = kdcli("distill", "--recipe", text, *quiet, "-o", tmp_path / "alone")
+    assert alone.exit_code == 0, alone.output
+    assert same(tmp_path / "alone", tmp_path / "general")
+    for shape, more, said in (
+        ("2x16", ["--set", "general.overrides.train.lr=5e-3"], "train.lr: was 0.001, is 0.005"),
+        ("2x16", ["--seed", "1"], "train.seed: was 0, is 1"),
+        ("3x16", [], 'student.to: was ["2x16"], is ["3x16"]'),
+    ):
+        refused = kdcli(*asked(to=shape), *given, *more, "-o", tmp_path / "no")
+        assert refused.exit_code == 2
+        assert said in said_by(refused)
+        assert not (tmp_path / "no").exists()
+    assert times(tmp_path / "general") == kept
+
+
+def test_pre_trained_distillation(asked, masked_teacher, text_file, tmp_path):
+    out = tmp_path / "out"
+    on_text = ["--set", "general.overrides.method=masked-lm", "--corpus", text_file, *ON_TEXT]
+    given = [*asked(), "--method", "soft-targets", *on_text]
+    result = kdcli(*given, "--set", f"general.teacher={masked_teacher}", "-o", out)
+    assert result.exit_code == 0, result.output
+    assert all(set(r["terms"]) <= {"mlm"} for r in log_of(out / "general") if r["step"])
+    assert all(set(r["terms"]) == {"task", "kd"} for r in log_of(out) if r["step"])
+    assert not (out / "intermediate").exists()
+    refused = kdcli(*given, "-o", tmp_path / "no")
+    assert refused.exit_code == 2
+    assert "masked" in said_by(refused)
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_dry_run_names_every_stage_and_leaves_nothing(asked, text_file, tmp_path):
+    more = [*ON_TEXT, "--corpus", text_file, "--set", "undistilled.use=true", "--json"]
+    result = kdcli(*asked(), *more, "--dry-run", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    said, out = json.loads(result.stdout), tmp_path / "out"
+    assert [leg["folder"] for leg in said["legs"]] == [
+        *(str(out / "general"), str(out / "intermediate"), str(out), str(out / "student-undistilled")),
+    ]
+    assert all(leg["seconds"] > 0 and leg["steps"] == 4 for leg in said["legs"])
+    assert list(said["models"]) == ["teacher", "student"]
+    assert not out.exists()
+    few = kdcli(*asked(), "--method", "pkd", "--dry-run", "-o", out, "--json")
+    assert [leg["folder"] for leg in json.loads(few.stdout)["legs"]] == [str(out)]
+    assert not out.exists()
+
+
+def test_copies_are_trained_on_as_the_recipe_says(sentences, tmp_path):
+    quick = [*QUICK[2:], "--to", "2x32@2", "--epochs", "1", "--set", "intermediate.epochs=1.0", "--augment"]
+    few = [*quick, "--set", "augment.copies=3"]
+    result = kdcli(*sentences, *few, "-o", tmp_path / "both")
+    assert result.exit_code == 0, result.output
+    assert "72 copies of 24 examples, 3 of each" in said_by(result)
+    assert "no masked language model was named (augment.model), so neighbours serve for all words" in said_by(result)
+    notes = " ".join(report_of(tmp_path / "both").notes)
+    assert "of their words replaced" in notes
+    assert "neighbours by the input embeddings" in notes
+    steps = {name: log_of(tmp_path / "both" / name)[-1]["step"] for name in ("intermediate", ".")}
+    assert steps == {"intermediate": 12, ".": 12}
+    plain = kdcli(*sentences, *few, "--set", "augment.predict=false", "-o", tmp_path / "own")
+    assert plain.exit_code == 0
+    assert log_of(tmp_path / "own")[-1]["step"] == 3, "the prediction stage reads the examples as they are"
+    assert same(tmp_path / "both" / "intermediate", tmp_path / "own" / "intermediate"), "the same copies again"
+    estimated = kdcli(*sentences, *few, "--dry-run", "--json", "-o", tmp_path / "no")
+    assert [leg["steps"] for leg in json.loads(estimated.stdout)["legs"]] == [12, 12]
+
+
+def test_the_copies_may_be_looked_at(sentences, tmp_path):
+    file, options = tmp_path / "copies.jsonl", ["--set", "augment.copies=2", "--set", "data.max_length=24"]
+    result = kdcli(*sentences, *options, "--augment-only", file)
+    assert result.exit_code == 0, result.output
+    assert f"48 rows in {file}" in result.stdout.replace("\n", "")
+    rows, own = lines(file), lines(sentences[-1] / "train.jsonl")
+    assert [r["label"] for r in rows] == [r["label"] for r in own for _ in range(2)]
+    changed = sum(r["text"] != own[i // 2]["text"] for i, r in enumerate(rows))
+    assert changed > 40
+    assert [p.name for p in tmp_path.iterdir()] == ["copies.jsonl"]
+    before = file.read_bytes()
+    refused = kdcli(*sentences, *options, "--augment-only", file)
+    assert refused.exit_code == 2
+    assert "there is such a file" in said_by(refused)
+    said = kdcli(*sentences, *options, "--augment-only", file, "--overwrite", "--json")
+    assert json.loads(said.stdout)["copies"] == 48
+    assert file.read_bytes() == before, "the same copies for the same seed"
+    assert kdcli(*sentences, *options, "--seed", "1", "--augment-only", file, "--overwrite").exit_code == 0
+    assert file.read_bytes() != before
+    quick = ["--max-steps", "2", "--set", "measure.latency=false", "--set", "data.max_length=24"]
+    tuned = kdcli("finetune", "demo", "--task", "own", "--data", file, *quick, "-o", tmp_path / "tuned")
+    assert tuned.exit_code == 0, tuned.output
+
+
+def test_a_masked_language_model_names_words(sentences, tmp_path):
+    model = tmp_path / "masked"
+    AutoModelForMaskedLM.from_config(AutoModel.from_pretrained(sentences[1]).config).save_pretrained(model)
+    AutoTokenizer.from_pretrained(sentences[1]).save_pretrained(model)
+    options = ["--set", "augment.copies=2", "--set", "data.max_length=24", "--augment-model", model]
+    result = kdcli(*sentences, *options, "--augment-only", tmp_path / "copies.jsonl")
+    assert result.exit_code == 0, result.output
+    assert "candidates of a masked language model" in result.stdout.replace("\n", " ")
+    assert len(lines(tmp_path / "copies.jsonl")) == 48
+
+
+def test_word_vectors_of_a_file_are_neighbours(sentences, tmp_path):
+    words = {word for row in lines(sentences[-1] / "train.jsonl") for word in row["text"].split()}
+    file = tmp_path / "vectors.txt"
+    vectors = torch.randn(len(words), 4, generator=torch.Generator().manual_seed(0)).tolist()
+    file.write_text("".join(f"{w} {' '.join(map(str, v))}\n" for w, v in zip(sorted(words), vectors, strict=True)))
+    options = ["--set", "augment.copies=2", "--set", "data.max_length=24", "--glove", file]
+    result = kdcli(*sentences, *options, "--augment-only", tmp_path / "copies.jsonl")
+    assert result.exit_code == 0, result.output
+    assert "vectors.txt" in result.stdout.replace("\n", "")
+    used = {word for row in lines(tmp_path / "copies.jsonl") for word in row["text"].split()}
+    assert used <= words
+
+
+def test_variants_are_compared_in_one_table(asked, tmp_path):
+    listed = tmp_path / "mine.yaml"
+    listed.write_text("map-top: {loss.layers: top}\nlabels: {kd.weight: 0.0}\n", "utf-8")
+    arguments, out = (
+        [*asked(), "--ablate", listed, "--set", "undistilled.use=true", "-o", tmp_path / "out"],
+        tmp_path / "out",
+    )
+    result = kdcli(*arguments)
+    assert result.exit_code == 0, result.output
+    assert list(report_of(out).quality["own"]) == ["teacher", "full", "student undistilled", "map-top", "labels"]
+    assert all(name in result.stdout for name in ("full", "map-top", "labels", "teacher"))
+    for name in ("full", "map-top", "labels"):
+        alone = report_of(out / name)
+        metrics = next(e.metrics for e in alone.evaluations if e.model == "student")
+        assert report_of(out).quality["own"][name] == metrics
+    assert report_of(out / "map-top").recipe["loss"] == {"layers": "top"}
+    assert all(not r["terms"]["kd"] for r in log_of(out / "labels") if r["step"])
+    assert not (out / "model.safetensors").exists()
+    kept = times(out / "map-top")
+    assert kdcli(*arguments, "--resume").exit_code == 0
+    assert times(out / "map-top") == kept
+    plain = kdcli(*asked(), "--set", "undistilled.use=true", "-o", tmp_path / "plain")
+    assert plain.exit_code == 0
+    assert same(tmp_path / "plain", out / "full")
+
+
+@pytest.mark.slow
+def test_the_shipped_ablations_run(asked, tmp_path):
+    result = kdcli(*asked(to="3x16"), "--ablate", "tinybert", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert list(report_of(tmp_path / "out").quality["own"]) == ["teacher", *ablations("tinybert")]
+    again = kdcli(*asked(to="3x16"), "--ablate", "tinybert", "--overwrite", "-o", tmp_path / "out", "--seed", "1")
+    assert again.exit_code == 0, again.output
+    assert report_of(tmp_path / "out" / "map-bottom").recipe["train"]["seed"] == 1
+
+
+@pytest.mark.slow
+def test_the_embedded_default(tmp_path):
+    quick = ["--max-steps", "20", "--dtype", "fp32", "--set", "measure.latency=false", "--data", "demo"]
+    tuned = kdcli("finetune", "demo", "--task", "demo-topic", *quick, "-o", tmp_path / "teacher")
+    assert tuned.exit_code == 0, tuned.output
+    asked = ["distill", tmp_path / "teacher", "--task", "demo-topic", "--to", "2x64", *quick]
+    assert kdcli(*asked, "-o", tmp_path / "out").exit_code == 0
+    assert list(report_of(tmp_path / "out").quality["demo-topic"]) == ["teacher", "student", "student undistilled"]
