@@ -32,7 +32,8 @@ class Verbs(TyperGroup):
 
         # What is wrong with the input every process finds; what is wrong with a machine, perhaps only one of them.
         if error.message and (is_main() or isinstance(error, MachineError)):
-            shown = Console(stderr=True, highlight=False, soft_wrap=True)
+            # What a user gave may look like an emoji's name: `1:a:1`.
+            shown = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
             shown.print(f"error: {error.message}", style="red", markup=False)
             if error.hint:
                 shown.print(error.hint, markup=False)

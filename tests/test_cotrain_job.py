@@ -104,6 +104,17 @@ class TestJob:
         }
         assert {name: pace.lr for name, pace in paces.items()} == {"teacher": 0.5, "student": 1.0}
 
+    def test_the_temperature_is_of_both_softmaxes(self, base, corpus):
+        found = []
+        for temperature in (1.0, 3.0):
+            recipe = recipe_of(base, temperature=temperature)
+            job = on_text(load_pair(recipe, trust_remote_code=False), corpus, recipe, PLAN, CPU, "no")
+            for module in job.modules.values():
+                module.eval()
+            found.append(job.step(job.examples.batch(np.arange(4))).terms)
+        differing = {name for name in found[0] if not torch.equal(found[0][name], found[1][name])}
+        assert differing == {"teacher/soft", "student/soft"}
+
     def test_what_is_held_out_is_judged_by_the_labels_though_nothing_learns_from_them(self, base, corpus):
         recipe = recipe_of(base, weights=[0, 1, 0, 1])
         job = on_text(load_pair(recipe, trust_remote_code=False), corpus, recipe, PLAN, CPU, "no")
