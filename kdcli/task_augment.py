@@ -22,62 +22,73 @@ from kdcli.progress import Progress
 from kdcli.settings import AugmentSettings
 
 
-def load_language_model(settings: AugmentSettings, teacher: Headed, *, trust_remote_code: bool) -> Loaded | None:
-    """The masked language model that is asked for words; None where none is named, for a teacher that was fine-tuned
-    has lost its own.
+@dataclass(frozen=True)
+class WordSource:
+    """Where other words come from.
+
+    Attributes:
+        language_model: None where none was named, for a teacher that was fine-tuned has lost its own.
+        neighbours: by word vectors.
+        fingerprint: of both, and of the vocabulary.
+    """
+
+    language_model: Loaded | None
+    neighbours: Neighbours
+    fingerprint: str
+
+
+def open_words(settings: AugmentSettings, task: Downstream, teacher: Headed, *, trust_remote_code: bool) -> WordSource:
+    """Read and check what words come from, before anything is trained.
 
     Raises:
-        UsageError: see `load_masked_lm`; it has another vocabulary than the teacher.
+        UsageError: see `load_masked_lm`; the model has another vocabulary than the teacher; a broken file of word
+            vectors, or one without a word of the data; see `kdcli.data.neighbours`.
     """
-    if settings.model is None:
-        return None
-    found = load_masked_lm(settings.model, trust_remote_code=trust_remote_code)
-    if found.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
-        raise UsageError(
-            f"augment.model {settings.model} has another vocabulary than teacher {teacher.source}",
-            "name the masked language model that the teacher was fine-tuned from, or one of the same tokenizer",
-        )
-    return found
+    model, asked = None, [""]
+    if settings.model is not None:
+        model = load_masked_lm(settings.model, trust_remote_code=trust_remote_code)
+        if model.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
+            raise UsageError(
+                f"augment.model {settings.model} has another vocabulary than teacher {teacher.source}",
+                "name the masked language model that the teacher was fine-tuned from, or one of the same tokenizer",
+            )
+        asked = [weights_hash(model.model)]
+    else:
+        Progress.say("no masked language model was named (augment.model), so neighbours serve for all words")
+    if settings.glove is not None:
+        path = Path(settings.glove)
+        neighbours = Neighbours.of_glove(path, words_of(task.data.task, task.data.train))
+        asked.append(f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}")
+    else:
+        neighbours = Neighbours.of_embeddings(teacher.model, teacher.tokenizer)
+        asked.append(weights_hash(teacher.model))
+    Progress.say(neighbours.note)
+    return WordSource(model, neighbours, _hash([*asked, sorted(teacher.tokenizer.get_vocab().items())]))
 
 
 def augmented(
-    settings: AugmentSettings, task: Downstream, teacher: Headed, language_model: Loaded | None, *, seed: int
+    settings: AugmentSettings, task: Downstream, teacher: Headed, source: WordSource, *, seed: int
 ) -> Augmented:
     """The task's training examples, and the copies of them; only one process may write the cache.
 
     Raises:
-        UsageError: a broken file of word vectors, or one without a word of the data; see `kdcli.data.augment`.
+        UsageError: see `kdcli.data.augment`.
         MachineError: the cache cannot be written.
     """
-    of, examples = task.data.task, task.data.train
-    if settings.glove is not None:
-        path = Path(settings.glove)
-        neighbours = Neighbours.of_glove(path, words_of(of, examples))
-        vectors = f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}"
-    else:
-        neighbours = Neighbours.of_embeddings(teacher.model, teacher.tokenizer)
-        vectors = weights_hash(teacher.model)
-    Progress.say(neighbours.note)
-    words = None
-    if language_model is not None:
-        words = MaskedWords(language_model.model, language_model.tokenizer, task.device)
-    else:
-        Progress.say("no masked language model was named (augment.model), so neighbours serve for all words")
-    asked = [weights_hash(language_model.model) if language_model else "", vectors]
-    fingerprint = _hash([*asked, sorted(teacher.tokenizer.get_vocab().items())])
-    name = _hash([fingerprint, settings.candidates, [e.texts for e in examples]])
+    of, examples, model = task.data.task, task.data.train, source.language_model
+    name = _hash([source.fingerprint, settings.candidates, [e.texts for e in examples]])
     return augment(
         of,
         examples,
         teacher.tokenizer,
-        candidates_of=words,
-        neighbours=neighbours,
+        candidates_of=MaskedWords(model.model, model.tokenizer, task.device) if model is not None else None,
+        neighbours=source.neighbours,
         copies=settings.copies,
         probability=settings.probability,
         candidates=settings.candidates,
         seed=seed,
         file=cache_dir() / "candidates" / f"{name[:24]}.jsonl",
-        fingerprint=fingerprint,
+        fingerprint=source.fingerprint,
         log=Progress.say,
     )
 
@@ -104,13 +115,13 @@ def written_copies(
     settings: AugmentSettings,
     task: Downstream,
     teacher: Headed,
-    language_model: Loaded | None,
+    source: WordSource,
     *,
     seed: int,
     file: Path,
 ) -> Copies:
     """Write the copies alone as jsonl, in the columns of the task; see `kdcli.data.augment.rows`."""
-    made = augmented(settings, task, teacher, language_model, seed=seed)
+    made = augmented(settings, task, teacher, source, seed=seed)
     copies = made.examples[len(task.data.train) :]
     lines = [json.dumps(row, ensure_ascii=False) for row in rows(task.data.task, copies)]
     write_atomic(file, "".join(f"{line}\n" for line in lines))

@@ -19,13 +19,13 @@ from kdcli.downstream import Downstream, planned, prepare
 from kdcli.errors import UsageError
 from kdcli.losses import bind, on_tasks
 from kdcli.models.heads import Headed
-from kdcli.models.load import Loaded, load_encoder, load_tokenizer
+from kdcli.models.load import load_encoder, load_tokenizer
 from kdcli.models.shape import parse_shape, shape_of
 from kdcli.progress import Progress
 from kdcli.recipe import Resolved, defaulted, general_recipe, stage_settings, undistilled_recipe
 from kdcli.run_dir import RunDir, numbered
 from kdcli.settings import FinetuneRecipe, Invocation, TaskDistillRecipe
-from kdcli.task_augment import load_language_model
+from kdcli.task_augment import WordSource, open_words
 from kdcli.task_stages import STUDENT
 from kdcli.task_teacher import check_vocabulary, load_teacher
 from kdcli.types import ModelShape, Objective
@@ -43,7 +43,7 @@ class TaskRun:
         teachers: the first is the one of the method's objective.
         shape: of the student.
         text: the stage on text, where it is still to be run; `general` is its directory in any case.
-        language_model: that is asked for words in the copies of examples.
+        words: where those in the copies of examples come from, where copies are wanted.
     """
 
     resolved: Resolved[TaskDistillRecipe]
@@ -54,7 +54,7 @@ class TaskRun:
     folder: Path
     general: Path | None
     text: TextRun | None
-    language_model: Loaded | None
+    words: WordSource | None
 
     @property
     def recipe(self) -> TaskDistillRecipe:
@@ -147,14 +147,23 @@ def prepare_task(
         anew = invocation.overwrite and general.resolve().is_relative_to(folder.resolve())
         inside = replace(invocation, output_dir=general, resume=not anew, overwrite=anew)
         text = _text(recipe, inside, accelerator, device, teacher)
-    language_model = None
-    if recipe.augment.use:
-        language_model = load_language_model(recipe.augment, teacher, trust_remote_code=trusted)
-    run = TaskRun(resolved, invocation, task, teachers, shape, folder, general, text, language_model)
+    words = open_words(recipe.augment, task, teacher, trust_remote_code=trusted) if recipe.augment.use else None
+    run = TaskRun(resolved, invocation, task, teachers, shape, folder, general, text, words)
     for note in run.objective().notes:
         Progress.say(note)
-    planned(task, finetune_recipe(recipe, str(recipe.teacher)))
+    _check_plans(run)
     return run
+
+
+def _check_plans(run: TaskRun) -> None:
+    """Whether each stage has steps left after its warm-up; copies, whose number is known, only add to them."""
+    recipe = run.recipe
+    of_prediction = finetune_recipe(recipe, str(recipe.teacher))
+    planned(run.task, of_prediction)
+    if run.stage == "separate" and not recipe.augment.use:
+        planned(run.task, of_prediction.model_copy(update={"train": stage_settings(recipe)}))
+    if recipe.undistilled.use:
+        planned(run.task, undistilled_recipe(recipe, STUDENT).recipe)
 
 
 def _text(
@@ -174,15 +183,15 @@ def _text(
 
 def prepare_copies(
     resolved: Resolved[TaskDistillRecipe], invocation: Invocation, accelerator: Accelerator, device: torch.device
-) -> tuple[Downstream, Headed, Loaded | None]:
-    """What copies are made of: the task, its teacher, and the masked language model that is asked for words.
+) -> tuple[Downstream, Headed, WordSource]:
+    """What copies are made of: the task, its teacher, and where other words come from.
 
     Raises:
         KdcliError: as `prepare_task`, of what belongs to the student nothing is looked at.
     """
     recipe, trusted = resolved.recipe, invocation.trust_remote_code
     task, teacher = prepare(_of_teacher(recipe), accelerator, device, new_head=False, trust_remote_code=trusted)
-    return task, teacher, load_language_model(recipe.augment, teacher, trust_remote_code=trusted)
+    return task, teacher, open_words(recipe.augment, task, teacher, trust_remote_code=trusted)
 
 
 def _of_teacher(recipe: TaskDistillRecipe) -> FinetuneRecipe:

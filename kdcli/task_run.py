@@ -98,10 +98,10 @@ def _make_start(run: TaskRun) -> None:
 def _with_copies(run: TaskRun) -> tuple[Downstream, list[str]]:
     """The task with the copies of its examples, where they are wanted."""
     recipe, task, teacher = run.recipe, run.task, run.teachers[0]
-    if not recipe.augment.use:
+    if run.words is None:
         return task, []
     with task.accelerator.main_process_first():
-        made = augmented(recipe.augment, task, teacher, run.language_model, seed=recipe.train.seed)
+        made = augmented(recipe.augment, task, teacher, run.words, seed=recipe.train.seed)
     how = features_of(recipe.data, task.data.task, teacher)
     for note in made.notes:
         Progress.say(note)
