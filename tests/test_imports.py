@@ -121,7 +121,7 @@ ALLOWED: dict[str, set[str]] = {
         ),
         *("held_out", "judge", "launch", "losses", "metrics", "models", "processes", "progress"),
         *("prune_job", "prune_run", "pruners", "recipe", "report", "run_dir", "settings", "sparse"),
-        *("task_distill", "task_run", "task_teacher", "types"),
+        *("task_augment", "task_distill", "task_run", "task_teacher", "types"),
     },
     "cli": {"bench", "commands", "errors", "kdcli", "processes", "progress", "recipe", "settings"},
     "__main__": {"cli"},
