@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from kdcli.report.text import count, duration, megabytes
 from kdcli.types import Outcome, Plan
@@ -52,7 +52,8 @@ class Estimate:
                 count(card["multiply_adds"]),
             )
         yield models
-        legs = Table("run", "steps", "passes", "a step", "training", "peak memory")
+        # Stages of one run differ in the end of their paths.
+        legs = Table(Column("run", overflow="fold"), "steps", "passes", "a step", "training", "peak memory")
         for leg in self.legs:
             legs.add_row(
                 leg.folder,
