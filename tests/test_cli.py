@@ -42,7 +42,7 @@ def command(*path):
 
 def test_the_verbs_and_their_options_are_frozen():
     assert set(command().commands) == {
-        *("distill", "prune", "finetune", "evaluate", "benchmark", "export", "recipes", "doctor", "mask"),
+        *("distill", "prune", "cotrain", "finetune", "evaluate", "benchmark", "export", "recipes", "doctor", "mask"),
     }
     assert set(command("recipes").commands) == {"ls", "show", "validate"}
     assert set(command("mask").commands) == {"info", "diff", "apply", "compact"}
@@ -54,6 +54,9 @@ def test_the_verbs_and_their_options_are_frozen():
     }
     pruning = {"--method", "--sparsity", "--masking", "--task", "--teacher"}
     assert options_of("prune") == DISTILL - {"--to", "--assistant", "--eval-task"} | pruning
+    pair = {"--mode", "--weights", "--temperature", "--community", "--base", "--vocab-size", "--task"}
+    either = {"--standalone", "--no-standalone"}
+    assert options_of("cotrain") == DISTILL - {"--to", "--method", "--assistant"} | pair | either
     training = {"--max-steps", "--epochs", "--batch-size", "--lr", "--seed", "--resume", "--dry-run", "--report-to"}
     judging = {"--task", "--mask", "--predictions", "--submission", "--min-metric"}
     assert options_of("evaluate") == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} - training | judging
