@@ -324,6 +324,8 @@ def test_two_processes_are_one_with_the_same_global_batch(asked, tmp_path):
     two = process(*arguments, "-o", tmp_path / "two", "--processes", "2")
     _, stderr = two.communicate(timeout=240)
     assert two.returncode == 0, stderr
-    # The heads of both stages drop out as their configuration says, each process for itself: the own stage has none.
+    # Dropout of the prediction stage is drawn by each process for itself; the stage before has none.
     for one, other in zip(*(log_of(tmp_path / n / "intermediate") for n in ("one", "two")), strict=True):
-        assert one.get("loss") == pytest.approx(other.get("loss"), rel=1e-4)
+        assert set(one) == set(other)
+        if "loss" in one:
+            assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)
