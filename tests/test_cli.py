@@ -14,6 +14,10 @@ import kdcli
 from kdcli import errors
 from kdcli.cli import app
 
+ON_TASK = {
+    *("--task", "--student", "--general", "--corpus", "--also-teacher", "--ablate"),
+    *("--augment", "--no-augment", "--augment-model", "--glove", "--augment-only"),
+}
 DISTILL = {
     *(
         "--to",
@@ -46,7 +50,7 @@ def test_the_verbs_and_their_options_are_frozen():
     }
     assert set(command("recipes").commands) == {"ls", "show", "validate"}
     assert set(command("mask").commands) == {"info", "diff", "apply", "compact"}
-    assert options_of("distill") == DISTILL
+    assert options_of("distill") == DISTILL | ON_TASK
     assert options_of("finetune") == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} | {
         "--task",
         "--seeds",
