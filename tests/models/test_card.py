@@ -11,6 +11,7 @@ from encoders import tiny_encoder, tiny_tokenizer
 from kdcli.models.card import describe, multiply_adds
 from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import save_model
+from kdcli.sparse.compact import compact
 
 LENGTH, WIDTH, FFN, WORDS = 128, 32, 128, 64
 
@@ -33,6 +34,11 @@ def test_multiply_adds_of_a_bert_by_hand():
     attention = 2 * LENGTH * LENGTH * WIDTH
     pooler = WIDTH * WIDTH
     assert multiply_adds(tiny_encoder("bert")) == 2 * (linears + attention) + pooler
+
+
+def test_a_compacted_model_without_empty_rows_has_as_many():
+    model = tiny_encoder("bert")
+    assert multiply_adds(compact(model)) == multiply_adds(model)
 
 
 @pytest.mark.parametrize("kind", sorted(LAYOUTS))
