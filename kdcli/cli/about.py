@@ -1,0 +1,53 @@
+"""What there is and what this machine can do: recipes, doctor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kdcli.cli.app import app, recipes
+from kdcli.cli.options import Json, show
+from kdcli.errors import UsageError
+
+
+@recipes.command("ls")
+def recipes_ls() -> None:
+    """List the shipped recipes."""
+    from kdcli.recipe import summary
+
+    for line in summary():
+        typer.echo(line)
+
+
+@recipes.command("show")
+def recipes_show(name: Annotated[str, typer.Argument(help="Name or file.")], verb: str | None = None) -> None:
+    """Print a recipe with every value resolved and its origin."""
+    typer.echo(_resolved(name, verb).to_yaml(), nl=False)
+
+
+@recipes.command("validate")
+def recipes_validate(files: Annotated[list[Path], typer.Argument(help="YAML files.")], verb: str | None = None) -> None:
+    """Check recipe files; exit 2 with one line for each thing that is wrong."""
+    for file in files:
+        _resolved(str(file), verb)
+        typer.echo(f"{file}: ok")
+
+
+@app.command()
+def doctor(json: Json = False) -> None:
+    """Show what this machine can run: devices, number formats, library versions."""
+    from kdcli.bench.doctor import examine
+
+    show(examine(), as_json=json)
+
+
+def _resolved(name: str, verb: str | None) -> Any:
+    from kdcli.recipe import resolve, verb_of
+    from kdcli.settings import VERBS
+
+    verb = verb or verb_of(name)
+    if verb not in VERBS:
+        raise UsageError(f"no recipes for verb '{verb}'; known: {', '.join(VERBS)}")
+    return resolve(VERBS[verb], recipe=name)

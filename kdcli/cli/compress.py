@@ -1,0 +1,298 @@
+"""The verbs that make a model smaller: distill, prune, cotrain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kdcli.cli.app import app
+from kdcli.cli.options import (
+    ON_TASK,
+    BatchSize,
+    Data,
+    Device,
+    DryRun,
+    Dtype,
+    Epochs,
+    Json,
+    Lr,
+    MaxSteps,
+    OutputDir,
+    Overwrite,
+    Processes,
+    Quiet,
+    Recipe,
+    RemoteCode,
+    ReportTo,
+    Resume,
+    Seed,
+    Sets,
+    Task,
+    Verbose,
+    invocation_of,
+    prepare_libraries,
+    show,
+    training_options,
+)
+from kdcli.errors import UsageError
+
+
+@app.command()
+def distill(
+    teacher: Annotated[str | None, typer.Argument(help="Hub id, directory, or 'demo'.")] = None,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LxH[:FFN][@HEADS]", help="Student shape, e.g. 6x768; may be repeated."),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="minilm, minilmv2, tinybert, distilbert, mlm-kd, masked-lm; on tasks tinybert, minilm, minilmv2, pkd, "
+            "soft-targets.",
+            show_default=False,
+        ),
+    ] = None,
+    task: Task = None,
+    student: Annotated[
+        str | None, typer.Option(metavar="DIR", help="On a task: start from this encoder.", rich_help_panel=ON_TASK)
+    ] = None,
+    general: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="First distil on text, in this directory.", rich_help_panel=ON_TASK),
+    ] = None,
+    corpus: Annotated[
+        str | None,
+        typer.Option(metavar="SOURCE", help="The text of that stage; it is wanted then.", rich_help_panel=ON_TASK),
+    ] = None,
+    more_teachers: Annotated[
+        list[str] | None,
+        typer.Option("--also-teacher", help="A further teacher of the task; repeatable.", rich_help_panel=ON_TASK),
+    ] = None,
+    augment: Annotated[
+        bool | None,
+        typer.Option("--augment/--no-augment", help="Train on copies with other words too.", rich_help_panel=ON_TASK),
+    ] = None,
+    augment_model: Annotated[
+        str | None, typer.Option(help="Masked language model that names words.", rich_help_panel=ON_TASK)
+    ] = None,
+    glove: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Word vectors for long words.", rich_help_panel=ON_TASK)
+    ] = None,
+    augment_only: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the copies as jsonl and stop.", rich_help_panel=ON_TASK),
+    ] = None,
+    ablate: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Also run the variants of this list; one table.", rich_help_panel=ON_TASK),
+    ] = None,
+    assistant: Annotated[str | None, typer.Option(help="Teacher assistant: auto, none or LxH.")] = None,
+    eval_task: Annotated[
+        list[str] | None, typer.Option(metavar="TASK", help="Also fine-tune all models on this task and compare.")
+    ] = None,
+    output_dir: OutputDir = None,
+    recipe: Recipe = None,
+    sets: Sets = None,
+    data: Data = None,
+    max_steps: MaxSteps = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: Lr = None,
+    seed: Seed = None,
+    dtype: Dtype = None,
+    device: Device = "auto",
+    processes: Processes = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    report_to: ReportTo = "none",
+    trust_remote_code: RemoteCode = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train a smaller student of an encoder: on unlabelled text (MiniLM, TinyBERT …), or on a task with --task."""
+    given = locals()
+    prepare_libraries(quiet, verbose)
+    from kdcli.recipe import resolve, verb_of
+    from kdcli.settings import DistillRecipe
+
+    if task is not None or (recipe is not None and verb_of(recipe) == "distill-task"):
+        _distill_on_task(given)
+        return
+    _refuse_without_task(given)
+    own = {"teacher": teacher, "student.to": to, "method": method, "assistant": assistant, "eval.tasks": eval_task}
+    shipped = "demo" if teacher == "demo" and method in (None, "minilm") else None
+    resolved = resolve(DistillRecipe, recipe=recipe or shipped, sets=sets or (), options=own | training_options(given))
+    invocation = invocation_of(given)
+    from kdcli.commands import distill as command
+
+    show(command.run(resolved, invocation), as_json=json)
+
+
+def _distill_on_task(given: Mapping[str, Any]) -> None:
+    from kdcli.recipe import ablations, task_recipe
+
+    for name in ("assistant", "eval_task"):
+        if given[name]:
+            raise UsageError(f"--{name.replace('_', '-')} belongs to distilling on text, not on a task")
+    text = given["general"] or given["corpus"]
+    copies = True if given["augment_only"] or given["glove"] or given["augment_model"] else None
+    own = {
+        **{name: given[name] for name in ("teacher", "method", "task", "more_teachers")},
+        "student.to": given["to"],
+        "student.source": given["student"],
+        "general.use": True if text else None,
+        "general.run": given["general"],
+        "general.source": given["corpus"],
+        "augment.use": given["augment"] if given["augment"] is not None else copies,
+        "augment.model": given["augment_model"],
+        "augment.glove": given["glove"],
+    }
+    asked = {"recipe": given["recipe"], "sets": given["sets"] or (), "options": own | training_options(given)}
+    from kdcli.commands import distill as command
+
+    resolved, invocation = task_recipe(**asked), invocation_of(given)
+    if given["augment_only"] is not None:
+        show(command.write_copies(resolved, invocation, given["augment_only"]), as_json=given["json"])
+    elif given["ablate"] is not None:
+        variants = {name: task_recipe(**asked, overrides=over) for name, over in ablations(given["ablate"]).items()}
+        show(command.run_variants(variants, invocation), as_json=given["json"])
+    else:
+        show(command.run_on_task(resolved, invocation), as_json=given["json"])
+
+
+def _refuse_without_task(given: Mapping[str, Any]) -> None:
+    names = ("student", "general", "corpus", "more_teachers", "augment", "augment_model", "glove", "augment_only")
+    for name in (*names, "ablate"):
+        if given[name]:
+            option = {"more_teachers": "also_teacher"}.get(name, name).replace("_", "-")
+            raise UsageError(f"--{option} needs --task", "it belongs to distilling on a task")
+
+
+@app.command()
+def prune(
+    model: Annotated[str | None, typer.Argument(help="Hub id, directory, or 'demo'.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="smp, magnitude, movement, soft-movement, l0 or cap.", show_default=False)
+    ] = None,
+    sparsity: Annotated[
+        list[float] | None, typer.Option(help="Share of the weights that goes, e.g. 0.9; may be repeated.")
+    ] = None,
+    masking: Annotated[str | None, typer.Option(help="local, global, proportional or threshold.")] = None,
+    task: Task = None,
+    teacher: Annotated[
+        str | None, typer.Option(help="A model fine-tuned on the task, whose logits are learned too.")
+    ] = None,
+    output_dir: OutputDir = None,
+    recipe: Recipe = None,
+    sets: Sets = None,
+    data: Data = None,
+    max_steps: MaxSteps = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: Lr = None,
+    seed: Seed = None,
+    dtype: Dtype = None,
+    device: Device = "auto",
+    processes: Processes = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    report_to: ReportTo = "none",
+    trust_remote_code: RemoteCode = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Remove weights of an encoder while it learns a task (SMP and its baselines)."""
+    given = locals()
+    prepare_libraries(quiet, verbose)
+    from kdcli.recipe import resolve, shipped
+    from kdcli.settings import PruneRecipe
+
+    own = {"model": model, "task": task, "method": method, "sparsity": sparsity, "teacher": teacher}
+    own |= {"pruner.masking": masking}
+    named = f"{method or 'smp'}-{task or 'sst2'}"
+    of_task = named if named in shipped("prune") else None
+    resolved = resolve(PruneRecipe, recipe=recipe or of_task, sets=sets or (), options=own | training_options(given))
+    from kdcli.commands import prune as command
+
+    show(command.run(resolved, invocation_of(given)), as_json=json)
+
+
+@app.command()
+def cotrain(
+    teacher: Annotated[str | None, typer.Argument(help="LxH, hub id or directory.")] = None,
+    student: Annotated[str | None, typer.Argument(help="LxH, hub id or directory.")] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(help="co-distillation, one-way, reversed or standalone.", show_default=False),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A:B:C:D", help="Student against labels, from teacher; teacher against labels, from student."
+        ),
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of both softmaxes.")] = None,
+    community: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="A frozen teacher of both, from which shapes are copied.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Tokenizer and configuration of shapes; on a task weights too.")
+    ] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Of a tokenizer trained from the text.")] = None,
+    standalone: Annotated[
+        bool | None,
+        typer.Option("--standalone/--no-standalone", help="Also train both without each other, to compare."),
+    ] = None,
+    task: Task = None,
+    eval_task: Annotated[
+        list[str] | None, typer.Option(metavar="TASK", help="Also fine-tune all models on this task and compare.")
+    ] = None,
+    output_dir: OutputDir = None,
+    recipe: Recipe = None,
+    sets: Sets = None,
+    data: Data = None,
+    max_steps: MaxSteps = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: Lr = None,
+    seed: Seed = None,
+    dtype: Dtype = None,
+    device: Device = "auto",
+    processes: Processes = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    report_to: ReportTo = "none",
+    trust_remote_code: RemoteCode = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train two models in one loop that learn from each other: on unlabelled text, or on a task with --task."""
+    given = locals()
+    prepare_libraries(quiet, verbose)
+    from kdcli.recipe import resolve, verb_of
+    from kdcli.settings import CotrainRecipe, CotrainTaskRecipe
+
+    on_task = task is not None or (recipe is not None and verb_of(recipe) == "cotrain-task")
+    for name in ("community", "vocab_size", "eval_task") if on_task else ():
+        if given[name]:
+            raise UsageError(f"--{name.replace('_', '-')} belongs to co-training on text, not on a task")
+    from kdcli.commands import cotrain as command
+
+    own = {name: given[name] for name in ("teacher", "student", "base", "mode", "temperature", "standalone")}
+    own |= {"weights": command.weights(weights)} | training_options(given)
+    if on_task:
+        of_task = resolve(CotrainTaskRecipe, recipe=recipe, sets=sets or (), options=own | {"task": task})
+        show(command.run_on_task(of_task, invocation_of(given)), as_json=json)
+        return
+    own |= {"community.model": community, "vocab_size": vocab_size, "eval.tasks": eval_task}
+    resolved = resolve(CotrainRecipe, recipe=recipe, sets=sets or (), options=own)
+    show(command.run(resolved, invocation_of(given)), as_json=json)
