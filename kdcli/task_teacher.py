@@ -86,7 +86,8 @@ def taught(
         (soft_loss(kind, _logits(t), logits, student.labels, student.mask, kd.temperature) for t in teachers),
         logits.new_zeros((), dtype=hard.dtype),
     )
-    return {"task": (1 - kd.weight) * hard, "kd": kd.weight * soft / len(teachers)}
+    terms = {"task": (1 - kd.weight, hard), "kd": (kd.weight, soft / len(teachers))}
+    return {name: weight * value for name, (weight, value) in terms.items() if weight}
 
 
 def _logits(signals: Signals) -> Tensor:

@@ -161,8 +161,11 @@ def test_labels_and_logits_share_the_weight(ready, recipe, folders, weight, temp
     mask = batch["attention_mask"]
     hard = hard_loss("class", student, batch["labels"], mask)
     kd = soft_loss("class", soft, student, batch["labels"], mask, temperature)
-    torch.testing.assert_close(found.terms["task"], (1 - weight) * hard)
-    torch.testing.assert_close(found.terms["kd"], weight * kd)
+    expected = {"task": (1 - weight, hard), "kd": (weight, kd)}
+    assert set(found.terms) == {name for name, (share, _) in expected.items() if share}
+    for name, value in found.terms.items():
+        share, whole = expected[name]
+        torch.testing.assert_close(value, share * whole)
     torch.testing.assert_close(found.total, (1 - weight) * hard + weight * kd)
 
 

@@ -88,6 +88,7 @@ def html(report: Report) -> str:
         heading=_heading(report),
         overview=Listing("", header, rows),
         undistilled=any(row[0].endswith(UNDISTILLED) for row in rows),
+        on_task=bool(report.recipe.get("task")),
         pictures=_drawn(pictures(report)),
         # A benchmark that judged nothing has a table of the published speed-ups alone.
         published=names_of(row.values for row in report.published) if report.quality or not benchmark else [],

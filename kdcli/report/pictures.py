@@ -62,7 +62,7 @@ def _loss_curve(report: Report) -> Picture | None:
     legend(drawing, 3 if len(names) < 3 else 2)
     ends = ", ".join(f"{n} {held[0][1][n]:.3g} → {held[-1][1][n]:.3g}" for n in names)
     steps = f"Loss over {report.curve[-1].step:,} steps"
-    return Picture(svg(drawing), f"{steps}; on held-out text, never trained on: {ends}." if ends else f"{steps}.")
+    return Picture(svg(drawing), f"{steps}; on what is held out, never trained on: {ends}." if ends else f"{steps}.")
 
 
 def _metric_curve(report: Report) -> Picture | None:

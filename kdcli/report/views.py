@@ -114,7 +114,10 @@ def title(report: Report) -> str:
     steps = [short(teacher.id)]
     if len(shapes) > 1 and ASSISTANT in shapes:
         steps.append(f"{shapes.pop(ASSISTANT)} (assistant)")
-    return " → ".join(filter(None, [*steps, ", ".join(shapes.values())]))
+    led = " → ".join(filter(None, [*steps, ", ".join(shapes.values())]))
+    # Tasks that only judge a distillation on text are no part of what it was.
+    task = report.recipe.get("task")
+    return f"{led} on {short(str(task))}" if task else led
 
 
 def _tasks(report: Report) -> list[str]:

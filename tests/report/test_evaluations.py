@@ -289,6 +289,10 @@ def test_undistilled_is_explained_with_and_without_an_assistant(values):
     models = values["models"]
     values["models"] = {"teacher": models["teacher"], "assistant": card(hidden=384), "3x384": models["3x384"]}
     assert "not trained; the notes say from which model." in words(Report.model_validate(values))
+    values["recipe"] = {"task": "sst2"}
+    report = Report.model_validate(values)
+    assert "started in the same way and fine-tuned without a teacher." in words(report)
+    assert title(report).endswith("3x384 on sst2")
 
 
 @pytest.mark.parametrize(
