@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from kdcli.cotrain_models import Pair
 from kdcli.cotrain_plan import ROLES, names_of, weights_of
@@ -22,6 +23,7 @@ from kdcli.losses.soft_targets import soft_loss
 from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
 from kdcli.models.capture import Capture, capture, unreached
 from kdcli.models.heads import Headed
+from kdcli.models.shape import set_dropout
 from kdcli.progress import Progress
 from kdcli.settings import CotrainRecipe, CotrainTaskRecipe, FinetuneRecipe
 from kdcli.types import Batch, Job, Needs, Pace, Plan, StepLoss
@@ -49,6 +51,7 @@ def on_text(pair: Pair, corpus: Corpus, recipe: CotrainRecipe, plan: Plan, devic
         for blocks in (corpus.train, corpus.held_out)
     )
     needs = Needs(masked_logits=True)
+    _set_dropout(pair.models.values(), recipe)
     models = {role: capture(model, needs) for role, model in pair.models.items()}
     frozen = listening(pair.community.model, needs, device, precision) if pair.community else None
     temperature = recipe.temperature
@@ -86,6 +89,7 @@ def on_task(task: Downstream, recipe: CotrainTaskRecipe, headed: Mapping[str, He
         headed: by role, on the CPU.
     """
     weights, names, kind = weights_of(recipe), names_of(recipe), task.data.task.kind
+    _set_dropout((model.model for model in headed.values()), recipe)
     fits = {role: fitting(task, finetune_recipe(recipe, headed[role].source), headed[role]) for role in ROLES}
     models = {role: job.modules["model"] for role, (job, _) in fits.items()}
     plain, plan = fits[STUDENT]
@@ -135,6 +139,12 @@ def _summed(
         values |= {f"{role}/hard": losses.hard(logits[role]) for role in ROLES if f"{role}/hard" not in values}
     renamed = {name.partition("/"): value for name, value in values.items()}
     return StepLoss(total, {f"{names[role]}/{term}": value for (role, _, term), value in renamed.items()})
+
+
+def _set_dropout(models: Iterable[PreTrainedModel], recipe: CotrainRecipe | CotrainTaskRecipe) -> None:
+    if recipe.dropout is not None:
+        for model in models:
+            set_dropout(model, recipe.dropout)
 
 
 def _paces(recipe: CotrainRecipe | CotrainTaskRecipe) -> Callable[[str], Pace]:

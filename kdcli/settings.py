@@ -312,7 +312,7 @@ class PairSettings(Section):
 
     `weights` are those of the student against the labels, the student from the teacher, the teacher against the labels
     and the teacher from the student; `mode` sets some of them to 0. `standalone` also trains both without learning from
-    each other, to compare.
+    each other, to compare. `dropout` sets every dropout rate of both while they train; null leaves their own.
     """
 
     teacher: str | None = None
@@ -322,6 +322,7 @@ class PairSettings(Section):
     weights: list[float] = Field(default_factory=lambda: [1.0, 1.0, 1.0, 4.0])
     temperature: float = Field(1.0, gt=0)
     standalone: bool = True
+    dropout: float | None = Field(None, ge=0, lt=1)
 
 
 class CotrainTrainSettings(TrainSettings):

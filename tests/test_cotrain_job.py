@@ -62,6 +62,22 @@ def same(one, other):
 
 
 class TestJob:
+    def test_dropout_is_that_of_the_recipe_while_they_train_and_the_models_own_when_saved(self, base, corpus):
+        def twice(dropout):
+            recipe = recipe_of(base, dropout=dropout)
+            pair = load_pair(recipe, trust_remote_code=False)
+            job = on_text(pair, corpus, recipe, PLAN, CPU, "no")
+            for module in job.modules.values():
+                module.train()
+            batch = job.examples.batch(np.arange(4))
+            return [float(job.step(batch).total) for _ in range(2)], pair
+
+        (first, second), pair = twice(0.0)
+        assert first == second
+        assert {model.config.hidden_dropout_prob for model in pair.models.values()} == {0.1}
+        (first, second), _ = twice(None)
+        assert first != second
+
     def test_one_forward_of_each_model_serves_all_terms(self, base, corpus):
         recipe = recipe_of(base, community={"model": base})
         pair = load_pair(recipe, trust_remote_code=False)
