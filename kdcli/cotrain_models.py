@@ -106,7 +106,7 @@ def _origin(
     recipe: CotrainRecipe, community: Loaded | None, given: dict[str, Loaded], trust_remote_code: bool
 ) -> _Origin:
     if recipe.base is not None:
-        config = load_config(recipe.base, trust_remote_code=trust_remote_code)
+        config = load_config(recipe.base, trust_remote_code=trust_remote_code, weights=False)
         if type(config) not in AutoModelForMaskedLM._model_mapping:
             raise UsageError(f"the base: {config.model_type} has no masked-language-model head in transformers")
         tokenizer = load_tokenizer(recipe.base, trust_remote_code=trust_remote_code)

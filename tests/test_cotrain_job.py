@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -77,6 +79,10 @@ class TestJob:
         assert {model.config.hidden_dropout_prob for model in pair.models.values()} == {0.1}
         (first, second), _ = twice(None)
         assert first != second
+
+    def test_a_base_needs_no_weights(self, base, corpus):
+        (Path(base) / "model.safetensors").unlink()
+        assert trained(recipe_of(base), corpus).models.keys() == {"teacher", "student"}
 
     def test_one_forward_of_each_model_serves_all_terms(self, base, corpus):
         recipe = recipe_of(base, community={"model": base})

@@ -72,8 +72,11 @@ def load_encoder(source: str, *, trust_remote_code: bool = False) -> Loaded:
     return Loaded(model.eval(), tokenizer, shape_of(model.config), source)
 
 
-def load_config(source: str, *, trust_remote_code: bool = False) -> PreTrainedConfig:
+def load_config(source: str, *, trust_remote_code: bool = False, weights: bool = True) -> PreTrainedConfig:
     """The configuration of a model that can be loaded: there, of a supported type, its weights in safetensors.
+
+    Args:
+        weights: False does not ask for them: the configuration alone is what is wanted.
 
     Raises:
         UsageError: see `load_encoder`.
@@ -81,13 +84,13 @@ def load_config(source: str, *, trust_remote_code: bool = False) -> PreTrainedCo
     where = location(source)
     folder = Path(where)
     if folder.is_dir():
-        _check_folder(folder)
+        _check_folder(folder, weights=weights)
     elif folder.exists() or where.startswith((".", "/", "~")) or where.count("/") > 1:
         raise UsageError(f"no model directory {source}", "give a hub id, a directory with config.json, or 'demo'")
     _check_type(source, where, trust_remote_code)
     config = _config(source, where, trust_remote_code)
     layout_for(config)
-    if not folder.is_dir():
+    if weights and not folder.is_dir():
         _check_repository(source)
     return config
 
@@ -114,10 +117,12 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder(folder: Path, *, weights: bool) -> None:
     if not (folder / "config.json").is_file():
         raise UsageError(f"{folder} has no config.json, so it is not a model directory")
     _check_json(folder / "config.json")
+    if not weights:
+        return
     if (folder / WEIGHTS[1]).is_file():
         _check_json(folder / WEIGHTS[1])
     elif not (folder / WEIGHTS[0]).is_file():
