@@ -61,6 +61,11 @@ class TextRun:
     downstream: Tasks
     legs: list[Leg]
 
+    @property
+    def folder(self) -> Path:
+        """The output directory, which is that of the last leg."""
+        return self.legs[-1].folder
+
 
 def prepare_text(
     resolved: Resolved[DistillRecipe], invocation: Invocation, accelerator: Accelerator, device: torch.device

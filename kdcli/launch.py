@@ -3,16 +3,67 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import torch
 from accelerate import Accelerator
 
 from kdcli.bench.device import choose_device, choose_dtype
-from kdcli.engine import start
+from kdcli.engine import start, track
 from kdcli.errors import ChildFailed, UsageError
 from kdcli.processes import fan_out, joined
 from kdcli.settings import Invocation, TrainSettings
 from kdcli.types import Plan
+
+
+class Prepared(Protocol):
+    """A run that was checked and can begin."""
+
+    @property
+    def folder(self) -> Path:
+        """Where its report will be."""
+
+
+RunT = TypeVar("RunT", bound=Prepared)
+ResultT = TypeVar("ResultT")
+EstimateT = TypeVar("EstimateT")
+
+
+def carry_out(
+    resolved: Any,
+    invocation: Invocation,
+    *,
+    prepare: Callable[[Any, Invocation, Accelerator, torch.device], RunT],
+    probe: Callable[[RunT], EstimateT],
+    claim: Callable[[RunT], None],
+    run: Callable[[RunT], ResultT | None],
+) -> ResultT | EstimateT | None:
+    """What a training verb does, from its checked recipe on.
+
+    Args:
+        resolved: whose recipe has `train.dtype`.
+        prepare: checks and loads all there is, and writes nothing.
+        probe: estimates; a dry run ends with it.
+        claim: takes the output directory.
+        run: trains and reports there.
+
+    Returns:
+        Of `run`, or the estimate of a dry run; None in a process that has nothing to print.
+    """
+    launched = launch(resolved.recipe.train.dtype, invocation)
+    if launched is None:
+        return None
+    accelerator, device = launched
+    prepared = prepare(resolved, invocation, accelerator, device)
+    if invocation.dry_run:
+        return probe(prepared)
+    claim(prepared)
+    track(accelerator, prepared.folder)
+    result = run(prepared)
+    accelerator.end_training()
+    return result
 
 
 def launch(dtype: str, invocation: Invocation) -> tuple[Accelerator, torch.device] | None:

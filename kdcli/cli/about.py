@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app, recipes
-from kdcli.cli.options import Json, show
+from kdcli.cli.options import show, with_options
 from kdcli.errors import UsageError
 
 
@@ -36,11 +36,12 @@ def recipes_validate(files: Annotated[list[Path], typer.Argument(help="YAML file
 
 
 @app.command()
-def doctor(json: Json = False) -> None:
+@with_options("json")
+def doctor(**shared: Any) -> None:
     """Show what this machine can run: devices, number formats, library versions."""
     from kdcli.bench.doctor import examine
 
-    show(examine(), as_json=json)
+    show(examine(), as_json=shared["json"])
 
 
 def _resolved(name: str, verb: str | None) -> Any:

@@ -9,38 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import (
-    ON_TASK,
-    BatchSize,
-    Data,
-    Device,
-    DryRun,
-    Dtype,
-    Epochs,
-    Json,
-    Lr,
-    MaxSteps,
-    OutputDir,
-    Overwrite,
-    Processes,
-    Quiet,
-    Recipe,
-    RemoteCode,
-    ReportTo,
-    Resume,
-    Seed,
-    Sets,
-    Task,
-    Verbose,
-    invocation_of,
-    prepare_libraries,
-    show,
-    training_options,
-)
+from kdcli.cli.options import ON_TASK, TRAINING, Task, invocation_of, show, training_options, with_options
 from kdcli.errors import UsageError
 
 
 @app.command()
+@with_options(*TRAINING)
 def distill(
     teacher: Annotated[str | None, typer.Argument(help="Hub id, directory, or 'demo'.")] = None,
     to: Annotated[
@@ -93,44 +67,29 @@ def distill(
     eval_task: Annotated[
         list[str] | None, typer.Option(metavar="TASK", help="Also fine-tune all models on this task and compare.")
     ] = None,
-    output_dir: OutputDir = None,
-    recipe: Recipe = None,
-    sets: Sets = None,
-    data: Data = None,
-    max_steps: MaxSteps = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    lr: Lr = None,
-    seed: Seed = None,
-    dtype: Dtype = None,
-    device: Device = "auto",
-    processes: Processes = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    report_to: ReportTo = "none",
-    trust_remote_code: RemoteCode = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
+    **shared: Any,
 ) -> None:
     """Train a smaller student of an encoder: on unlabelled text (MiniLM, TinyBERT …), or on a task with --task."""
-    given = locals()
-    prepare_libraries(quiet, verbose)
+    given = locals() | shared
     from kdcli.recipe import resolve, verb_of
     from kdcli.settings import DistillRecipe
 
-    if task is not None or (recipe is not None and verb_of(recipe) == "distill-task"):
+    if task is not None or (shared["recipe"] is not None and verb_of(shared["recipe"]) == "distill-task"):
         _distill_on_task(given)
         return
     _refuse_without_task(given)
     own = {"teacher": teacher, "student.to": to, "method": method, "assistant": assistant, "eval.tasks": eval_task}
     shipped = "demo" if teacher == "demo" and method in (None, "minilm") else None
-    resolved = resolve(DistillRecipe, recipe=recipe or shipped, sets=sets or (), options=own | training_options(given))
+    resolved = resolve(
+        DistillRecipe,
+        recipe=shared["recipe"] or shipped,
+        sets=shared["sets"] or (),
+        options=own | training_options(given),
+    )
     invocation = invocation_of(given)
     from kdcli.commands import distill as command
 
-    show(command.run(resolved, invocation), as_json=json)
+    show(command.run(resolved, invocation), as_json=shared["json"])
 
 
 def _distill_on_task(given: Mapping[str, Any]) -> None:
@@ -174,6 +133,7 @@ def _refuse_without_task(given: Mapping[str, Any]) -> None:
 
 
 @app.command()
+@with_options(*TRAINING)
 def prune(
     model: Annotated[str | None, typer.Argument(help="Hub id, directory, or 'demo'.")] = None,
     method: Annotated[
@@ -187,30 +147,10 @@ def prune(
     teacher: Annotated[
         str | None, typer.Option(help="A model fine-tuned on the task, whose logits are learned too.")
     ] = None,
-    output_dir: OutputDir = None,
-    recipe: Recipe = None,
-    sets: Sets = None,
-    data: Data = None,
-    max_steps: MaxSteps = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    lr: Lr = None,
-    seed: Seed = None,
-    dtype: Dtype = None,
-    device: Device = "auto",
-    processes: Processes = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    report_to: ReportTo = "none",
-    trust_remote_code: RemoteCode = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
+    **shared: Any,
 ) -> None:
     """Remove weights of an encoder while it learns a task (SMP and its baselines)."""
-    given = locals()
-    prepare_libraries(quiet, verbose)
+    given = locals() | shared
     from kdcli.recipe import resolve, shipped
     from kdcli.settings import PruneRecipe
 
@@ -218,13 +158,19 @@ def prune(
     own |= {"pruner.masking": masking}
     named = f"{method or 'smp'}-{task or 'sst2'}"
     of_task = named if named in shipped("prune") else None
-    resolved = resolve(PruneRecipe, recipe=recipe or of_task, sets=sets or (), options=own | training_options(given))
+    resolved = resolve(
+        PruneRecipe,
+        recipe=shared["recipe"] or of_task,
+        sets=shared["sets"] or (),
+        options=own | training_options(given),
+    )
     from kdcli.commands import prune as command
 
-    show(command.run(resolved, invocation_of(given)), as_json=json)
+    show(command.run(resolved, invocation_of(given)), as_json=shared["json"])
 
 
 @app.command()
+@with_options(*TRAINING)
 def cotrain(
     teacher: Annotated[str | None, typer.Argument(help="LxH, hub id or directory.")] = None,
     student: Annotated[str | None, typer.Argument(help="LxH, hub id or directory.")] = None,
@@ -254,34 +200,14 @@ def cotrain(
     eval_task: Annotated[
         list[str] | None, typer.Option(metavar="TASK", help="Also fine-tune all models on this task and compare.")
     ] = None,
-    output_dir: OutputDir = None,
-    recipe: Recipe = None,
-    sets: Sets = None,
-    data: Data = None,
-    max_steps: MaxSteps = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    lr: Lr = None,
-    seed: Seed = None,
-    dtype: Dtype = None,
-    device: Device = "auto",
-    processes: Processes = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    report_to: ReportTo = "none",
-    trust_remote_code: RemoteCode = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
+    **shared: Any,
 ) -> None:
     """Train two models in one loop that learn from each other: on unlabelled text, or on a task with --task."""
-    given = locals()
-    prepare_libraries(quiet, verbose)
+    given = locals() | shared
     from kdcli.recipe import resolve, verb_of
     from kdcli.settings import CotrainRecipe, CotrainTaskRecipe
 
-    on_task = task is not None or (recipe is not None and verb_of(recipe) == "cotrain-task")
+    on_task = task is not None or (shared["recipe"] is not None and verb_of(shared["recipe"]) == "cotrain-task")
     for name in ("community", "vocab_size", "eval_task") if on_task else ():
         if given[name]:
             raise UsageError(f"--{name.replace('_', '-')} belongs to co-training on text, not on a task")
@@ -290,9 +216,11 @@ def cotrain(
     own = {name: given[name] for name in ("teacher", "student", "base", "mode", "temperature", "standalone")}
     own |= {"weights": command.weights(weights)} | training_options(given)
     if on_task:
-        of_task = resolve(CotrainTaskRecipe, recipe=recipe, sets=sets or (), options=own | {"task": task})
-        show(command.run_on_task(of_task, invocation_of(given)), as_json=json)
+        of_task = resolve(
+            CotrainTaskRecipe, recipe=shared["recipe"], sets=shared["sets"] or (), options=own | {"task": task}
+        )
+        show(command.run_on_task(of_task, invocation_of(given)), as_json=shared["json"])
         return
     own |= {"community.model": community, "vocab_size": vocab_size, "eval.tasks": eval_task}
-    resolved = resolve(CotrainRecipe, recipe=recipe, sets=sets or (), options=own)
-    show(command.run(resolved, invocation_of(given)), as_json=json)
+    resolved = resolve(CotrainRecipe, recipe=shared["recipe"], sets=shared["sets"] or (), options=own)
+    show(command.run(resolved, invocation_of(given)), as_json=shared["json"])

@@ -9,30 +9,32 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import mask
-from kdcli.cli.options import Json, OutputDir, Quiet, RemoteCode, Verbose, prepare_libraries, show
+from kdcli.cli.options import PRINTING, show, with_options
 
 
 @mask.command("info")
+@with_options("json")
 def mask_info(
     file: Annotated[Path, typer.Argument(help="A mask file.")],
-    json: Json = False,
+    **shared: Any,
 ) -> None:
     """What a mask is of, and how much it keeps."""
     from kdcli.commands import mask as command
 
-    show(command.info(file), as_json=json)
+    show(command.info(file), as_json=shared["json"])
 
 
 @mask.command("diff")
+@with_options("json")
 def mask_diff(
     first: Annotated[Path, typer.Argument(help="A mask file.")],
     second: Annotated[Path, typer.Argument(help="Another one of the same base.")],
-    json: Json = False,
+    **shared: Any,
 ) -> None:
     """How much two masks have in common."""
     from kdcli.commands import mask as command
 
-    show(command.diff(first, second), as_json=json)
+    show(command.diff(first, second), as_json=shared["json"])
 
 
 Base = Annotated[str | None, typer.Option(help="Where the base is; default where the mask says.", metavar="MODEL")]
@@ -41,40 +43,33 @@ Cut = Annotated[float | None, typer.Option(help="Cut the scores anew, so that th
 
 
 @mask.command("apply")
+@with_options("output_dir", "trust_remote_code", *PRINTING)
 def mask_apply(
     file: Annotated[Path, typer.Argument(help="A mask file, or an .npy of the SMP authors.")],
     base: Base = None,
     sparsity: Cut = None,
     masking: Masking = "proportional",
-    output_dir: OutputDir = None,
-    trust_remote_code: RemoteCode = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
+    **shared: Any,
 ) -> None:
     """Save the masked model, with zeros: it loads anywhere and is not faster."""
-    _applied(locals(), compacted=False, drop_rows_below=0)
+    _applied(locals() | shared, compacted=False, drop_rows_below=0)
 
 
 @mask.command("compact")
+@with_options("output_dir", "trust_remote_code", *PRINTING)
 def mask_compact(
     file: Annotated[Path, typer.Argument(help="A mask file, or an .npy of the SMP authors.")],
     base: Base = None,
     sparsity: Cut = None,
     masking: Masking = "proportional",
     drop_rows_below: Annotated[int, typer.Option(help="Take rows with fewer weights for empty.")] = 0,
-    output_dir: OutputDir = None,
-    trust_remote_code: RemoteCode = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
+    **shared: Any,
 ) -> None:
     """Save the model without its empty rows, columns and heads: smaller and faster."""
-    _applied(locals(), compacted=True, drop_rows_below=drop_rows_below)
+    _applied(locals() | shared, compacted=True, drop_rows_below=drop_rows_below)
 
 
 def _applied(given: Mapping[str, Any], *, compacted: bool, drop_rows_below: int) -> None:
-    prepare_libraries(given["quiet"], given["verbose"])
     from kdcli.commands import mask as command
 
     names = ("base", "sparsity", "masking", "output_dir", "trust_remote_code")

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from kdcli.distill_run import check_text, claim_text, prepare_text, probe_text, run_text
@@ -14,7 +13,7 @@ from kdcli.engine import track
 from kdcli.errors import UsageError
 from kdcli.estimate import Estimate
 from kdcli.finish import Finished
-from kdcli.launch import launch
+from kdcli.launch import carry_out, launch
 from kdcli.progress import Progress
 from kdcli.recipe import Resolved
 from kdcli.run_dir import RunDir, numbered
@@ -34,31 +33,13 @@ def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished |
         KdcliError: see `kdcli.errors`; nothing was claimed or written if the recipe, models or data cannot be used.
     """
     check_text(resolved.recipe)
-    launched = launch(resolved.recipe.train.dtype, invocation)
-    if launched is None:
-        return None
-    accelerator, device = launched
-    text = prepare_text(resolved, invocation, accelerator, device)
-    if invocation.dry_run:
-        return probe_text(text)
-    claim_text(text)
-    track(accelerator, text.legs[-1].folder)
-    return _ended(accelerator, run_text(text))
+    return carry_out(resolved, invocation, prepare=prepare_text, probe=probe_text, claim=claim_text, run=run_text)
 
 
 def run_on_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation) -> Finished | Estimate | None:
     """Distil on a task, measure and report; returns and raises as `run`."""
     check_task(resolved.recipe)
-    launched = launch(resolved.recipe.train.dtype, invocation)
-    if launched is None:
-        return None
-    accelerator, device = launched
-    task = prepare_task(resolved, invocation, accelerator, device)
-    if invocation.dry_run:
-        return probe_task(task)
-    claim_task(task)
-    track(accelerator, task.folder)
-    return _ended(accelerator, run_task(task))
+    return carry_out(resolved, invocation, prepare=prepare_task, probe=probe_task, claim=claim_task, run=run_task)
 
 
 def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation: Invocation) -> Finished | None:
@@ -103,7 +84,9 @@ def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation
         task = prepared(name) if number else task
         claim_task(task)
         found[name] = run_task(task)
-    return _ended(accelerator, together(folder, found) if accelerator.is_main_process else None)
+    result = together(folder, found) if accelerator.is_main_process else None
+    accelerator.end_training()
+    return result
 
 
 def write_copies(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, file: Path) -> Copies | None:
@@ -130,8 +113,3 @@ def write_copies(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, 
 
 def _taken(invocation: Invocation) -> bool:
     return invocation.resume or invocation.overwrite
-
-
-def _ended(accelerator: Accelerator, result: Finished | None) -> Finished | None:
-    accelerator.end_training()
-    return result
