@@ -70,6 +70,8 @@ def run_inside(task: Downstream, of: PruneRun, teacher: Teacher | None, folder: 
     Progress.say(f"{recipe.method}, sparsity {of.name}")
     headed = load_model(recipe, task.data.task, trust_remote_code=task.trust_remote_code)
     ready = prepared(task, recipe, headed, teacher, of.folder if main else None)
+    if ready.pruner.density is None:
+        Progress.say(_undemanding(recipe))
     fitted = trained(task, headed, ready.job, ready.plan, RunDir(of.folder))
     if main:
         _finished(task, of, ready, fitted)
@@ -92,6 +94,8 @@ def _finished(task: Downstream, of: PruneRun, ready: Prepared, fitted: Fitted) -
     else:
         _write_masks(task, recipe, folder, headed, dense, masks, scores, evaluations)
         notes.append(f"mask: {megabytes((folder / MASK).stat().st_size)} beside the base ({MASK})")
+    if pruner.density is None:
+        notes.append(_undemanding(recipe))
     cards = {
         DENSE: describe(dense, str(recipe.model), _directory(recipe.model)),
         MASKED: describe(model, str(folder), folder),
@@ -126,6 +130,13 @@ def _finished(task: Downstream, of: PruneRun, ready: Prepared, fitted: Fitted) -
         pruning=[_pruning(MASKED, recipe, model, masks, json.loads((folder / TRACE).read_text("utf-8")))],
     )
     (folder / TRACE).unlink()
+
+
+def _undemanding(recipe: PruneRecipe) -> str:
+    return (
+        f"{recipe.method} here has no density that can be asked for: its regularizer, its learning rate of scores and "
+        f"the number of steps decide how much goes, and sparsity {recipe.sparsity[0]:g} is what it is compared with"
+    )
 
 
 def _directory(model: str | None) -> Path | None:
