@@ -18,8 +18,9 @@ from kdcli.downstream import Downstream, checked, features_of, planned, prepare
 from kdcli.finetune_run import WEIGHTS, run_inside
 from kdcli.judge import Features
 from kdcli.launch import plan_of
-from kdcli.recipe import Resolved, downstream_recipe
+from kdcli.recipe import Resolved
 from kdcli.settings import DownstreamSettings, FinetuneRecipe, Invocation
+from kdcli.stage_recipes import downstream_recipe
 
 DOWNSTREAM = "downstream"
 """Directory of the fine-tunings by which models are compared."""

@@ -22,9 +22,10 @@ from kdcli.models.heads import Headed
 from kdcli.models.load import load_encoder, load_tokenizer
 from kdcli.models.shape import parse_shape, shape_of
 from kdcli.progress import Progress
-from kdcli.recipe import Resolved, defaulted, general_recipe, stage_settings, undistilled_recipe
+from kdcli.recipe import Resolved, defaulted
 from kdcli.run_dir import RunDir, numbered
 from kdcli.settings import FinetuneRecipe, Invocation, TaskDistillRecipe
+from kdcli.stage_recipes import general_recipe, stage_settings, undistilled_recipe
 from kdcli.task_augment import WordSource, open_words
 from kdcli.task_stages import STUDENT
 from kdcli.task_teacher import check_vocabulary, load_teacher

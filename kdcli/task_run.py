@@ -26,9 +26,9 @@ from kdcli.models.heads import AUTO_CLASS, Headed
 from kdcli.models.load import load_encoder, location, save_model
 from kdcli.models.shape import build_student, set_dropout
 from kdcli.progress import Progress
-from kdcli.recipe import stage_settings, undistilled_recipe
 from kdcli.report.views import TEACHER, UNDISTILLED
 from kdcli.run_dir import RunDir
+from kdcli.stage_recipes import stage_settings, undistilled_recipe
 from kdcli.task_augment import augmented
 from kdcli.task_distill import START, TaskRun, finetune_recipe
 from kdcli.task_stages import STUDENT, intermediate, prediction

@@ -26,6 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "settings": set(),
     "memory": set(),
     "recipe": {"errors", "settings", "yaml_text"},
+    "stage_recipes": {"errors", "recipe", "settings"},
     "run_dir": {"disk", "errors", "yaml_text"},
     "held_out": {"errors", "memory", "types"},
     "engine": {"errors", "held_out", "memory", "processes", "progress", "run_dir", "types"},
@@ -45,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
         *("data", "engine", "errors", "held_out", "judge", "launch", "losses", "models", "progress"),
         *("run_dir", "settings", "types"),
     },
-    "downstream_scores": {"downstream", "finetune_run", "judge", "launch", "recipe", "settings"},
+    "downstream_scores": {"downstream", "finetune_run", "judge", "launch", "recipe", "settings", "stage_recipes"},
     "distill_job": {"models", "progress", "types"},
     "distill_run": {
         *("bench", "chain", "data", "distill_job", "downstream", "downstream_scores", "engine", "errors", "estimate"),
@@ -60,12 +61,12 @@ ALLOWED: dict[str, set[str]] = {
     "task_augment": {"data", "disk", "downstream", "errors", "models", "progress", "settings"},
     "task_distill": {
         *("distill_run", "downstream", "errors", "losses", "models", "progress", "recipe", "run_dir", "settings"),
-        *("task_augment", "task_stages", "task_teacher", "types"),
+        *("stage_recipes", "task_augment", "task_stages", "task_teacher", "types"),
     },
     "task_run": {
         *("bench", "data", "disk", "distill_job", "distill_run", "downstream", "engine", "estimate", "finetune_run"),
         *("finish", "judge", "models", "progress", "recipe", "report", "run_dir", "task_augment", "task_distill"),
-        *("task_stages", "types"),
+        *("stage_recipes", "task_stages", "types"),
     },
     "task_stages": {
         *("distill_job", "downstream", "models", "progress", "settings", "signal_store", "task_teacher", "types"),
@@ -123,14 +124,26 @@ ALLOWED: dict[str, set[str]] = {
         *("prune_job", "prune_run", "pruners", "recipe", "report", "run_dir", "settings", "sparse"),
         *("task_augment", "task_distill", "task_run", "task_teacher", "types"),
     },
-    "cli": {"bench", "commands", "errors", "kdcli", "processes", "progress", "recipe", "settings"},
+    "cli": {"bench", "commands", "errors", "kdcli", "processes", "progress", "recipe", "settings", "stage_recipes"},
     "__main__": {"cli"},
     "kdcli": {"sparse"},
 }
 AT_HELP = {"errors", "kdcli"}
 """What the command line may import outside its functions, besides its own parts."""
 
-NO_TORCH = {"errors", "recipe", "settings", "yaml_text", "disk", "processes", "progress", "cli", "__main__", "kdcli"}
+NO_TORCH = {
+    "errors",
+    "recipe",
+    "settings",
+    "stage_recipes",
+    "yaml_text",
+    "disk",
+    "processes",
+    "progress",
+    "cli",
+    "__main__",
+    "kdcli",
+}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "joblib", "click"}
 FORBIDDEN_CALLS = {
     *("eval", "exec", "torch.load", "torch.save", "yaml.load", "yaml.full_load", "yaml.unsafe_load"),
@@ -261,6 +274,6 @@ def test_recipes_are_listed_without_torch():
     assert not loaded_by(HELP.format(["recipes", "ls"])) & {"torch", "transformers", "numpy"}
 
 
-@pytest.mark.parametrize("module", ["recipe", "settings", "errors", "disk", "processes"])
+@pytest.mark.parametrize("module", ["recipe", "settings", "stage_recipes", "errors", "disk", "processes"])
 def test_module_loads_no_torch(module):
     assert not loaded_by(f"import kdcli.{module}") & {"torch", "transformers", "numpy"}

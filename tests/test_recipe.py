@@ -11,7 +11,6 @@ from kdcli.errors import UsageError
 from kdcli.recipe import (
     ELSEWHERE,
     combinations,
-    downstream_recipe,
     gates,
     grid_options,
     leaf_keys,
@@ -28,6 +27,7 @@ from kdcli.settings import (
     LabelledSettings,
     TrainSettings,
 )
+from kdcli.stage_recipes import downstream_recipe
 
 
 @pytest.fixture

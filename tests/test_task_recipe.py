@@ -12,16 +12,9 @@ from kdcli.data.tasks import tasks
 from kdcli.errors import UsageError
 from kdcli.losses import check_settings, methods, on_tasks, reads
 from kdcli.models.shape import parse_shape
-from kdcli.recipe import (
-    ablations,
-    general_recipe,
-    resolve,
-    shipped,
-    stage_settings,
-    task_recipe,
-    undistilled_recipe,
-)
+from kdcli.recipe import resolve, shipped
 from kdcli.settings import DistillRecipe, TaskDistillRecipe
+from kdcli.stage_recipes import ablations, general_recipe, stage_settings, task_recipe, undistilled_recipe
 from kdcli.types import ModelShape
 from kdcli.yaml_text import read_yaml
 

@@ -93,7 +93,7 @@ def distill(
 
 
 def _distill_on_task(given: Mapping[str, Any]) -> None:
-    from kdcli.recipe import ablations, task_recipe
+    from kdcli.stage_recipes import ablations, task_recipe
 
     for name in ("assistant", "eval_task"):
         if given[name]:

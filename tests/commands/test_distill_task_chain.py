@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from kdcli.data.demo import demo_task
-from kdcli.recipe import ablations
+from kdcli.stage_recipes import ablations
 
 QUICK = [
     *("--max-steps", "4", "--batch-size", "8", "--lr", "1e-3", "--dtype", "fp32", "--set", "intermediate.lr=1e-3"),
