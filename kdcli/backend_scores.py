@@ -18,14 +18,13 @@ from torch.nn.functional import pad
 
 from kdcli.bench.backends import Runner, runner
 from kdcli.bench.environment import latency_threads
-from kdcli.bench.shapes import is_shape
 from kdcli.data.features import Array
 from kdcli.data.labelled import Labelled
 from kdcli.downstream import features_of, open_judged
 from kdcli.errors import UsageError
 from kdcli.judge import Judge, Prediction, compared
 from kdcli.models.heads import Headed, load_for_task
-from kdcli.models.shape import positions_of
+from kdcli.models.shape import is_shape, positions_of
 from kdcli.progress import Progress
 from kdcli.settings import BenchmarkRecipe
 from kdcli.types import Batch

@@ -15,7 +15,16 @@ from kdcli.losses.ctcd import STUDENT, TEACHER
 from kdcli.models.layout import layout_for
 from kdcli.models.load import Loaded, load_config, load_tokenizer
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
-from kdcli.models.shape import GRAMMAR, build_student, evenly, parse_shape, positions_of, shape_of, student_config
+from kdcli.models.shape import (
+    GRAMMAR,
+    build_student,
+    evenly,
+    is_shape,
+    parse_shape,
+    positions_of,
+    shape_of,
+    student_config,
+)
 from kdcli.progress import Progress
 from kdcli.settings import CotrainRecipe
 from kdcli.types import ModelShape
@@ -50,11 +59,6 @@ class _Origin:
     config: Any
     tokenizer: PreTrainedTokenizerBase
     heads: int | None
-
-
-def is_shape(source: str) -> bool:
-    """Whether a source is written as a shape; a directory of that name is given as `./6x768`."""
-    return GRAMMAR.fullmatch(source.strip()) is not None
 
 
 def load_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:

@@ -13,7 +13,6 @@ from accelerate import Accelerator
 
 from kdcli.bench.latency import Latency, Subject
 from kdcli.cotrain_job import finetune_recipe, on_task
-from kdcli.cotrain_models import is_shape
 from kdcli.cotrain_plan import ROLES, STANDALONE, due_alone, folder_of, standalone
 from kdcli.data.batches import BucketPlan
 from kdcli.downstream import Downstream, judged, load_model, planned, prepare, quality_of
@@ -26,7 +25,7 @@ from kdcli.losses.ctcd import STUDENT, TEACHER
 from kdcli.models.card import describe
 from kdcli.models.heads import AUTO_CLASS, Headed
 from kdcli.models.load import load_encoder, save_model
-from kdcli.models.shape import build_student, parse_shape
+from kdcli.models.shape import build_student, is_shape, parse_shape
 from kdcli.progress import Progress
 from kdcli.recipe import Resolved
 from kdcli.run_dir import RunDir

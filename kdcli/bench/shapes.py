@@ -58,11 +58,6 @@ PRESETS: Mapping[str, Preset] = {
 }
 
 
-def is_shape(text: str) -> bool:
-    """Whether a model is named by a shape, not by a directory or hub id: `6x384`, `4x312:1200@12`."""
-    return GRAMMAR.fullmatch(text.strip()) is not None
-
-
 def shape(text: str) -> ModelShape:
     """Read `LxH[:FFN][@HEADS]` without a teacher to take the rest from: FFN is 4·H, heads the largest divisor of H up
     to 12.

@@ -21,8 +21,9 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
 from kdcli.bench.backends import LIMITS, Runner, agreement, runner
-from kdcli.bench.shapes import config_of, is_shape
+from kdcli.bench.shapes import config_of
 from kdcli.memory import is_out_of_memory, peak_of
+from kdcli.models.shape import is_shape
 from kdcli.sparse.load import is_compact, load
 from kdcli.types import Batch
 

@@ -22,7 +22,7 @@ from kdcli.bench.device import choose_device
 from kdcli.bench.latency import CELLS, Latency, Protocol, Subject, measure_latency
 from kdcli.bench.portable import write_portable
 from kdcli.bench.projection import table
-from kdcli.bench.shapes import PRESETS, config_of, counts, is_shape
+from kdcli.bench.shapes import PRESETS, config_of, counts
 from kdcli.data.files import open_source
 from kdcli.data.labelled import Labelled
 from kdcli.downstream import quality_of
@@ -30,6 +30,7 @@ from kdcli.errors import GateError, Interrupted, MachineError, UnstableError, Us
 from kdcli.finish import Finished, finish
 from kdcli.models.card import describe
 from kdcli.models.load import load_encoder, load_tokenizer, location
+from kdcli.models.shape import is_shape
 from kdcli.progress import Progress
 from kdcli.recipe import Resolved
 from kdcli.report.latency import speedup_of

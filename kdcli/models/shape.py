@@ -21,6 +21,8 @@ from kdcli.models.reduce import copy_reduced
 from kdcli.types import ModelShape
 
 GRAMMAR = re.compile(r"(\d{1,6})x(\d{1,6})(?::(\d{1,6}))?(?:@(\d{1,6}))?", re.ASCII)
+SLIP = re.compile(r"\d+\s*[A-Za-z*×]\s*\d+([:@].*)?")
+"""What was meant as a shape and is nobody's name: `6y384`, `6 x 384`, `6X384`, `6x384@`."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,26 @@ class Built:
 
     model: PreTrainedModel
     notes: list[str]
+
+
+def is_shape(source: str) -> bool:
+    """Whether a model is named by a shape (`6x384`, `4x312:1200@12`), not by a directory or hub id.
+
+    A directory of such a name is given as `./6x384`.
+
+    Raises:
+        UsageError: nearly a shape, which a hub would be asked for in vain.
+    """
+    text = source.strip()
+    if GRAMMAR.fullmatch(text) is None and SLIP.fullmatch(text):
+        raise _no_shape(source)
+    return GRAMMAR.fullmatch(text) is not None
+
+
+def _no_shape(text: str) -> UsageError:
+    return UsageError(
+        f"'{text}' is not a shape", "the grammar is LxH[:FFN][@HEADS], for example 6x384 or 4x312:1200@12"
+    )
 
 
 def shape_of(config: Any) -> ModelShape:
@@ -53,9 +75,7 @@ def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
     """
     found = GRAMMAR.fullmatch(text.strip())
     if not found:
-        raise UsageError(
-            f"'{text}' is not a shape", "the grammar is LxH[:FFN][@HEADS], for example 6x384 or 4x312:1200@12"
-        )
+        raise _no_shape(text)
     layers, hidden = int(found[1]), int(found[2])
     ffn, heads = int(found[3] or round(hidden * teacher.ffn / teacher.hidden)), int(found[4] or teacher.heads)
     if not (layers and hidden and ffn and heads):

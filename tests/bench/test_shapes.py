@@ -9,9 +9,10 @@ import pytest
 from transformers import BertModel
 
 import kdcli
-from kdcli.bench.shapes import PRESETS, config_of, counts, is_shape, shape
+from kdcli.bench.shapes import PRESETS, config_of, counts, shape
 from kdcli.errors import UsageError
 from kdcli.models.card import describe
+from kdcli.models.shape import is_shape
 from kdcli.types import ModelShape
 
 
@@ -20,11 +21,15 @@ def test_shapes_are_recognised(text):
     assert is_shape(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["bert-base-uncased", "./6x384", "6x384/", "x384", "6X384", "6x384:", "6x384@", "", "-6x384"]
-)
+@pytest.mark.parametrize("text", ["bert-base-uncased", "./6x384", "6x384/", "x384", "", "-6x384", "me/6y384"])
 def test_what_is_no_shape(text):
     assert not is_shape(text)
+
+
+@pytest.mark.parametrize("text", ["6y384", "6X384", "6 x 384", "6×384", "6*384", "6x384:", "6x384@", "6y384:1200"])
+def test_a_slip_is_an_error_and_no_question_to_a_hub(text):
+    with pytest.raises(UsageError, match="is not a shape"):
+        is_shape(text)
 
 
 @pytest.mark.parametrize(
