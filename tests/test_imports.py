@@ -99,7 +99,8 @@ ALLOWED: dict[str, set[str]] = {
         *("recipe", "report", "run_dir", "settings", "sparse", "task_teacher", "types"),
     },
     "backend_scores": {
-        *("bench", "data", "downstream", "errors", "judge", "metrics", "models", "progress", "settings", "types"),
+        *("bench", "data", "downstream", "errors", "judge", "metrics", "models", "progress", "settings", "sparse"),
+        "types",
     },
     "finish": {"bench", "disk", "progress", "report", "run_dir", "settings", "types"},
     "commands": {

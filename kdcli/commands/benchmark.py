@@ -37,6 +37,7 @@ from kdcli.report.latency import speedup_of
 from kdcli.report.views import short
 from kdcli.run_dir import RunDir, numbered
 from kdcli.settings import BenchmarkRecipe, Invocation
+from kdcli.sparse.load import is_compact, load
 from kdcli.types import ModelShape
 
 TEXTS = 16
@@ -244,9 +245,10 @@ def _card(model: str, invocation: Invocation) -> dict[str, Any]:
             "paper_params_embedding": of_paper["params_embedding"],
             "paper_params_transformer": of_paper["params_transformer"],
         }
-    loaded = load_encoder(model, trust_remote_code=invocation.trust_remote_code)
+    trusted = invocation.trust_remote_code
+    encoder = load(model).base_model if is_compact(model) else load_encoder(model, trust_remote_code=trusted).model
     where = Path(location(model))
-    return describe(loaded.model, model, where if where.is_dir() else None)
+    return describe(encoder, model, where if where.is_dir() else None)
 
 
 def _projected(

@@ -71,6 +71,7 @@ def load_for_task(
     label_map: Sequence[int] | None = None,
     new_head: bool,
     seed: int = 0,
+    own_class: type[PreTrainedModel] | None = None,
     trust_remote_code: bool = False,
 ) -> Headed:
     """Load a model with the head of a task.
@@ -80,6 +81,7 @@ def load_for_task(
         label_map: the data's number of each of the checkpoint's labels, where their orders differ.
         new_head: a head may be started at random (to fine-tune); else the checkpoint must bring a fitting one.
         seed: of that head.
+        own_class: of the checkpoint, where it is none of transformers; extends the one of transformers that it is like.
 
     Raises:
         UsageError: see `kdcli.models.load`; the type has no such head; the checkpoint's head is of another kind or its
@@ -91,7 +93,7 @@ def load_for_task(
         raise UsageError(
             f"{config.model_type} has no head for {_what(task.kind)} in transformers, as {task.name} needs"
         )
-    misfit = _misfit(source, config, task, label_map)
+    misfit = _misfit(source, config, task, label_map, own_class)
     if misfit is not None and not new_head:
         raise UsageError(f"{source} cannot do task {task.name}: {misfit}", "fine-tune it first: kdcli finetune")
     if misfit is not None and label_map is not None:
@@ -106,7 +108,7 @@ def load_for_task(
     if misfit is None:
         if getattr(config, "finetuning_task", None) == task.name and tokenizer.model_max_length < VERY_LARGE_INTEGER:
             max_length = int(tokenizer.model_max_length)
-        model = load_weights(source, auto, trust_remote_code=trust_remote_code)
+        model = load_weights(source, own_class or auto, trust_remote_code=trust_remote_code)
         if label_map is not None:
             _permute(model, list(label_map))
         note = "its own head" + (", in the data's order of labels" if label_map is not None else "")
@@ -124,14 +126,20 @@ def _what(kind: Kind) -> str:
     return {"tokens": "token classification", "span": "question answering"}.get(kind, "sequence classification")
 
 
-def _misfit(source: str, config: PreTrainedConfig, task: Task, label_map: Sequence[int] | None) -> str | None:
+def _misfit(
+    source: str,
+    config: PreTrainedConfig,
+    task: Task,
+    label_map: Sequence[int] | None,
+    own_class: type[PreTrainedModel] | None,
+) -> str | None:
     """Why the checkpoint's own head cannot serve the task; None when it can.
 
     Raises:
         UsageError: it could, were its labels in the data's order.
     """
-    named = (config.architectures or ["none"])[0]
-    if named != AUTO_CLASS[task.kind]._model_mapping[type(config)].__name__:
+    named, needed = (config.architectures or ["none"])[0], AUTO_CLASS[task.kind]._model_mapping[type(config)]
+    if not (issubclass(own_class, needed) if own_class is not None else named == needed.__name__):
         return f"{named} has no head for {_what(task.kind)}"
     if task.kind == "span":
         return None

@@ -57,6 +57,11 @@ def is_compact(source: str) -> bool:
     return file.is_file() and COMPACT in json.loads(file.read_text("utf-8"))
 
 
+def own_class(source: str) -> type[PreTrainedModel] | None:
+    """The class of a compacted directory, which is none of transformers; None for every other source."""
+    return compact_class(load_config(source)) if is_compact(source) else None
+
+
 def masked(model: PreTrainedModel, found: MaskFile, source: str) -> PreTrainedModel:
     """Put a mask file onto a base encoder, whose removed weights become zero in place.
 

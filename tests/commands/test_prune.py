@@ -196,6 +196,24 @@ def test_cut_and_resumed_is_bit_identical(given, tmp_path, monkeypatch, method):
         assert all(torch.equal(a[k], b[k]) for k in a)
 
 
+def test_a_compact_directory_is_judged_and_measured_like_any_other(given, pruned, tmp_path):
+    out, _ = pruned
+    data = given[given.index("--data") + 1]
+    asked = ["--task", "own", "--data", data]
+    result = kdcli("evaluate", out, out / "compact", *asked, "-o", tmp_path / "scores")
+    assert result.exit_code == 0, result.output
+    masked, compact = report_of(tmp_path / "scores").evaluations
+    assert (masked.metrics, masked.worst) == (compact.metrics, compact.worst)
+    quick = ["--batch-size", "1", "--seq-len", "8", "--set", "measure.min_runs=2", "--set", "measure.min_seconds=0"]
+    result = kdcli("benchmark", out, out / "compact", *asked, *quick, "-o", tmp_path / "times")
+    assert result.exit_code == 0, result.output
+    scores = {e.model: e.metrics for e in report_of(tmp_path / "times").evaluations}
+    assert len(scores) == 2
+    assert len({tuple(metrics.items()) for metrics in scores.values()}) == 1
+    result = kdcli("evaluate", out / "compact", "--task", "sst2", "--data", data)
+    assert result.exit_code == 2
+
+
 def test_several_sparsities_are_runs_of_their_own(given, tmp_path):
     asked = [*given, "--sparsity", "0.5", "--sparsity", "0.8", "--max-steps", "6", "-o", tmp_path / "out"]
     result = kdcli(*asked)
