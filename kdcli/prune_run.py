@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -70,8 +71,8 @@ def run_inside(task: Downstream, of: PruneRun, teacher: Teacher | None, folder: 
     Progress.say(f"{recipe.method}, sparsity {of.name}")
     headed = load_model(recipe, task.data.task, trust_remote_code=task.trust_remote_code)
     ready = prepared(task, recipe, headed, teacher, of.folder if main else None)
-    if ready.pruner.density is None:
-        Progress.say(_undemanding(recipe))
+    for warning in _warnings(recipe, ready):
+        Progress.say(warning)
     fitted = trained(task, headed, ready.job, ready.plan, RunDir(of.folder))
     if main:
         _finished(task, of, ready, fitted)
@@ -83,19 +84,17 @@ def _finished(task: Downstream, of: PruneRun, ready: Prepared, fitted: Fitted) -
     """Save every form of the model, measure them beside the dense one, report."""
     headed, dense, pruner = fitted.headed, ready.dense, ready.pruner
     recipe, folder, model = of.resolved.recipe, of.folder, headed.model.cpu()
-    masks, scores = pruner.masks.masks(), pruner.masks.scores()
+    masks, scores, warnings = pruner.masks.masks(), pruner.masks.scores(), _warnings(recipe, ready)
     to_full_precision(model, dense)
     pruner.masks.fold()
     evaluations = task.judge.evaluations(MASKED, task.data.split, fitted.predictions, WORST)
     save_model(model, headed.tokenizer, folder)
-    notes = [*task.notes, "masked: zeros in a stock model, which loads anywhere and is not faster"]
+    notes = [*warnings, *task.notes, "masked: zeros in a stock model, which loads anywhere and is not faster"]
     if pruner.trains_weights:
         notes.append(f"no mask file: {recipe.method} trains the weights too, so a mask alone would not make the model")
     else:
         _write_masks(task, recipe, folder, headed, dense, masks, scores, evaluations)
         notes.append(f"mask: {megabytes((folder / MASK).stat().st_size)} beside the base ({MASK})")
-    if pruner.density is None:
-        notes.append(_undemanding(recipe))
     cards = {
         DENSE: describe(dense, str(recipe.model), _directory(recipe.model)),
         MASKED: describe(model, str(folder), folder),
@@ -132,11 +131,28 @@ def _finished(task: Downstream, of: PruneRun, ready: Prepared, fitted: Fitted) -
     (folder / TRACE).unlink()
 
 
-def _undemanding(recipe: PruneRecipe) -> str:
-    return (
-        f"{recipe.method} here has no density that can be asked for: its regularizer, its learning rate of scores and "
-        f"the number of steps decide how much goes, and sparsity {recipe.sparsity[0]:g} is what it is compared with"
-    )
+AT_ONCE = 0.001
+"""Share of the weights that may go in one step by scores alone: of a fine-tuned encoder a tenth of it changed nothing,
+three times as much cost three points, ten times as much everything (docs/results.md, benchmarks/movement.py)."""
+
+
+def _warnings(recipe: PruneRecipe, ready: Prepared) -> list[str]:
+    """What to know of a method and a number of steps before hours are spent on them."""
+    pruner, steps = ready.pruner, ready.plan.steps
+    if pruner.density is None:
+        return [
+            f"{recipe.method} here has no density that can be asked for: its regularizer, its learning rate of "
+            f"scores and the number of steps decide how much goes, and sparsity {recipe.sparsity[0]:g} is what it is "
+            "compared with"
+        ]
+    densities = [pruner.density(done) for done in range(steps + 1)]
+    most = max((a - b for a, b in itertools.pairwise(densities)), default=0.0)
+    if most <= AT_ONCE or pruner.regularise is not None or not pruner.masks.scores():
+        return []
+    return [
+        f"{recipe.method} removes up to {most:.2%} of the weights in one of these {steps:,} steps, chosen by their "
+        f"scores alone; models lost what they had learned above about {AT_ONCE:.1%}: take more steps, or prune less"
+    ]
 
 
 def _directory(model: str | None) -> Path | None:

@@ -163,6 +163,7 @@ def test_every_method_prunes(given, tmp_path, method):
     if method in EXACT:
         assert found.density == pytest.approx(0.5, abs=1e-3)
     assert any("no density that can be asked for" in note for note in report.notes) == (method not in EXACT)
+    assert any("removes up to" in note for note in report.notes) == (method in ("movement", "cap"))
     frozen = method == "smp"
     assert report.recipe["head"]["kind"] == ("embedding" if frozen else "scratch")
     assert (tmp_path / "out" / MASK).exists() == frozen
