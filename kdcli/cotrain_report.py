@@ -60,8 +60,10 @@ def finished(
     notes: list[str],
     latency: Latency | None = None,
     scores: list[dict[str, Any]] | None = None,
+    alone: Finished | None = None,
 ) -> Finished:
-    """Write the report of a pair that was trained and saved; the rest is as of `kdcli.finish.finish`."""
+    """Write the report of a pair that was trained and saved; `alone` is the run of the same two without each other, the
+    rest is as of `kdcli.finish.finish`."""
     return finish(
         RunDir(folder),
         command="cotrain",
@@ -74,4 +76,5 @@ def finished(
         notes=notes,
         auto_class="AutoModelForMaskedLM",
         evaluations=scores or (),
+        beside={STANDALONE: alone} if alone is not None else None,
     )

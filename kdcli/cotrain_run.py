@@ -208,6 +208,7 @@ def _report(run: PairRun, trained: Trained, alone: Finished | None, scores: list
         notes=notes,
         latency=latency,
         scores=scores,
+        alone=alone,
     )
 
 

@@ -131,7 +131,7 @@ def run_task_pair(run: TaskPairRun) -> Finished | None:
             run.task.device,
             trust_remote_code=run.task.trust_remote_code,
         )
-        result = _finished(run, run.recipe, run.folder, folders, outcome, cards, evaluations, latency)
+        result = _finished(run, run.recipe, run.folder, folders, outcome, cards, evaluations, latency, alone)
     run.task.accelerator.wait_for_everyone()
     return result
 
@@ -212,6 +212,7 @@ def _finished(
     cards: Mapping[str, Mapping[str, Any]],
     evaluations: list[dict[str, Any]],
     latency: Latency,
+    alone: Finished | None = None,
 ) -> Finished:
     return finish(
         RunDir(folder),
@@ -225,6 +226,7 @@ def _finished(
         notes=run.task.notes,
         auto_class=AUTO_CLASS[run.task.data.task.kind].__name__,
         evaluations=evaluations,
+        beside={STANDALONE: alone} if alone is not None else None,
     )
 
 

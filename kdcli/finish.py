@@ -85,6 +85,7 @@ def finish(
     selection: Mapping[str, Any] | None = None,
     projections: Iterable[Mapping[str, Any]] = (),
     pruning: Iterable[Mapping[str, Any]] = (),
+    beside: Mapping[str, Finished] | None = None,
 ) -> Finished:
     """Write the report and the model cards, drop the checkpoints.
 
@@ -98,6 +99,7 @@ def finish(
         outcome: of the training; None where nothing was trained.
         auto_class: with which a reader loads the models made by this run.
         evaluations, comparisons, selection, projections, pruning: as in `kdcli.report.schema`.
+        beside: runs whose curves go into the report too, by name.
     """
     shapes = {f"{card['layers']}x{card['hidden']}" for name, card in cards.items() if name != "teacher"}
     report = Report.model_validate(
@@ -112,6 +114,7 @@ def finish(
             "models": {name: dict(card) for name, card in cards.items()},
             "training": outcome and {k: v for k, v in dataclasses.asdict(outcome).items() if k in TRAINING},
             "curve": [{k: r.get(k) for k in ("step", "loss", "held_out", "metrics")} for r in run.read_log()],
+            "beside": {name: run.report.curve for name, run in (beside or {}).items()},
             "quality": {task: {m: dict(v) for m, v in of.items()} for task, of in quality.items()},
             "latency": latency.rows,
             "speedup": latency.speedups,

@@ -11,10 +11,13 @@ from kdcli.report.schema import Report
 from kdcli.report.selection import by_setting, spread
 from kdcli.report.text import cut, names_of
 
+HARD, TOGETHER = "/hard", "together"
+"""The held-out term of a model that is trained with another, and what its line is called where it has one beside it."""
+
 
 def pictures(report: Report) -> list[Picture]:
     """Those that the report has numbers for."""
-    found = [_loss_curve(report), _metric_curve(report), _setting_curve(report)]
+    found = [*_beside_curves(report), _loss_curve(report), _metric_curve(report), _setting_curve(report)]
     if report.command == BENCHMARK:
         found += [quality_against(report, "latency"), quality_against(report, "size")]
         found += [over(report, "tokens"), over(report, "batch size")]
@@ -39,7 +42,7 @@ def _loss_curve(report: Report) -> Picture | None:
         *zip(*training, strict=True),
         color=INK,
         linewidth=0.9,
-        label="training" if len(students) < 2 else "training, all students",
+        label="training" if len(students) < 2 else "training, all of them",
     )
     for name in names:
         student, _, term = name.rpartition("/")
@@ -63,6 +66,46 @@ def _loss_curve(report: Report) -> Picture | None:
     ends = ", ".join(f"{n} {held[0][1][n]:.3g} → {held[-1][1][n]:.3g}" for n in names)
     steps = f"Loss over {report.curve[-1].step:,} steps"
     return Picture(svg(drawing), f"{steps}; on what is held out, never trained on: {ends}." if ends else f"{steps}.")
+
+
+def _beside_curves(report: Report) -> list[Picture]:
+    """Of each model the held-out loss against the labels, beside that of the same model in the runs that this one is
+    compared with; none where there are no such runs. The start, from which all come, would hide what differs."""
+    here = [(p.step, p.held_out) for p in report.curve if p.held_out and p.step]
+    others = {
+        name: [(p.step, p.held_out) for p in curve if p.held_out and p.step] for name, curve in report.beside.items()
+    }
+    found = []
+    for term in [name for name in (here[0][1] if here and others else {}) if name.endswith(HARD)]:
+        model = term.removesuffix(HARD)
+        drawing, axes = figure()
+        ends = []
+        for number, (name, points) in enumerate({TOGETHER: here, **others}.items()):
+            own = [(step, of[term]) for step, of in points if term in of]
+            if len(own) < 2:
+                continue
+            label = cut(f"{model} {name}", 32)
+            colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+            axes.plot(
+                *zip(*own, strict=True),
+                color=colour,
+                linestyle=dash,
+                linewidth=1.6,
+                marker="o",
+                markersize=2.5,
+                label=label,
+            )
+            ends.append(f"{name} {own[0][1]:.4f} → {own[-1][1]:.4f}")
+        axes.set_xlabel("step")
+        axes.set_ylabel("held-out loss")
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        legend(drawing, 2)
+        if ends:
+            since = f"step {here[0][0]:,} on"
+            found.append(
+                Picture(svg(drawing), f"{model}: held-out loss against the labels, {since}: {', '.join(ends)}.")
+            )
+    return found
 
 
 def _metric_curve(report: Report) -> Picture | None:

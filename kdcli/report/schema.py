@@ -270,7 +270,7 @@ class Pruning(_Part):
 
 
 class Report(_Part):
-    """The whole of report.json."""
+    """The whole of report.json. `beside` has the curves of runs that this one is compared with, by their names."""
 
     schema_version: Literal[1] = Field(1, alias="schema")
     command: str
@@ -282,6 +282,7 @@ class Report(_Part):
     models: dict[str, Card]
     training: Training | None
     curve: list[CurvePoint]
+    beside: dict[str, list[CurvePoint]] = Field(default_factory=dict)
     quality: dict[str, dict[str, dict[str, float]]]
     latency: list[LatencyRow]
     speedup: dict[str, Speedup]

@@ -90,7 +90,13 @@ def test_what_a_run_leaves(given, tmp_path):
     # Both runs saw the same masks from the same beginning.
     start = report_of(out / "standalone").curve[0].held_out
     assert all(start[name] == first[name] for name in ("teacher/hard", "student/hard"))
-    assert "held-out teacher/hard" in (out / "report.html").read_text("utf-8")
+    page = (out / "report.html").read_text("utf-8")
+    assert "held-out teacher/hard" in page
+    assert report.beside == {"standalone": report_of(out / "standalone").curve}
+    for name in ("teacher", "student"):
+        held = losses[name]["loss"], losses[f"{name} standalone"]["loss"]
+        assert f"{name}: held-out loss against the labels, step " in page
+        assert all(f"→ {loss:.4f}" in page for loss in held)
     assert "kdcli cotrain: 3x32 and 2x16, co-distillation" in result.stdout
 
 

@@ -28,6 +28,7 @@ def test_round_trip(report):
     assert raw["schema"] == 1
     assert set(raw) == {
         *("schema", "command", "status", "created", "versions", "environment", "recipe", "models", "training"),
+        "beside",
         *("curve", "quality", "latency", "speedup", "published", "notes", "evaluations", "comparisons", "selection"),
         *("pruning", "failures", "agreements", "projections"),
     }
