@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from kdcli.report.drawing import COLOURS, DASHES, INK, Picture, figure, legend, logarithmic, svg
@@ -78,33 +80,24 @@ def _beside_curves(report: Report) -> list[Picture]:
     found = []
     for term in [name for name in (here[0][1] if here and others else {}) if name.endswith(HARD)]:
         model = term.removesuffix(HARD)
+        lines = {
+            name: [(step, of[term]) for step, of in points if term in of]
+            for name, points in {TOGETHER: here, **others}.items()
+        }
+        if min(len(points) for points in lines.values()) < 2:
+            continue
         drawing, axes = figure()
-        ends = []
-        for number, (name, points) in enumerate({TOGETHER: here, **others}.items()):
-            own = [(step, of[term]) for step, of in points if term in of]
-            if len(own) < 2:
-                continue
+        for (name, points), colour, dash in zip(lines.items(), COLOURS, itertools.cycle(DASHES), strict=False):
             label = cut(f"{model} {name}", 32)
-            colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
-            axes.plot(
-                *zip(*own, strict=True),
-                color=colour,
-                linestyle=dash,
-                linewidth=1.6,
-                marker="o",
-                markersize=2.5,
-                label=label,
-            )
-            ends.append(f"{name} {own[0][1]:.4f} → {own[-1][1]:.4f}")
+            style = {"color": colour, "linestyle": dash, "linewidth": 1.6, "marker": "o", "markersize": 2.5}
+            axes.plot(*zip(*points, strict=True), label=label, **style)
         axes.set_xlabel("step")
         axes.set_ylabel("held-out loss")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         legend(drawing, 2)
-        if ends:
-            since = f"step {here[0][0]:,} on"
-            found.append(
-                Picture(svg(drawing), f"{model}: held-out loss against the labels, {since}: {', '.join(ends)}.")
-            )
+        ends = ", ".join(f"{name} {points[0][1]:.4f} → {points[-1][1]:.4f}" for name, points in lines.items())
+        since = f"step {here[0][0]:,} on"
+        found.append(Picture(svg(drawing), f"{model}: held-out loss against the labels, {since}: {ends}."))
     return found
 
 
