@@ -185,6 +185,7 @@ def _write_masks(
         config=config,
         labels=of.labels,
         label_words=tuple(recipe.head.words or of.words) if recipe.head.kind != "scratch" else (),
+        max_length=task.max_length,
         metrics=summed_up({e["set"]: e["metrics"] for e in evaluations}, None),
         versions=versions(),
     )

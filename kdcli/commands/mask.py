@@ -95,6 +95,7 @@ def info(file: Path) -> Shown:
         ["task", said.task or ""],
         ["labels", ", ".join(said.labels)],
         ["label words", ", ".join(said.label_words)],
+        ["tokens a row", "" if said.max_length is None else str(said.max_length)],
         ["method", said.method],
         ["density asked for", f"{said.density:.2%}"],
         ["density", f"{facts['density_realised']:.4%}"],
@@ -161,6 +162,8 @@ def apply(
     apply_masks(model, masks)
     whole = with_head(model, found.info, found.head, str(file))
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    if found.info.max_length is not None:
+        tokenizer.model_max_length = found.info.max_length
     loads = f"{type(whole).__name__}.from_pretrained('{folder}')"
     if compacted:
         whole = compact(whole, drop_rows_below=drop_rows_below)

@@ -211,15 +211,18 @@ def projection_table(report: Report) -> Listing | None:
 
 
 def published_speedups(report: Report, *, narrow: bool = False) -> Listing | None:
-    """The papers' speed-ups beside ours, for models of the shape that a row names; None when there are none."""
+    """The papers' speed-ups beside ours, for models of the shape that a row names; None when there are none.
+
+    A model of the baseline's own shape, pruned or fine-tuned, is faster for other reasons than those rows."""
     (baseline, card), *others = report.models.items()
+    shape = f"{card.layers}x{card.hidden}"
     measured = {row.model: ratio for row in comparable(report) if (ratio := speedup_of(report, row))}
     rows = []
     for row in report.published:
         found = re.search(r"\b\d+x\d+\b", row.row)
         if found is None or "speed-up" not in row.values:
             continue
-        for name in [n for n, c in others if f"{c.layers}x{c.hidden}" == found[0]]:
+        for name in [n for n, c in others if f"{c.layers}x{c.hidden}" == found[0] != shape]:
             first = {p.device: p for p in reversed(report.projections) if p.model == name}
             projected = ", ".join(f"{p.speedup:.2f}x ({p.device})" for p in reversed(first.values()))
             ours = interval(measured[name]) if name in measured else ""
@@ -228,7 +231,6 @@ def published_speedups(report: Report, *, narrow: bool = False) -> Listing | Non
     if not rows:
         return None
     header = ["model", "published", "measured", "projected", "row"]
-    shape = f"{card.layers}x{card.hidden}"
     over = baseline if baseline == shape else f"{baseline}, {shape}"
     note = f"Published: over BERT-base, 12x768, on the papers' devices. Ours: over {over}"
     if beside := comparable(report):

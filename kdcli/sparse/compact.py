@@ -33,10 +33,9 @@ from kdcli.sparse import modeling_compact
 COMPACT = "compact_layers"
 """The setting of a configuration that holds, by layer and matrix, columns read, rows written, columns and rows kept."""
 HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM", "MultipleChoice")
-WORTH_SKIPPING = 0.1
-"""Share of a matrix's rows, or columns, that must be empty for the rest to be computed apart. BERT-base's widths at
-2 %, half of the rows empty, times faster than dense: 1 × 128 tokens 0.02 3.4, 0.1 4.3, 0.3 4.6, never 3.5; 8 × 128 2.8,
-3.5, 3.6, 3.3."""
+WORTH_SKIPPING = 0.5
+"""Share of a matrix's rows, or columns, that must be empty for the rest to be computed apart. Picking them out costs as
+much as it saves below that (docs/results.md), though the file would be smaller."""
 
 
 def compact(model: PreTrainedModel, *, drop_rows_below: int = 0) -> PreTrainedModel:

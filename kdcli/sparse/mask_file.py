@@ -53,6 +53,7 @@ class MaskInfo(BaseModel):
         config: settings of the task's model that differ from the base's, such as `id2label`.
         labels: the task's labels in the order of their numbers.
         label_words: the words its head was made of, in the same order.
+        max_length: tokens at which its rows are cut; None for a mask that belongs to no task.
         metrics: what it scored.
         versions: name → version of what made it.
     """
@@ -71,6 +72,7 @@ class MaskInfo(BaseModel):
     config: dict[str, Any] = {}
     labels: tuple[str, ...] = ()
     label_words: tuple[str, ...] = ()
+    max_length: int | None = None
     metrics: dict[str, float] = {}
     versions: dict[str, str] = {}
 

@@ -123,6 +123,9 @@ def test_masks_are_shown_compared_applied_and_cut_anew(base, pruned, given, tmp_
     assert kdcli("mask", "compact", out / MASK, "--base", base, "-o", tmp_path / "small").exit_code == 0
     expected = logits(AutoModelForSequenceClassification.from_pretrained(out), out)
     torch.testing.assert_close(logits(package.load(tmp_path / "small"), out), expected, atol=1e-5, rtol=1e-5)
+    made = (out, tmp_path / "applied", tmp_path / "small")
+    lengths = {AutoTokenizer.from_pretrained(folder).model_max_length for folder in made}
+    assert lengths == {facts["max_length"]}, "rows are cut where those of the task were"
 
 
 def test_a_base_is_judged_under_its_mask(base, given, pruned, tmp_path):

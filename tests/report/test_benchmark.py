@@ -213,6 +213,8 @@ def test_published_speedups_beside_ours(benchmark):
     assert of_papers[2] == ["3x384", "10.1x", "10.00x (9.00–12.00)", ""]
     assert listing.note.endswith("Ours: over 12x768; measured with 1 × 128 tokens on torch fp32.")
     assert published_speedups(report_of(published=[])) is None
+    pruned = {"dense": card(layers=6, hidden=384), "masked": card(layers=6, hidden=384)}
+    assert published_speedups(report_of(models=pruned)) is None, "no paper says what its own shape gains by pruning"
     assert "SQuAD" not in words(benchmark), "scores of papers say nothing where none was taken here"
     assert "SQuAD" not in markdown(benchmark)
 

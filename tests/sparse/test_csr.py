@@ -79,10 +79,29 @@ def test_the_model_itself_stays_dense_and_its_tensors_are_shared():
     assert small.embeddings.word_embeddings.weight is model.embeddings.word_embeddings.weight
 
 
-def test_timing_chooses_few_weights_and_leaves_many():
-    assert faster_sparse(linear_of(0.002, 1024, 1024))
-    assert not faster_sparse(linear_of(0.3, 1024, 1024))
-    assert not faster_sparse(linear_of(0.5, 1024, 1024))
+@pytest.mark.parametrize(("dense", "sparse", "wins"), [(1.2, 1.0, True), (1.05, 1.0, False), (1.0, 2.0, False)])
+def test_sparse_runs_what_is_timed_clearly_faster_by_the_best_round(monkeypatch, dense, sparse, wins):
+    clock, rounds = [0.0], {"dense": 0, "sparse": 0}
+
+    def taking(name, seconds):
+        def forward(self, x):
+            rounds[name] += 1
+            # One disturbed round of each must not decide.
+            clock[0] += 100.0 if rounds[name] == 3 else seconds
+            return x
+
+        return forward
+
+    monkeypatch.setattr(csr.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(nn.Linear, "forward", taking("dense", dense))
+    monkeypatch.setattr(SparseLinear, "forward", taking("sparse", sparse))
+    assert faster_sparse(linear_of(0.3, 16, 16)) is wins
+    assert rounds["dense"] == rounds["sparse"] > 3
+
+
+def test_dense_linears_are_not_even_timed(monkeypatch):
+    monkeypatch.setattr(csr.time, "perf_counter", None)
+    assert not faster_sparse(linear_of(0.5, 16, 16))
 
 
 def test_alike_linears_are_timed_once(monkeypatch):
