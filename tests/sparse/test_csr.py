@@ -11,7 +11,7 @@ from torch import nn
 from kdcli.errors import UsageError
 from kdcli.sparse import csr
 from kdcli.sparse.compact import compact
-from kdcli.sparse.csr import SparseFeedForward, SparseLinear, faster_sparse, sparsify
+from kdcli.sparse.csr import SparseAttention, SparseFeedForward, SparseLinear, faster_sparse, sparsify
 from kdcli.sparse.mask_file import apply_masks
 
 IDS = torch.randint(5, 64, (3, 50), generator=torch.Generator().manual_seed(0))
@@ -63,6 +63,34 @@ def test_feed_forward_is_joined_where_only_an_activation_is_between(kind, joined
     assert not any(isinstance(m, SparseFeedForward) for m in only_up.modules())
 
 
+@pytest.mark.parametrize(
+    ("kind", "joined"), [("bert", 2), ("distilbert", 2), ("roberta", 2), ("esm", 0), ("albert", 0)]
+)
+def test_attention_is_joined_where_it_is_the_plain_one(kind, joined):
+    model = tiny_encoder(kind)
+    assert sum(isinstance(m, SparseAttention) for m in sparsify(model, lambda _: True).modules()) == joined
+    assert not any(isinstance(m, SparseAttention) for m in sparsify(model, lambda m: m.in_features == 128).modules())
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize(("rows", "length"), [(1, 1), (9, 13), (3, 32), (2, 64), (2, 100)])
+def test_joined_attention_at_any_size_and_under_any_mask(kind, implementation, rows, length):
+    drawn = torch.Generator().manual_seed(rows)
+    size = {"max_position_embeddings": 128, "initializer_range": 0.3}
+    model = with_biases(tiny_encoder(kind, attn_implementation=implementation, **size))
+    apply_masks(model, random_masks(model, 0.2))
+    small = sparsify(model, lambda _: True)
+    assert any(isinstance(m, SparseAttention) for m in small.modules())
+    ids = torch.randint(5, 64, (rows, length), generator=drawn)
+    right = (torch.arange(length) < torch.randint(1, length + 1, (rows, 1), generator=drawn)).long()
+    for mask in (None, torch.ones_like(ids), right, right.flip(1)):
+        real = slice(None) if mask is None else mask.bool()
+        with torch.no_grad():
+            expected, found = (m(ids, attention_mask=mask)[0][real] for m in (model, small))
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_fused_matrices_run_sparse_too():
     torch.manual_seed(0)
     model = tiny_encoder("modernbert", initializer_range=0.3)
@@ -104,23 +132,31 @@ def test_dense_linears_are_not_even_timed(monkeypatch):
     assert not faster_sparse(linear_of(0.5, 16, 16))
 
 
-def test_alike_linears_are_timed_once(monkeypatch):
+def test_linears_and_then_blocks_are_timed_once_for_all_that_are_alike(monkeypatch):
     timed = []
 
-    def timing(linear):
-        timed.append(linear)
-        return linear.out_features == 32
+    def timing(sparse, now, width):
+        timed.append((type(sparse), width))
+        now(torch.zeros(1, 5, width))
+        return width == 32 and not isinstance(sparse, SparseAttention)
 
-    monkeypatch.setattr(csr, "faster_sparse", timing)
+    monkeypatch.setattr(csr, "faster", timing)
     model = tiny_encoder("bert")
     apply_masks(model, random_masks(model, 0.1))
-    small = sparsify(model)
-    assert len(timed) == 3  # 32 × 32, 32 × 128, 128 × 32
-    assert sum(isinstance(m, SparseLinear) for m in small.modules()) == 2 * 5
+    with torch.no_grad():
+        # One matrix with too many weights keeps its block from being tried.
+        model.encoder.layer[1].output.dense.weight.fill_(0.1)
+        small, expected = sparsify(model), model(IDS)[0]
+        torch.testing.assert_close(small(IDS)[0], expected, atol=1e-5, rtol=1e-5)
+    linears = [(SparseLinear, width) for width in (32, 32, 128)]  # 32 × 32, 32 × 128, 128 × 32
+    assert timed == [*linears, (SparseFeedForward, 32), (SparseAttention, 32)]
+    # The feed-forward block of layer 1 is joined, its D alone would not have been; U of layer 2 runs sparse by itself.
+    assert sum(isinstance(m, SparseLinear) for m in small.modules()) == 2 * 5 + 1
+    assert sum(isinstance(m, SparseFeedForward) for m in small.modules()) == 1
 
 
 def test_torch_without_such_a_product_stays_dense(monkeypatch):
-    def lacking(*_):
+    def lacking(*_, **__):
         raise RuntimeError("Calling addmm on a sparse CPU tensor requires MKL")
 
     monkeypatch.setattr(torch, "addmm", lacking)
