@@ -41,7 +41,8 @@ def gains(trained: Trained, losses: Mapping[str, Mapping[str, float]], compared:
         line = f"{name}: {HELD_OUT} {before:.4f} before, {after:.4f} after"
         if compared:
             other = losses[f"{name} {STANDALONE}"]["loss"]
-            line += f", {other:.4f} {STANDALONE}: a gain of {other - after:+.4f} from the other model"
+            word = "better" if after < other else "worse"
+            line += f", {other:.4f} {STANDALONE}: {abs(other - after):.4f} {word} with the other model"
         lines.append(line)
     if TEACHER not in trained.losses:
         best, worse = sorted(trained.losses, key=lambda name: trained.losses[name][1])
