@@ -14,7 +14,6 @@ from pathlib import Path
 from kdcli.errors import UsageError
 from kdcli.models.shape import parse_shape
 from kdcli.recipe import Resolved
-from kdcli.run_dir import numbered
 from kdcli.settings import DistillRecipe
 from kdcli.types import ModelShape
 
@@ -100,7 +99,7 @@ def _folder_name(shape: str) -> str:
     return shape.replace(":", "_")
 
 
-def default_output_dir(source: str, teacher: ModelShape, shapes: Mapping[str, ModelShape], *, taken: bool) -> Path:
-    """Where a run without `-o` goes: runs/distill-TEACHER-SHAPE; see `kdcli.run_dir.numbered`."""
+def name_of(source: str, teacher: ModelShape, shapes: Mapping[str, ModelShape]) -> str:
+    """The directory of a run without `-o`: distill-TEACHER-SHAPE."""
     names = "+".join(_folder_name(_short(s, teacher)) for s in shapes.values())
-    return numbered(f"distill-{Path(source).name}-{names}", taken=taken)
+    return f"distill-{Path(source).name}-{names}"

@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import broadcast_object_list
-
 from kdcli.errors import UsageError
 from kdcli.losses.ctcd import STUDENT, TEACHER, Weights
 from kdcli.recipe import Resolved
-from kdcli.run_dir import numbered
-from kdcli.settings import CotrainRecipe, CotrainTaskRecipe, Invocation
+from kdcli.settings import CotrainRecipe, CotrainTaskRecipe
 
 ROLES = (TEACHER, STUDENT)
 
@@ -54,13 +51,11 @@ def check_pair(recipe: CotrainRecipe | CotrainTaskRecipe) -> None:
     weights_of(recipe)
 
 
-def folder_of(recipe: CotrainRecipe | CotrainTaskRecipe, invocation: Invocation) -> Path:
-    """The output directory, the same in all processes."""
-    taken = invocation.resume or invocation.overwrite
+def name_of(recipe: CotrainRecipe | CotrainTaskRecipe) -> str:
+    """The directory of a run without `-o`: cotrain-TEACHER-STUDENT, and the task."""
     models = [Path(str(source)).name.replace(":", "_") for source in (recipe.teacher, recipe.student)]
     on = [str(recipe.task)] if isinstance(recipe, CotrainTaskRecipe) else []
-    named = numbered("-".join(["cotrain", *models, *on]), taken=taken)
-    return Path(broadcast_object_list([invocation.output_dir or named])[0])
+    return "-".join(["cotrain", *models, *on])
 
 
 def standalone(resolved: Resolved[Any]) -> Resolved[Any]:

@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from kdcli.bench.latency import Subject
 from kdcli.cotrain_job import on_text
 from kdcli.cotrain_models import Pair, load_pair
-from kdcli.cotrain_plan import STANDALONE, due_alone, folder_of, names_of, standalone
+from kdcli.cotrain_plan import STANDALONE, due_alone, name_of, names_of, standalone
 from kdcli.cotrain_report import HELD_OUT, Trained, finished, gains, quality_of_pair
 from kdcli.data.corpus import Corpus, open_corpus
 from kdcli.data.masking import check_share, tokens_of
@@ -26,7 +26,7 @@ from kdcli.engine import train
 from kdcli.errors import UsageError
 from kdcli.estimate import PROBE_STEPS, Estimate, LegEstimate, estimate_leg
 from kdcli.finish import Finished, measured
-from kdcli.launch import plan_of
+from kdcli.launch import place, plan_of
 from kdcli.losses.ctcd import STUDENT, TEACHER
 from kdcli.models.card import describe
 from kdcli.models.load import location, save_model
@@ -67,9 +67,7 @@ def prepare_pair(
     """
     recipe = resolved.recipe
     check_share(recipe.data.mask.share)
-    folder = folder_of(recipe, invocation)
-    if not invocation.dry_run and accelerator.is_main_process:
-        RunDir(folder).check(resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
+    folder = place(name_of(recipe), resolved, invocation, accelerator)
     with accelerator.main_process_first():
         pair = load_pair(recipe, trust_remote_code=invocation.trust_remote_code)
     tokens_of(pair.tokenizer, str(recipe.teacher))
@@ -106,14 +104,6 @@ def _tasks(
     with tempfile.TemporaryDirectory() as aside:
         save_model(pair.models[STUDENT], pair.tokenizer, Path(aside))
         return opened(recipe.eval, aside, recipe.train.seed, invocation, accelerator, device)
-
-
-def claim_pair(run: PairRun) -> None:
-    """Take the output directory."""
-    if run.accelerator.is_main_process:
-        flags = run.invocation
-        RunDir.claim(run.folder, run.resolved.to_yaml(), resume=flags.resume, overwrite=flags.overwrite)
-    run.accelerator.wait_for_everyone()
 
 
 def run_pair(run: PairRun) -> Finished | None:

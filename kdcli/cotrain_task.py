@@ -13,7 +13,7 @@ from accelerate import Accelerator
 
 from kdcli.bench.latency import Latency, Subject
 from kdcli.cotrain_job import finetune_recipe, on_task
-from kdcli.cotrain_plan import ROLES, STANDALONE, due_alone, folder_of, standalone
+from kdcli.cotrain_plan import ROLES, STANDALONE, due_alone, name_of, standalone
 from kdcli.data.batches import BucketPlan
 from kdcli.downstream import Downstream, judged, load_model, planned, prepare, quality_of
 from kdcli.engine import train
@@ -21,6 +21,7 @@ from kdcli.errors import UsageError
 from kdcli.estimate import PROBE_STEPS, Estimate, LegEstimate, estimate_leg
 from kdcli.finetune_run import WORST
 from kdcli.finish import Finished, finish, measured
+from kdcli.launch import place
 from kdcli.losses.ctcd import STUDENT, TEACHER
 from kdcli.models.card import describe
 from kdcli.models.heads import AUTO_CLASS, Headed
@@ -73,9 +74,7 @@ def prepare_task_pair(
         KdcliError: see `kdcli.errors`; the recipe, models or data cannot be used.
     """
     recipe, trusted = resolved.recipe, invocation.trust_remote_code
-    folder = folder_of(recipe, invocation)
-    if not invocation.dry_run and accelerator.is_main_process:
-        RunDir(folder).check(resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
+    folder = place(name_of(recipe), resolved, invocation, accelerator)
     given = {role: source for role in ROLES if not is_shape(source := str(getattr(recipe, role)))}
     first = given.get(TEACHER) or str(recipe.base)
     of_first = finetune_recipe(recipe, first, label_map=TEACHER in given)
@@ -97,14 +96,6 @@ def prepare_task_pair(
 def _base(recipe: CotrainTaskRecipe) -> str:
     """What shapes are copied from."""
     return recipe.base or str(recipe.teacher)
-
-
-def claim_task_pair(run: TaskPairRun) -> None:
-    """Take the output directory."""
-    if run.task.accelerator.is_main_process:
-        flags = run.invocation
-        RunDir.claim(run.folder, run.resolved.to_yaml(), resume=flags.resume, overwrite=flags.overwrite)
-    run.task.accelerator.wait_for_everyone()
 
 
 def run_task_pair(run: TaskPairRun) -> Finished | None:

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 
 from kdcli.bench.latency import Latency, Subject
-from kdcli.chain import Leg, chain, default_output_dir, shapes_of
+from kdcli.chain import Leg, chain, name_of, shapes_of
 from kdcli.data.batches import BatchPlan
 from kdcli.data.corpus import Corpus, open_corpus
 from kdcli.data.masking import Masked, PassOrder, check_share, tokens_of
@@ -28,7 +27,7 @@ from kdcli.engine import train
 from kdcli.errors import UsageError
 from kdcli.estimate import PROBE_STEPS, Estimate, LegEstimate, estimate_leg
 from kdcli.finish import Finished, finish, measured
-from kdcli.launch import plan_of
+from kdcli.launch import place, plan_of
 from kdcli.losses import bind, check_settings, reads
 from kdcli.losses.hard import labelled
 from kdcli.metrics.probe import probe_demo
@@ -66,6 +65,11 @@ class TextRun:
         """The output directory, which is that of the last leg."""
         return self.legs[-1].folder
 
+    @property
+    def resolved(self) -> Resolved[DistillRecipe]:
+        """The recipe of the last leg."""
+        return self.legs[-1].resolved
+
 
 def prepare_text(
     resolved: Resolved[DistillRecipe], invocation: Invocation, accelerator: Accelerator, device: torch.device
@@ -81,9 +85,7 @@ def prepare_text(
     if _is_masked(recipe):
         check_share(recipe.data.mask.share)
         tokens_of(teacher.tokenizer, teacher.source)
-    legs = _legs(resolved, invocation, teacher)
-    if not invocation.dry_run and accelerator.is_main_process:
-        RunDir(legs[-1].folder).check(resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
+    legs = _legs(resolved, invocation, accelerator, teacher)
     # Before the corpus, which may take hours to tokenise.
     tasks = opened(recipe.eval, str(recipe.teacher), recipe.train.seed, invocation, accelerator, device)
     with accelerator.main_process_first():
@@ -127,7 +129,9 @@ def check_text(recipe: DistillRecipe) -> None:
         raise UsageError(f"method {recipe.method} learns from a task's examples, not from text", "add --task TASK")
 
 
-def _legs(resolved: Resolved[DistillRecipe], invocation: Invocation, teacher: Loaded) -> list[Leg]:
+def _legs(
+    resolved: Resolved[DistillRecipe], invocation: Invocation, accelerator: Accelerator, teacher: Loaded
+) -> list[Leg]:
     """The chain of this invocation; whatever a later leg would stumble over is found before the first one starts."""
     recipe = resolved.recipe
     leaks = layout_for(teacher.model.config).leaks
@@ -137,23 +141,14 @@ def _legs(resolved: Resolved[DistillRecipe], invocation: Invocation, teacher: Lo
             "set data.pack_isolated=false",
         )
     shapes = shapes_of(recipe, teacher.shape)
-    taken = invocation.resume or invocation.overwrite
-    folder = invocation.output_dir or default_output_dir(teacher.source, teacher.shape, shapes, taken=taken)
-    legs = chain(resolved, teacher.shape, shapes, Path(broadcast_object_list([folder])[0]))
+    folder = place(name_of(teacher.source, teacher.shape, shapes), resolved, invocation, accelerator)
+    legs = chain(resolved, teacher.shape, shapes, folder)
     above = teacher.shape
     for leg in legs:
         for shape in leg.shapes.values():
             bind(recipe.method, recipe.loss, above, shape)
         above = next(iter(leg.shapes.values()))
     return legs
-
-
-def claim_text(context: TextRun) -> None:
-    """Take the output directory, which is that of the last leg."""
-    invocation, last = context.invocation, context.legs[-1]
-    if context.accelerator.is_main_process:
-        RunDir.claim(last.folder, last.resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
-    context.accelerator.wait_for_everyone()
 
 
 def run_text(context: TextRun) -> Finished | None:

@@ -1,4 +1,5 @@
-"""What every training verb does at its beginning: find the device, start the processes, turn settings into a plan."""
+"""What every training verb does at its beginning: find the device, start the processes, take the output directory, turn
+settings into a plan."""
 
 from __future__ import annotations
 
@@ -9,11 +10,13 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 
 from kdcli.bench.device import choose_device, choose_dtype
 from kdcli.engine import start, track
 from kdcli.errors import ChildFailed, UsageError
 from kdcli.processes import fan_out, joined
+from kdcli.run_dir import RunDir, numbered
 from kdcli.settings import Invocation, TrainSettings
 from kdcli.types import Plan
 
@@ -24,6 +27,14 @@ class Prepared(Protocol):
     @property
     def folder(self) -> Path:
         """Where its report will be."""
+
+    @property
+    def resolved(self) -> Any:
+        """Its recipe, as it is written there."""
+
+    @property
+    def invocation(self) -> Invocation:
+        """How it was asked for."""
 
 
 RunT = TypeVar("RunT", bound=Prepared)
@@ -37,7 +48,6 @@ def carry_out(
     *,
     prepare: Callable[[Any, Invocation, Accelerator, torch.device], RunT],
     probe: Callable[[RunT], EstimateT],
-    claim: Callable[[RunT], None],
     run: Callable[[RunT], ResultT | None],
 ) -> ResultT | EstimateT | None:
     """What a training verb does, from its checked recipe on.
@@ -46,7 +56,6 @@ def carry_out(
         resolved: whose recipe has `train.dtype`.
         prepare: checks and loads all there is, and writes nothing.
         probe: estimates; a dry run ends with it.
-        claim: takes the output directory.
         run: trains and reports there.
 
     Returns:
@@ -59,11 +68,40 @@ def carry_out(
     prepared = prepare(resolved, invocation, accelerator, device)
     if invocation.dry_run:
         return probe(prepared)
-    claim(prepared)
+    claim(prepared, accelerator)
     track(accelerator, prepared.folder)
     result = run(prepared)
+    accelerator.wait_for_everyone()
     accelerator.end_training()
-    return result
+    return result if accelerator.is_main_process else None
+
+
+def place(name: str, resolved: Any, invocation: Invocation, accelerator: Accelerator) -> Path:
+    """The output directory of a run, the same in all processes; nothing is touched.
+
+    Args:
+        name: of the directory below `runs/` where none was asked for.
+
+    Raises:
+        UsageError: see `RunDir.check`; a dry run may name any directory.
+    """
+    named = invocation.output_dir or numbered(name, taken=invocation.resume or invocation.overwrite)
+    folder = Path(broadcast_object_list([named])[0])
+    if not invocation.dry_run and accelerator.is_main_process:
+        RunDir(folder).check(resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
+    return folder
+
+
+def claim(run: Prepared, accelerator: Accelerator) -> None:
+    """Take the output directory, before any process goes on.
+
+    Raises:
+        KdcliError: see `RunDir.claim`.
+    """
+    if accelerator.is_main_process:
+        how = run.invocation
+        RunDir.claim(run.folder, run.resolved.to_yaml(), resume=how.resume, overwrite=how.overwrite)
+    accelerator.wait_for_everyone()
 
 
 def launch(dtype: str, invocation: Invocation) -> tuple[Accelerator, torch.device] | None:

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 
 from kdcli.distill_run import TextRun, prepare_text
 from kdcli.downstream import Downstream, planned, prepare
 from kdcli.errors import UsageError
+from kdcli.launch import place
 from kdcli.losses import bind, on_tasks
 from kdcli.models.heads import Headed
 from kdcli.models.load import load_encoder, load_tokenizer
 from kdcli.models.shape import parse_shape, shape_of
 from kdcli.progress import Progress
 from kdcli.recipe import Resolved, defaulted
-from kdcli.run_dir import RunDir, numbered
+from kdcli.run_dir import RunDir
 from kdcli.settings import FinetuneRecipe, Invocation, TaskDistillRecipe
 from kdcli.stage_recipes import general_recipe, stage_settings, undistilled_recipe
 from kdcli.task_augment import WordSource, open_words
@@ -122,12 +122,9 @@ def prepare_task(
     kd = {f"kd.{key}": value for key, value in on_tasks(method)[1].items()}
     resolved = defaulted(resolved, kd, f"method {method}")
     recipe, trusted = resolved.recipe, invocation.trust_remote_code
-    taken = invocation.resume or invocation.overwrite
     of_student = recipe.student.to[0] if recipe.student.to else Path(str(recipe.student.source)).name
     name = f"distill-{Path(str(recipe.teacher)).name}-{recipe.task}-{of_student}".replace(":", "_")
-    folder = Path(broadcast_object_list([invocation.output_dir or numbered(name, taken=taken)])[0])
-    if not invocation.dry_run and accelerator.is_main_process:
-        RunDir(folder).check(resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
+    folder = place(name, resolved, invocation, accelerator)
     task, teacher = prepare(_of_teacher(recipe), accelerator, device, new_head=False, trust_remote_code=trusted)
     teachers = [teacher] + [
         load_teacher(source, task, teacher.tokenizer, str(recipe.teacher), None) for source in recipe.more_teachers

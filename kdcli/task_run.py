@@ -14,13 +14,14 @@ from transformers import PreTrainedModel
 from kdcli.bench.latency import Latency, Subject
 from kdcli.data.batches import BucketPlan
 from kdcli.distill_job import Student
-from kdcli.distill_run import HELD_OUT, claim_text, held_out_losses, probe_text, run_text
+from kdcli.distill_run import HELD_OUT, held_out_losses, probe_text, run_text
 from kdcli.downstream import Downstream, Fitted, features_of, fitting, judged, load_model, quality_of, trained
 from kdcli.engine import train
 from kdcli.estimate import PROBE_STEPS, Estimate, LegEstimate, estimate_leg
 from kdcli.finetune_run import WEIGHTS, WORST, run_inside
 from kdcli.finish import Finished, finish, measured
 from kdcli.judge import Features
+from kdcli.launch import claim
 from kdcli.models.card import describe
 from kdcli.models.heads import AUTO_CLASS, Headed
 from kdcli.models.load import load_encoder, location, save_model
@@ -47,7 +48,7 @@ def run_task(run: TaskRun) -> Finished | None:
         Progress.say(f"{run.folder} is done already")
         return Finished.read(run.folder)
     if run.text is not None:
-        claim_text(run.text)
+        claim(run.text, accelerator)
         run_text(run.text)
     _make_start(run)
     of_teacher = judged(accelerator, run.task.device, run.task.judge, run.teachers[0])
@@ -65,14 +66,6 @@ def run_task(run: TaskRun) -> Finished | None:
     result = _report(run, fitted, evaluations, [*run.task.notes, *notes]) if accelerator.is_main_process else None
     accelerator.wait_for_everyone()
     return result
-
-
-def claim_task(run: TaskRun) -> None:
-    """Take the output directory."""
-    if run.task.accelerator.is_main_process:
-        flags = run.invocation
-        RunDir.claim(run.folder, run.resolved.to_yaml(), resume=flags.resume, overwrite=flags.overwrite)
-    run.task.accelerator.wait_for_everyone()
 
 
 def _make_start(run: TaskRun) -> None:

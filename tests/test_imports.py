@@ -38,9 +38,9 @@ ALLOWED: dict[str, set[str]] = {
     "bench": {"disk", "errors", "memory", "models", "sparse", "types", "kdcli"},
     "report": {"disk", "errors", "types"},
     "metrics": {"data", "errors", "types"},
-    "chain": {"errors", "models", "recipe", "run_dir", "settings", "types"},
+    "chain": {"errors", "models", "recipe", "settings", "types"},
     "estimate": {"engine", "errors", "report", "types"},
-    "launch": {"bench", "engine", "errors", "processes", "settings", "types"},
+    "launch": {"bench", "engine", "errors", "processes", "run_dir", "settings", "types"},
     "judge": {"data", "metrics", "types"},
     "downstream": {
         *("data", "engine", "errors", "held_out", "judge", "launch", "losses", "models", "progress"),
@@ -60,13 +60,13 @@ ALLOWED: dict[str, set[str]] = {
     "signal_store": {"data", "disk", "signal_records", "types"},
     "task_augment": {"data", "disk", "downstream", "errors", "models", "progress", "settings"},
     "task_distill": {
-        *("distill_run", "downstream", "errors", "losses", "models", "progress", "recipe", "run_dir", "settings"),
-        *("stage_recipes", "task_augment", "task_stages", "task_teacher", "types"),
+        *("distill_run", "downstream", "errors", "launch", "losses", "models", "progress", "recipe", "run_dir"),
+        *("settings", "stage_recipes", "task_augment", "task_stages", "task_teacher", "types"),
     },
     "task_run": {
         *("bench", "data", "disk", "distill_job", "distill_run", "downstream", "engine", "estimate", "finetune_run"),
-        *("finish", "judge", "models", "progress", "recipe", "report", "run_dir", "task_augment", "task_distill"),
-        *("stage_recipes", "task_stages", "types"),
+        *("finish", "judge", "launch", "models", "progress", "recipe", "report", "run_dir", "stage_recipes"),
+        *("task_augment", "task_distill", "task_stages", "types"),
     },
     "task_stages": {
         *("distill_job", "downstream", "models", "progress", "settings", "signal_store", "task_teacher", "types"),
@@ -74,7 +74,7 @@ ALLOWED: dict[str, set[str]] = {
     "task_teacher": {
         *("distill_job", "downstream", "errors", "losses", "models", "progress", "settings", "types"),
     },
-    "cotrain_plan": {"errors", "losses", "recipe", "run_dir", "settings"},
+    "cotrain_plan": {"errors", "losses", "recipe", "settings"},
     "cotrain_models": {"cotrain_plan", "data", "errors", "losses", "models", "progress", "settings", "types"},
     "cotrain_job": {
         *("cotrain_models", "cotrain_plan", "data", "distill_job", "downstream", "losses", "models", "progress"),
@@ -88,8 +88,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "cotrain_task": {
         *("bench", "cotrain_job", "cotrain_models", "cotrain_plan", "data", "downstream", "engine", "errors"),
-        *("estimate", "finetune_run", "finish", "losses", "models", "progress", "recipe", "run_dir", "settings"),
-        *("task_teacher", "types"),
+        *("estimate", "finetune_run", "finish", "launch", "losses", "models", "progress", "recipe", "run_dir"),
+        *("settings", "task_teacher", "types"),
     },
     "prune_job": {
         *("disk", "distill_job", "downstream", "models", "pruners", "settings", "task_teacher", "types"),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kdcli.cotrain_plan import check_pair
-from kdcli.cotrain_run import claim_pair, prepare_pair, probe_pair, run_pair
-from kdcli.cotrain_task import check_task_pair, claim_task_pair, prepare_task_pair, probe_task_pair, run_task_pair
+from kdcli.cotrain_run import prepare_pair, probe_pair, run_pair
+from kdcli.cotrain_task import check_task_pair, prepare_task_pair, probe_task_pair, run_task_pair
 from kdcli.errors import UsageError
 from kdcli.estimate import Estimate
 from kdcli.finish import Finished
@@ -41,13 +41,11 @@ def run(resolved: Resolved[CotrainRecipe], invocation: Invocation) -> Finished |
         KdcliError: see `kdcli.errors`; nothing was claimed or written if the recipe, models or data cannot be used.
     """
     check_pair(resolved.recipe)
-    return carry_out(resolved, invocation, prepare=prepare_pair, probe=probe_pair, claim=claim_pair, run=run_pair)
+    return carry_out(resolved, invocation, prepare=prepare_pair, probe=probe_pair, run=run_pair)
 
 
 def run_on_task(resolved: Resolved[CotrainTaskRecipe], invocation: Invocation) -> Finished | Estimate | None:
     """Co-train on a task, measure and report; returns and raises as `run`."""
     check_pair(resolved.recipe)
     check_task_pair(resolved.recipe)
-    return carry_out(
-        resolved, invocation, prepare=prepare_task_pair, probe=probe_task_pair, claim=claim_task_pair, run=run_task_pair
-    )
+    return carry_out(resolved, invocation, prepare=prepare_task_pair, probe=probe_task_pair, run=run_task_pair)

@@ -6,21 +6,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from accelerate.utils import broadcast_object_list
-
-from kdcli.distill_run import check_text, claim_text, prepare_text, probe_text, run_text
+from kdcli.distill_run import check_text, prepare_text, probe_text, run_text
 from kdcli.engine import track
 from kdcli.errors import UsageError
 from kdcli.estimate import Estimate
 from kdcli.finish import Finished
-from kdcli.launch import carry_out, launch
+from kdcli.launch import carry_out, claim, launch, place
 from kdcli.progress import Progress
 from kdcli.recipe import Resolved
-from kdcli.run_dir import RunDir, numbered
 from kdcli.settings import DistillRecipe, Invocation, TaskDistillRecipe
 from kdcli.task_augment import Copies, written_copies
 from kdcli.task_distill import TaskRun, check_task, check_teacher, prepare_copies, prepare_task
-from kdcli.task_run import claim_task, probe_task, run_task, together
+from kdcli.task_run import probe_task, run_task, together
 
 
 def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished | Estimate | None:
@@ -33,13 +30,13 @@ def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished |
         KdcliError: see `kdcli.errors`; nothing was claimed or written if the recipe, models or data cannot be used.
     """
     check_text(resolved.recipe)
-    return carry_out(resolved, invocation, prepare=prepare_text, probe=probe_text, claim=claim_text, run=run_text)
+    return carry_out(resolved, invocation, prepare=prepare_text, probe=probe_text, run=run_text)
 
 
 def run_on_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation) -> Finished | Estimate | None:
     """Distil on a task, measure and report; returns and raises as `run`."""
     check_task(resolved.recipe)
-    return carry_out(resolved, invocation, prepare=prepare_task, probe=probe_task, claim=claim_task, run=run_task)
+    return carry_out(resolved, invocation, prepare=prepare_task, probe=probe_task, run=run_task)
 
 
 def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation: Invocation) -> Finished | None:
@@ -60,11 +57,7 @@ def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation
     if launched is None:
         return None
     accelerator, device = launched
-    folder = invocation.output_dir or numbered(f"ablate-{first.recipe.task}", taken=_taken(invocation))
-    folder = Path(broadcast_object_list([folder])[0])
-    flags = {"resume": invocation.resume, "overwrite": invocation.overwrite}
-    if accelerator.is_main_process:
-        RunDir(folder).check(first.to_yaml(), **flags)
+    folder = place(f"ablate-{first.recipe.task}", first, invocation, accelerator)
 
     def prepared(name: str) -> TaskRun:
         inside = replace(invocation, output_dir=folder / name, resume=not invocation.overwrite)
@@ -74,15 +67,13 @@ def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation
     task = prepared(next(iter(variants)))
     for resolved in variants.values():
         replace(task, resolved=resolved).objective()
-    if accelerator.is_main_process:
-        RunDir.claim(folder, first.to_yaml(), **flags)
-    accelerator.wait_for_everyone()
+    claim(replace(task, folder=folder, resolved=first, invocation=invocation), accelerator)
     track(accelerator, folder)
     found: dict[str, Finished | None] = {}
     for number, name in enumerate(variants):
         Progress.say(f"variant {name}")
         task = prepared(name) if number else task
-        claim_task(task)
+        claim(task, accelerator)
         found[name] = run_task(task)
     result = together(folder, found) if accelerator.is_main_process else None
     accelerator.end_training()
@@ -109,7 +100,3 @@ def write_copies(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, 
     recipe = resolved.recipe
     made_of = prepare_copies(resolved, invocation, *launched)
     return written_copies(recipe.augment, *made_of, seed=recipe.train.seed, file=file)
-
-
-def _taken(invocation: Invocation) -> bool:
-    return invocation.resume or invocation.overwrite

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 
 from kdcli.bench.latency import Subject
 from kdcli.data.labelled import Labelled, open_labelled
@@ -24,14 +23,14 @@ from kdcli.downstream import features_of, judged, open_judged, quality_of
 from kdcli.errors import GateError, UsageError, did_you_mean
 from kdcli.finish import Finished, finish, measured
 from kdcli.judge import Judge, Prediction, compared, shown_label, summed_up
-from kdcli.launch import launch
+from kdcli.launch import launch, place
 from kdcli.models.card import describe
 from kdcli.models.heads import Headed, load_for_task
 from kdcli.models.load import load_tokenizer, location
 from kdcli.progress import Progress
 from kdcli.recipe import Resolved
 from kdcli.report.views import short
-from kdcli.run_dir import RunDir, numbered
+from kdcli.run_dir import RunDir
 from kdcli.settings import EvaluateRecipe, Invocation
 from kdcli.sparse.load import load, own_class
 from kdcli.sparse.mask_file import read_mask
@@ -86,10 +85,7 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
         return None
     accelerator, device = launched
     name = f"evaluate-{Path(recipe.models[0]).name}-{recipe.task}"
-    folder = invocation.output_dir or numbered(name, taken=invocation.overwrite)
-    run_dir = RunDir(Path(broadcast_object_list([folder])[0]))
-    if accelerator.is_main_process:
-        run_dir.check(resolved.to_yaml(), resume=False, overwrite=invocation.overwrite)
+    run_dir = RunDir(place(name, resolved, invocation, accelerator))
     data = open_judged(recipe, recipe.models[0], trust_remote_code=invocation.trust_remote_code)
     _check_gates(data, extras)
     if extras.submission is not None:

@@ -11,22 +11,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import broadcast_object_list
+import torch
+from accelerate import Accelerator
 
 from kdcli.disk import disk_errors
 from kdcli.downstream import Downstream, fitting, load_model, planned, prepare
-from kdcli.engine import track, train
+from kdcli.engine import train
 from kdcli.errors import UsageError
 from kdcli.estimate import PROBE_STEPS, Estimate, estimate_leg
 from kdcli.finetune_run import WEIGHTS, chosen_on, finish_run, run_claimed, run_inside
 from kdcli.finish import Finished
 from kdcli.judge import summed_up
-from kdcli.launch import launch
+from kdcli.launch import carry_out, place
 from kdcli.models.card import describe
+from kdcli.models.heads import Headed
 from kdcli.progress import Progress
 from kdcli.recipe import Resolved, combinations
 from kdcli.report.views import FINETUNED
-from kdcli.run_dir import RECIPE, REPORT, RunDir, numbered
+from kdcli.run_dir import RECIPE, REPORT, RunDir
 from kdcli.settings import FinetuneRecipe, Invocation
 from kdcli.types import Outcome
 
@@ -39,6 +41,18 @@ class _Run:
     seed: int
     resolved: Resolved[FinetuneRecipe]
     folder: Path
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """All runs of an invocation, checked and ready; `headed` is spent by the first training."""
+
+    resolved: Resolved[FinetuneRecipe]
+    invocation: Invocation
+    folder: Path
+    runs: list[_Run]
+    task: Downstream
+    headed: Headed
 
 
 def run(resolved: Resolved[FinetuneRecipe], invocation: Invocation) -> Finished | Estimate | None:
@@ -56,39 +70,33 @@ def run(resolved: Resolved[FinetuneRecipe], invocation: Invocation) -> Finished 
         raise UsageError("no model given", "kdcli finetune MODEL --task TASK; MODEL is a hub id, a directory or 'demo'")
     if recipe.task is None:
         raise UsageError("no task given", "add --task, for example --task sst2, or --task own for your own files")
-    settings = combinations(resolved)
-    launched = launch(recipe.train.dtype, invocation)
-    if launched is None:
-        return None
-    accelerator, device = launched
-    name = f"finetune-{Path(recipe.model).name}-{recipe.task}"
-    folder = invocation.output_dir or numbered(name, taken=invocation.resume or invocation.overwrite)
-    folder = Path(broadcast_object_list([folder])[0])
-    _check_grid([chosen for chosen, _ in settings])
-    runs = _runs(settings, recipe, folder)
-    if not invocation.dry_run and accelerator.is_main_process:
-        RunDir(folder).check(resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
+    _check_grid([chosen for chosen, _ in combinations(resolved)])
+    return carry_out(resolved, invocation, prepare=_prepared, probe=_dry_run, run=_train)
+
+
+def _prepared(
+    resolved: Resolved[FinetuneRecipe], invocation: Invocation, accelerator: Accelerator, device: torch.device
+) -> _Grid:
+    """Check models and data against each other and tokenise; claims nothing."""
+    recipe = resolved.recipe
+    folder = place(f"finetune-{Path(str(recipe.model)).name}-{recipe.task}", resolved, invocation, accelerator)
+    runs = _runs(combinations(resolved), recipe, folder)
     task, headed = prepare(recipe, accelerator, device, trust_remote_code=invocation.trust_remote_code)
     for of in runs:
         planned(task, of.resolved.recipe)
-    if invocation.dry_run:
-        return _dry_run(task, runs)
-    if accelerator.is_main_process:
-        RunDir.claim(folder, resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
-    accelerator.wait_for_everyone()
-    track(accelerator, folder)
-    result: Finished | None
+    return _Grid(resolved, invocation, folder, runs, task, headed)
+
+
+def _train(grid: _Grid) -> Finished | None:
+    """Train every run that is not done in a claimed directory, and report the chosen one."""
+    task, recipe, folder = grid.task, grid.resolved.recipe, grid.folder
     if RunDir(folder).done:
         Progress.say(f"{folder} is done already")
-        result = Finished.read(folder)
-    elif len(runs) > 1:
-        found = [run_inside(task, of.resolved, of.folder) for of in runs]
-        result = _choose(task, recipe, folder, runs, found) if accelerator.is_main_process else None
-    else:
-        result = run_claimed(task, recipe, folder, headed=headed, measure=True)
-    accelerator.wait_for_everyone()
-    accelerator.end_training()
-    return result if accelerator.is_main_process else None
+        return Finished.read(folder)
+    if len(grid.runs) == 1:
+        return run_claimed(task, recipe, folder, headed=grid.headed, measure=True)
+    found = [run_inside(task, of.resolved, of.folder) for of in grid.runs]
+    return _choose(task, recipe, folder, grid.runs, found) if task.accelerator.is_main_process else None
 
 
 def _check_grid(settings: list[dict[str, Any]]) -> None:
@@ -167,8 +175,9 @@ def _choose(
     return result
 
 
-def _dry_run(task: Downstream, runs: list[_Run]) -> Estimate:
+def _dry_run(grid: _Grid) -> Estimate:
     """Train the first run of every setting for a few steps, for what they take, and leave nothing behind."""
+    task, runs = grid.task, grid.runs
     card: dict[str, Any] = {}
     legs = []
     for of in {repr(r.settings): r for r in reversed(runs)}.values():

@@ -6,27 +6,40 @@ terms → engine → masks → the masked, the compacted and the sparse form of 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import broadcast_object_list
+import torch
+from accelerate import Accelerator
 
 from kdcli.bench.latency import Latency
 from kdcli.downstream import Downstream, load_model, planned, prepare, quality_of
-from kdcli.engine import track, train
+from kdcli.engine import train
 from kdcli.errors import UsageError
 from kdcli.estimate import PROBE_STEPS, Estimate, estimate_leg
 from kdcli.finish import Finished, finish
-from kdcli.launch import launch
+from kdcli.launch import carry_out, place
 from kdcli.models.card import describe
 from kdcli.prune_job import load_soft_teacher, prepared
 from kdcli.prune_run import COMPACT, DENSE, MASKED, PruneRun, run_inside
 from kdcli.pruners import check_settings, defaults
 from kdcli.recipe import Resolved, defaulted
-from kdcli.run_dir import RunDir, numbered
+from kdcli.run_dir import RunDir
 from kdcli.settings import Invocation, PruneRecipe
 from kdcli.task_teacher import Teacher
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """All runs of an invocation, checked and ready."""
+
+    resolved: Resolved[PruneRecipe]
+    invocation: Invocation
+    folder: Path
+    runs: list[PruneRun]
+    task: Downstream
+    teacher: Teacher | None
 
 
 def run(resolved: Resolved[PruneRecipe], invocation: Invocation) -> Finished | Estimate | None:
@@ -48,33 +61,30 @@ def run(resolved: Resolved[PruneRecipe], invocation: Invocation) -> Finished | E
     twice = sorted({s for s in recipe.sparsity if recipe.sparsity.count(s) > 1})
     if twice:
         raise UsageError(f"sparsity {twice[0]:g} was asked for twice", "give each once")
-    launched = launch(recipe.train.dtype, invocation)
-    if launched is None:
-        return None
-    accelerator, device = launched
-    name = f"prune-{Path(str(recipe.model)).name}-{recipe.task}"
-    folder = invocation.output_dir or numbered(name, taken=invocation.resume or invocation.overwrite)
-    folder = Path(broadcast_object_list([folder])[0])
+    return carry_out(resolved, invocation, prepare=_prepared, probe=_dry_run, run=_train)
+
+
+def _prepared(
+    resolved: Resolved[PruneRecipe], invocation: Invocation, accelerator: Accelerator, device: torch.device
+) -> _Runs:
+    """Check models and data against each other and tokenise; claims nothing."""
+    recipe = resolved.recipe
+    folder = place(f"prune-{Path(str(recipe.model)).name}-{recipe.task}", resolved, invocation, accelerator)
     runs = _runs(resolved, folder)
-    if not invocation.dry_run and accelerator.is_main_process:
-        RunDir(folder).check(resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
     task, headed = prepare(recipe, accelerator, device, trust_remote_code=invocation.trust_remote_code)
     teacher = load_soft_teacher(task, recipe, headed)
     for of in runs:
         planned(task, of.resolved.recipe)
-    if invocation.dry_run:
-        return _dry_run(task, runs, teacher)
-    if accelerator.is_main_process:
-        RunDir.claim(folder, resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
-    accelerator.wait_for_everyone()
-    track(accelerator, folder)
-    found = [run_inside(task, of, teacher, folder) for of in runs]
-    result = found[0]
-    if len(runs) > 1 and accelerator.is_main_process:
-        result = _together(task, recipe, folder, runs, found)
-    accelerator.wait_for_everyone()
-    accelerator.end_training()
-    return result if accelerator.is_main_process else None
+    return _Runs(resolved, invocation, folder, runs, task, teacher)
+
+
+def _train(all_of: _Runs) -> Finished:
+    """Prune once for each sparsity in a claimed directory."""
+    task, recipe, folder = all_of.task, all_of.resolved.recipe, all_of.folder
+    found = [run_inside(task, of, all_of.teacher, folder) for of in all_of.runs]
+    if len(found) > 1 and task.accelerator.is_main_process:
+        return _together(task, recipe, folder, all_of.runs, found)
+    return found[0]
 
 
 def _by_method(resolved: Resolved[PruneRecipe]) -> Resolved[PruneRecipe]:
@@ -124,8 +134,9 @@ def _together(
     )
 
 
-def _dry_run(task: Downstream, runs: list[PruneRun], teacher: Teacher | None) -> Estimate:
+def _dry_run(all_of: _Runs) -> Estimate:
     """Train every run for a few steps, for what they take, and leave nothing behind."""
+    task, runs, teacher = all_of.task, all_of.runs, all_of.teacher
     card: dict[str, Any] = {}
     legs = []
     for of in runs:
