@@ -10,25 +10,15 @@ It has `Settings`, `objective` and
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
-from kdcli.errors import UsageError, did_you_mean
+from kdcli.errors import UsageError
+from kdcli.methods import Methods
 from kdcli.types import ModelShape, Objective
 
-
-def methods() -> list[str]:
-    """Names of the distillation methods there are."""
-    names = [m.name for m in pkgutil.iter_modules(__path__)]
-    return [n.replace("_", "-") for n in names if hasattr(importlib.import_module(f"{__name__}.{n}"), "objective")]
-
-
-def _module(method: str) -> Any:
-    return importlib.import_module(f"{__name__}.{method.replace('-', '_')}")
+_METHODS = Methods(__name__, "objective", "loss")
+methods, check_settings = _METHODS.names, _METHODS.settings
 
 
 def reads(method: str) -> frozenset[str]:
@@ -37,8 +27,7 @@ def reads(method: str) -> frozenset[str]:
     Raises:
         UsageError: unknown method.
     """
-    _check_method(method)
-    found: frozenset[str] = _module(method).READS
+    found: frozenset[str] = _METHODS.module(method).READS
     return found
 
 
@@ -51,37 +40,8 @@ def on_tasks(method: str) -> tuple[str, dict[str, float]]:
     if "task" not in reads(method):
         fitting = ", ".join(m for m in methods() if "task" in reads(m))
         raise UsageError(f"method {method} learns from text, not from a task's examples", f"on tasks: {fitting}")
-    module = _module(method)
+    module = _METHODS.module(method)
     return module.STAGE, module.KD
-
-
-def _check_method(method: str) -> None:
-    if method not in methods():
-        raise UsageError(
-            f"unknown method '{method}'{did_you_mean(method, methods())}", f"known: {', '.join(methods())}"
-        )
-
-
-def check_settings(method: str, settings: Mapping[str, Any]) -> BaseModel:
-    """The method's own settings, read from the recipe's `loss:` section.
-
-    Raises:
-        UsageError: unknown method or key (with the nearest known one), or a value of the wrong type.
-    """
-    _check_method(method)
-    model: type[BaseModel] = _module(method).Settings
-    try:
-        return model.model_validate(dict(settings))
-    except ValidationError as error:
-        known, lines = list(model.model_fields), []
-        for found in error.errors():
-            key = ".".join(map(str, found["loc"]))
-            if found["type"] == "extra_forbidden":
-                lines.append(f"unknown key 'loss.{key}' of method {method}{did_you_mean(key, known)}")
-            else:
-                said = found["msg"].replace("Input should be", "must be")
-                lines.append(f"'loss.{key}' {said[0].lower()}{said[1:]}, got {found['input']!r}")
-        raise UsageError("\n".join(lines), f"keys of {method}: {', '.join('loss.' + k for k in known)}") from None
 
 
 def bind(method: str, settings: Mapping[str, Any], teacher: ModelShape, student: ModelShape) -> Objective:
@@ -92,7 +52,7 @@ def bind(method: str, settings: Mapping[str, Any], teacher: ModelShape, student:
     """
     checked = check_settings(method, settings)
     try:
-        bound: Objective = _module(method).objective(checked, teacher, student)
+        bound: Objective = _METHODS.module(method).objective(checked, teacher, student)
     except ValueError as error:
         raise UsageError(str(error)) from None
     return bound
