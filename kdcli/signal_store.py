@@ -154,6 +154,11 @@ class SignalStore:
             batch[LOGITS_KEY] = torch.from_numpy(np.take(self.logits, self.place[indices], axis=0))
         return batch
 
+    @staticmethod
+    def fills(batch: Batch) -> bool:
+        """Whether a batch is one of `examples`, and still holds the teacher's signals."""
+        return HIDDEN_KEY in batch or LOGITS_KEY in batch
+
     def signals(self, batch: Batch) -> Signals:
         """Take the teacher's signals out of a batch of `examples`, which then holds what it would without a store.
 

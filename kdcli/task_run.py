@@ -60,10 +60,13 @@ def run_task(run: TaskRun) -> Finished | None:
         finetune_recipe(run.recipe, source), run.task.data.task, trust_remote_code=run.task.trust_remote_code
     )
     task = both if run.recipe.augment.predict else run.task
-    fitted = trained(task, headed, *_prediction(run, task, headed), RunDir(run.folder))
+    fitted = trained(task, headed, *_prediction(run, task, headed, _store(run)), RunDir(run.folder))
     evaluations += run.task.judge.evaluations(STUDENT, run.task.data.split, fitted.predictions, WORST)
     evaluations += _undistilled(run)
-    result = _report(run, fitted, evaluations, [*run.task.notes, *notes]) if accelerator.is_main_process else None
+    result = None
+    if accelerator.is_main_process:
+        _forget(run)
+        result = _report(run, fitted, evaluations, [*run.task.notes, *notes])
     accelerator.wait_for_everyone()
     return result
 
@@ -120,8 +123,7 @@ def _intermediate(run: TaskRun, task: Downstream) -> str:
         Progress.say(f"{folder} is done already")
         return str(folder)
     Progress.say(f"{run.recipe.method} on {run.recipe.task}: intermediate stage")
-    limit = int(run.recipe.cache_gb * 1e9)
-    student, job, plan = _stage_job(run, task, (run.folder / SIGNALS, limit) if limit else None)
+    student, job, plan = _stage_job(run, task, _store(run))
     outcome = train(task.accelerator, task.device, job, plan, RunDir(folder))
     if main:
         save_model(student.encoder, run.teachers[0].tokenizer, folder)
@@ -137,15 +139,27 @@ def _intermediate(run: TaskRun, task: Downstream) -> str:
             quality=quality,
             notes=list(student.objective.notes),
         )
-        shutil.rmtree(run.folder / SIGNALS, ignore_errors=True)
+        _forget(run)
     task.accelerator.wait_for_everyone()
     return str(folder)
 
 
-def _prediction(run: TaskRun, task: Downstream, headed: Headed) -> tuple[Job, Plan]:
+def _prediction(run: TaskRun, task: Downstream, headed: Headed, store: tuple[Path, int] | None) -> tuple[Job, Plan]:
     """Job and plan of the prediction stage."""
     joint = run.objective() if run.stage == "joint" else None
-    return prediction(task, finetune_recipe(run.recipe, headed.source), run.recipe.kd, headed, run.teachers, joint)
+    recipe = finetune_recipe(run.recipe, headed.source)
+    return prediction(task, recipe, run.recipe.kd, headed, run.teachers, joint, store)
+
+
+def _store(run: TaskRun) -> tuple[Path, int] | None:
+    """Where a stage may keep the teacher's signals, and how many bytes of them."""
+    limit = int(run.recipe.cache_gb * 1e9)
+    return (run.folder / SIGNALS, limit) if limit else None
+
+
+def _forget(run: TaskRun) -> None:
+    """Delete what was kept for a stage that is over."""
+    shutil.rmtree(run.folder / SIGNALS, ignore_errors=True)
 
 
 def _undistilled(run: TaskRun) -> list[dict[str, Any]]:
@@ -185,7 +199,7 @@ def _probed(run: TaskRun, shown: Path) -> tuple[dict[str, dict[str, Any]], list[
     if run.stage == "separate":
         _, job, plan = _stage_job(run, task, None)
         stages.append((shown / INTERMEDIATE, job, plan, stage_settings(recipe).max_steps is None))
-    job, plan = _prediction(run, task, headed)
+    job, plan = _prediction(run, task, headed, None)
     stages.append((shown, job, plan, recipe.augment.predict and recipe.train.max_steps is None))
     if recipe.undistilled.use:
         job, plan = fitting(task, alone, load_model(alone, task.data.task, trust_remote_code=trusted))

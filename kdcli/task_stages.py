@@ -13,13 +13,10 @@ from transformers import PreTrainedModel
 from kdcli.distill_job import Student, distilling, freeze_unreached
 from kdcli.downstream import Downstream, fitting, planned, task_loss
 from kdcli.models.capture import Capture
-from kdcli.models.card import weights_hash
 from kdcli.models.heads import Headed
-from kdcli.progress import Progress
 from kdcli.settings import FinetuneRecipe, KdSettings
-from kdcli.signal_store import HIDDEN_KEY, SignalStore
-from kdcli.task_teacher import ready, taught
-from kdcli.types import Batch, Job, Needs, Objective, Plan, Signals, StepLoss
+from kdcli.task_teacher import remembered, taught
+from kdcli.types import Batch, Job, Needs, Objective, Plan, StepLoss
 
 STUDENT = "student"
 """Name of the one that learns, in logs and reports."""
@@ -38,35 +35,15 @@ def intermediate(
     Args:
         recipe: `train:` of this stage.
         encoder: the student as it is.
-        store: where the teacher's signals may be kept, and how many bytes of them; None keeps none.
+        store: see `remembered`.
     """
     assert task.train is not None
-    rows = task.train.rows
     student = Student(encoder, objective)
     # Whoever judged the teacher before has taken it to the device.
-    freeze_unreached({STUDENT: student}, teacher.model.cpu(), rows.batch(np.arange(1)))
-    heard = ready(teacher, task, objective.teacher_needs)
-    kept = None
-    if store is not None:
-        folder, limit = store
-        kept = SignalStore.open(
-            folder,
-            rows,
-            heard.listened,
-            needs=objective.teacher_needs,
-            fingerprint=weights_hash(teacher.model),
-            device=task.device,
-            limit_bytes=limit,
-            log=Progress.say,
-        )
-
-    def cached(batch: Batch) -> Signals:
-        # What is held out is in no store.
-        return kept.signals(batch) if kept is not None and HIDDEN_KEY in batch else heard.signals(batch)
-
+    freeze_unreached({STUDENT: student}, teacher.model.cpu(), task.train.rows.batch(np.arange(1)))
     order, plan = planned(task, recipe)
-    held_out = task.judge.features.rows
-    job = distilling({STUDENT: student}, cached, kept.examples() if kept else rows, order, held_out)
+    heard = remembered(teacher, task, objective.teacher_needs, plan.steps / order.steps_of_pass, store)
+    job = distilling({STUDENT: student}, heard.signals, heard.examples, order, task.judge.features.rows)
     return student, job, plan
 
 
@@ -77,6 +54,7 @@ def prediction(
     headed: Headed,
     teachers: Sequence[Headed],
     objective: Objective | None,
+    store: tuple[Path, int] | None,
 ) -> tuple[Job, Plan]:
     """The loss against labels and the teachers' logits, and an objective that is added to it.
 
@@ -85,6 +63,7 @@ def prediction(
         headed: the student with the task's head.
         teachers: the first is the one of the objective.
         objective: None adds nothing.
+        store: see `remembered`; what several teachers say is not kept.
     """
     plain, plan = fitting(task, recipe, headed)
     kind, listened = task.data.task.kind, plain.modules["model"]
@@ -95,16 +74,22 @@ def prediction(
         of_first = of_first | objective.teacher_needs
         if any(True for _ in objective.projections.parameters()):
             modules["projections"] = objective.projections
+    order, _ = planned(task, recipe)
+    passes = plan.steps / order.steps_of_pass
     heard = [
-        ready(teacher, task, of_first if number == 0 else Needs(logits=True)) for number, teacher in enumerate(teachers)
+        remembered(
+            teacher, task, Needs(logits=True) if number else of_first, passes, store if len(teachers) == 1 else None
+        )
+        for number, teacher in enumerate(teachers)
     ]
 
     def step(batch: Batch) -> StepLoss:
+        # First of all, for it takes out of the batch what no model reads.
+        said = [teacher.signals(batch) for teacher in heard] if "labels" in batch else []
         loss, signals = task_loss(kind, listened, batch)
-        said = [teacher.signals(batch) for teacher in heard] if signals.labels is not None else []
         terms = dict(taught(kind, kd, loss, signals, said))
         if objective is not None and said:
             terms |= objective.terms(said[0], signals)
         return StepLoss(torch.stack([t.float() for t in terms.values()]).sum(), terms, signals.logits)
 
-    return replace(plain, modules=modules, step=step), plan
+    return replace(plain, modules=modules, step=step, examples=heard[0].examples), plan

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -13,10 +14,12 @@ from kdcli.downstream import Downstream
 from kdcli.errors import UsageError
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.models.capture import Capture
+from kdcli.models.card import weights_hash
 from kdcli.models.heads import Headed, load_for_task
 from kdcli.progress import Progress
 from kdcli.settings import KdSettings
-from kdcli.types import Batch, Kind, Needs, Signals
+from kdcli.signal_store import SignalStore
+from kdcli.types import Batch, Examples, Kind, Needs, Signals
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,46 @@ def check_vocabulary(teacher: Headed, tokenizer: PreTrainedTokenizerBase, studen
 def ready(teacher: Headed, task: Downstream, needs: Needs) -> Teacher:
     """A teacher on the task's device, in the compute dtype."""
     return Teacher(teacher.source, listening(teacher.model, needs, task.device, task.accelerator.mixed_precision))
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """Rows of a task, and what a teacher says of a batch of them."""
+
+    examples: Examples
+    signals: Callable[[Batch], Signals]
+
+
+def remembered(
+    teacher: Headed, task: Downstream, needs: Needs, passes: float, store: tuple[Path, int] | None
+) -> Remembered:
+    """A teacher on a task's rows: asked once where these are read more than once, and what it said kept on disk.
+
+    Args:
+        passes: how often the rows are read.
+        store: where signals may be kept, and how many bytes of them; None keeps none.
+    """
+    assert task.train is not None
+    rows, heard_now = task.train.rows, ready(teacher, task, needs)
+    if store is None or passes <= 1:
+        return Remembered(rows, heard_now.signals)
+    folder, limit = store
+    kept = SignalStore.open(
+        folder,
+        rows,
+        heard_now.listened,
+        needs=needs,
+        fingerprint=weights_hash(teacher.model),
+        device=task.device,
+        limit_bytes=limit,
+        log=Progress.say,
+    )
+    if kept is None:
+        return Remembered(rows, heard_now.signals)
+    # What is held out is in no store.
+    return Remembered(
+        kept.examples(), lambda batch: kept.signals(batch) if kept.fills(batch) else heard_now.signals(batch)
+    )
 
 
 def taught(

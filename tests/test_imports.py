@@ -70,10 +70,10 @@ ALLOWED: dict[str, set[str]] = {
         *("task_augment", "task_distill", "task_stages", "types"),
     },
     "task_stages": {
-        *("distill_job", "downstream", "models", "progress", "settings", "signal_store", "task_teacher", "types"),
+        *("distill_job", "downstream", "models", "settings", "task_teacher", "types"),
     },
     "task_teacher": {
-        *("distill_job", "downstream", "errors", "losses", "models", "progress", "settings", "types"),
+        *("distill_job", "downstream", "errors", "losses", "models", "progress", "settings", "signal_store", "types"),
     },
     "cotrain_plan": {"errors", "losses", "recipe", "settings"},
     "cotrain_models": {"cotrain_plan", "data", "errors", "losses", "models", "progress", "settings", "types"},

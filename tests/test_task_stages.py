@@ -18,7 +18,7 @@ from kdcli.losses.soft_targets import soft_loss
 from kdcli.models.heads import load_for_task
 from kdcli.models.shape import shape_of
 from kdcli.settings import FinetuneRecipe, FinetuneTrainSettings, KdSettings, LabelledSettings
-from kdcli.signal_store import HIDDEN_KEY
+from kdcli.signal_store import HIDDEN_KEY, SignalStore
 from kdcli.task_stages import STUDENT, intermediate, prediction
 from kdcli.task_teacher import taught
 from kdcli.types import Signals
@@ -139,12 +139,12 @@ def test_a_store_that_would_be_too_large_is_none(own_stage, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def predicted(ready, recipe, kd, teachers, method=None):
+def predicted(ready, recipe, kd, teachers, method=None, store=None):
     """Model and job of the prediction stage."""
     task, first = ready
     headed = load_for_task(recipe.model, task.data.task, new_head=False)
     objective = objective_of(first, headed.model, method) if method else None
-    job, _ = prediction(task, recipe, kd, headed, teachers, objective)
+    job, _ = prediction(task, recipe, kd, headed, teachers, objective, store)
     for module in job.modules.values():
         module.eval()
     return headed, job
@@ -178,6 +178,31 @@ def test_an_objective_is_added_with_its_projections(ready, recipe):
     _, without = predicted(ready, recipe, KdSettings(), [teacher], "pkd")
     assert set(without.modules) == {"model"}, "of equal width nothing is projected"
     assert set(without.step(without.examples.batch(ROWS)).terms) == {"task", "kd", "patience"}
+
+
+@pytest.mark.parametrize("method", [None, "pkd"])
+def test_the_prediction_stage_remembers_what_one_teacher_said(ready, recipe, tmp_path, method):
+    _, teacher = ready
+    _, plain_job = predicted(ready, recipe, KdSettings(weight=0.7), [teacher], method)
+    _, job = predicted(ready, recipe, KdSettings(weight=0.7), [teacher], method, (tmp_path, 10**9))
+    assert list(tmp_path.iterdir())
+    batch = job.examples.batch(ROWS)
+    assert SignalStore.fills(batch)
+    expected, found = plain_job.step(plain_job.examples.batch(ROWS)), job.step(batch)
+    assert set(found.terms) == set(expected.terms)
+    assert not SignalStore.fills(batch), "no model is handed what the teacher said"
+    torch.testing.assert_close(found.terms["kd"], expected.terms["kd"])
+    torch.testing.assert_close(found.total, expected.total, rtol=2e-2, atol=1e-4)
+    assert not SignalStore.fills(job.held_out.batch(ROWS))
+
+
+def test_nothing_is_kept_of_several_teachers_or_for_one_pass(ready, recipe, tmp_path):
+    task, teacher = ready
+    predicted(ready, recipe, KdSettings(), [teacher, teacher], store=(tmp_path, 10**9))
+    pass_of = len(task.train.rows) // recipe.train.batch_size
+    once = recipe.model_copy(update={"train": recipe.train.model_copy(update={"max_steps": pass_of})})
+    predicted(ready, once, KdSettings(), [teacher], store=(tmp_path, 10**9))
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_labels_there_is_nothing_to_learn(ready, recipe):
