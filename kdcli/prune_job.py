@@ -22,7 +22,7 @@ from kdcli.models.heads import Headed
 from kdcli.models.layout import layout_for
 from kdcli.pruners import Pruner, bind, cap
 from kdcli.settings import PruneRecipe
-from kdcli.task_teacher import Teacher, load_teacher, ready, taught
+from kdcli.task_teacher import Store, Teacher, load_teacher, remembered, taught
 from kdcli.types import Batch, Job, Needs, Plan, Signals, StepLoss
 
 TRACE = "pruning.json"
@@ -35,16 +35,15 @@ NOTED = 20
 """How often density and scores are noted in a run."""
 
 
-def load_soft_teacher(task: Downstream, recipe: PruneRecipe, headed: Headed) -> Teacher | None:
-    """The recipe's teacher, of which logits and last states are heard; None where it names none.
+def load_soft_teacher(task: Downstream, recipe: PruneRecipe, headed: Headed) -> Headed | None:
+    """The recipe's teacher; None where it names none.
 
     Raises:
         UsageError: see `load_teacher`.
     """
     if recipe.teacher is None:
         return None
-    found = load_teacher(recipe.teacher, task, headed.tokenizer, str(recipe.model), recipe.head.label_map)
-    return ready(found, task, Needs(logits=True) | _last(found.model))
+    return load_teacher(recipe.teacher, task, headed.tokenizer, str(recipe.model), recipe.head.label_map)
 
 
 def _last(model: PreTrainedModel) -> Needs:
@@ -57,11 +56,18 @@ def _job(
     headed: Headed,
     dense: PreTrainedModel,
     pruner: Pruner,
-    teacher: Teacher | None,
+    teacher: Headed | None,
+    store: Store | None,
     trace: Trace,
 ) -> tuple[Job, Plan]:
     """What the engine is handed: the task's job with the method's terms, paces and masks."""
     plain, plan = fitting(task, recipe, headed)
+    of_teacher = None
+    if teacher is not None:
+        order, _ = planned(task, recipe)
+        # Methods that contrast states need the teacher's too, of which only the first token's would be read.
+        needs, store = (Needs(), store) if pruner.contrast is None else (_last(teacher.model), None)
+        of_teacher = remembered(teacher, task, Needs(logits=True) | needs, plan.steps / order.steps_of_pass, store)
     kind, kd = task.data.task.kind, recipe.kd
     listened = plain.modules["model"]
     assert isinstance(listened, Capture)
@@ -75,8 +81,9 @@ def _job(
         # First, for what comes first is differentiated last: its gradients, as large as the scores, then are not there
         # while the activations still are.
         own = pruner.terms() if torch.is_grad_enabled() else {}
+        # Before the model, for it takes out of the batch what no model reads.
+        heard = of_teacher.signals(batch) if of_teacher is not None and "labels" in batch else None
         loss, signals = task_loss(kind, listened, batch)
-        heard = teacher.signals(batch) if teacher and signals.labels is not None else None
         terms = dict(taught(kind, kd, loss, signals, [heard] if heard else []))
         if signals.labels is not None and pruner.contrast is not None and before is not None:
             states = {cap.PRETRAINED: _first(before.signals(batch))}
@@ -89,7 +96,8 @@ def _job(
         pruner.after(done)
         trace.after(done)
 
-    return replace(plain, step=step, after=after, pace=pruner.pace), plan
+    examples = plain.examples if of_teacher is None else of_teacher.examples
+    return replace(plain, step=step, after=after, pace=pruner.pace, examples=examples), plan
 
 
 def _first(signals: Signals) -> Tensor:
@@ -117,11 +125,19 @@ class Prepared:
 
 
 def prepared(
-    task: Downstream, recipe: PruneRecipe, headed: Headed, teacher: Teacher | None, folder: Path | None
+    task: Downstream,
+    recipe: PruneRecipe,
+    headed: Headed,
+    teacher: Headed | None,
+    *,
+    folder: Path | None,
+    store: Store | None,
 ) -> Prepared:
     """Put masks on a model.
 
     Args:
+        teacher: see `load_soft_teacher`.
+        store: where what it says may be kept, see `remembered`.
         folder: where density and scores over training are noted; None notes nothing.
     """
     _, plan = planned(task, recipe)
@@ -133,7 +149,7 @@ def prepared(
     if not pruner.trains_weights:
         _to_compute_dtype(headed.model, task.accelerator.mixed_precision)
     trace = Trace(pruner, folder, max(1, plan.steps // NOTED), plan.steps)
-    job, plan = _job(task, recipe, headed, dense, pruner, teacher, trace)
+    job, plan = _job(task, recipe, headed, dense, pruner, teacher, store, trace)
     return Prepared(dense, pruner, job, plan)
 
 

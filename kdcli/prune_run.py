@@ -35,7 +35,7 @@ from kdcli.sparse.compact import compact, save_compact
 from kdcli.sparse.load import task_part
 from kdcli.sparse.mask_file import MaskInfo, base_hash, write_mask
 from kdcli.sparse.modeling_compact import PATHS
-from kdcli.task_teacher import Teacher
+from kdcli.task_teacher import forget, store_in
 
 DENSE, MASKED, COMPACT, SPARSE = "dense", "masked", "compact", "sparse"
 """Names of the models of a report: as it was, with zeros, without what is empty, its linears sparse."""
@@ -59,7 +59,7 @@ class PruneRun:
     folder: Path
 
 
-def run_inside(task: Downstream, of: PruneRun, teacher: Teacher | None, folder: Path) -> Finished:
+def run_inside(task: Downstream, of: PruneRun, teacher: Headed | None, folder: Path) -> Finished:
     """One sparsity in its directory, read back when it is done."""
     recipe, main = of.resolved.recipe, task.accelerator.is_main_process
     if main and of.folder != folder:
@@ -70,11 +70,13 @@ def run_inside(task: Downstream, of: PruneRun, teacher: Teacher | None, folder: 
         return Finished.read(of.folder)
     Progress.say(f"{recipe.method}, sparsity {of.name}")
     headed = load_model(recipe, task.data.task, trust_remote_code=task.trust_remote_code)
-    ready = prepared(task, recipe, headed, teacher, of.folder if main else None)
+    store = store_in(of.folder, recipe.cache_gb)
+    ready = prepared(task, recipe, headed, teacher, folder=of.folder if main else None, store=store)
     for warning in _warnings(recipe, ready):
         Progress.say(warning)
     fitted = trained(task, headed, ready.job, ready.plan, RunDir(of.folder))
     if main:
+        forget(of.folder)
         _finished(task, of, ready, fitted)
     task.accelerator.wait_for_everyone()
     return Finished.read(of.folder)

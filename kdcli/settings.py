@@ -221,7 +221,8 @@ class PruneRecipe(TaskRecipe):
     """What `kdcli prune` needs to know.
 
     `sparsity` is the share of the layers' weights that goes, several are run in turn; `pruner` holds the keys of the
-    method's own `Settings`; `drop_rows_below` lets compaction take rows with fewer weights for empty.
+    method's own `Settings`; `drop_rows_below` lets compaction take rows with fewer weights for empty; `cache_gb` is how
+    much of the disk may hold what a teacher says, until it is over.
     """
 
     verb: Literal["prune"] = "prune"
@@ -233,6 +234,7 @@ class PruneRecipe(TaskRecipe):
     pruner: dict[str, Any] = Field(default_factory=dict)
     kd: KdSettings = KdSettings()
     drop_rows_below: int = Field(0, ge=0)
+    cache_gb: float = Field(8.0, ge=0)
     train: PruneTrainSettings = PruneTrainSettings()
 
 
@@ -288,8 +290,8 @@ class TaskDistillRecipe(OnTask):
     `loss` holds the keys of the method's own `Settings`. Its `stage` is trained before the prediction stage
     (`separate`), added to that stage's loss (`joint`), or left out (`none`); null is what the method wants. `train` is
     of the prediction stage, `intermediate` what the separate stage has other than that. `more_teachers` are asked
-    beside `teacher` in the prediction stage, with equal weight. `cache_gb` is how much of the disk a separate stage may
-    take to keep the teacher's signals, 0 keeps none.
+    beside `teacher` in the prediction stage, with equal weight. `cache_gb` is how much of the disk a stage may take to
+    keep the teacher's signals, 0 keeps none.
     """
 
     verb: Literal["distill-task"] = "distill-task"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,10 +32,11 @@ from kdcli.stage_recipes import stage_settings, undistilled_recipe
 from kdcli.task_augment import augmented
 from kdcli.task_distill import START, TaskRun, finetune_recipe
 from kdcli.task_stages import STUDENT, intermediate, prediction
+from kdcli.task_teacher import Store, forget, store_in
 from kdcli.types import Job, Plan
 
-INTERMEDIATE, SIGNALS = "intermediate", "signals"
-"""Directories of a run: the method's own stage, and the teacher's signals while it goes on."""
+INTERMEDIATE = "intermediate"
+"""Directory of the method's own stage."""
 
 WITHOUT = f"{STUDENT}{UNDISTILLED}"
 
@@ -60,12 +60,14 @@ def run_task(run: TaskRun) -> Finished | None:
         finetune_recipe(run.recipe, source), run.task.data.task, trust_remote_code=run.task.trust_remote_code
     )
     task = both if run.recipe.augment.predict else run.task
-    fitted = trained(task, headed, *_prediction(run, task, headed, _store(run)), RunDir(run.folder))
+    fitted = trained(
+        task, headed, *_prediction(run, task, headed, store_in(run.folder, run.recipe.cache_gb)), RunDir(run.folder)
+    )
     evaluations += run.task.judge.evaluations(STUDENT, run.task.data.split, fitted.predictions, WORST)
     evaluations += _undistilled(run)
     result = None
     if accelerator.is_main_process:
-        _forget(run)
+        forget(run.folder)
         result = _report(run, fitted, evaluations, [*run.task.notes, *notes])
     accelerator.wait_for_everyone()
     return result
@@ -104,7 +106,7 @@ def _with_copies(run: TaskRun) -> tuple[Downstream, list[str]]:
     return replace(task, train=Features.of(task.data.task, made.examples, teacher.tokenizer, **how)), made.notes
 
 
-def _stage_job(run: TaskRun, task: Downstream, store: tuple[Path, int] | None) -> tuple[Student, Job, Plan]:
+def _stage_job(run: TaskRun, task: Downstream, store: Store | None) -> tuple[Student, Job, Plan]:
     """Student, job and plan of the method's own stage."""
     recipe = finetune_recipe(run.recipe, run.start).model_copy(update={"train": stage_settings(run.recipe)})
     encoder = load_encoder(run.start, trust_remote_code=task.trust_remote_code).model
@@ -123,7 +125,7 @@ def _intermediate(run: TaskRun, task: Downstream) -> str:
         Progress.say(f"{folder} is done already")
         return str(folder)
     Progress.say(f"{run.recipe.method} on {run.recipe.task}: intermediate stage")
-    student, job, plan = _stage_job(run, task, _store(run))
+    student, job, plan = _stage_job(run, task, store_in(run.folder, run.recipe.cache_gb))
     outcome = train(task.accelerator, task.device, job, plan, RunDir(folder))
     if main:
         save_model(student.encoder, run.teachers[0].tokenizer, folder)
@@ -139,27 +141,16 @@ def _intermediate(run: TaskRun, task: Downstream) -> str:
             quality=quality,
             notes=list(student.objective.notes),
         )
-        _forget(run)
+        forget(run.folder)
     task.accelerator.wait_for_everyone()
     return str(folder)
 
 
-def _prediction(run: TaskRun, task: Downstream, headed: Headed, store: tuple[Path, int] | None) -> tuple[Job, Plan]:
+def _prediction(run: TaskRun, task: Downstream, headed: Headed, store: Store | None) -> tuple[Job, Plan]:
     """Job and plan of the prediction stage."""
     joint = run.objective() if run.stage == "joint" else None
     recipe = finetune_recipe(run.recipe, headed.source)
     return prediction(task, recipe, run.recipe.kd, headed, run.teachers, joint, store)
-
-
-def _store(run: TaskRun) -> tuple[Path, int] | None:
-    """Where a stage may keep the teacher's signals, and how many bytes of them."""
-    limit = int(run.recipe.cache_gb * 1e9)
-    return (run.folder / SIGNALS, limit) if limit else None
-
-
-def _forget(run: TaskRun) -> None:
-    """Delete what was kept for a stage that is over."""
-    shutil.rmtree(run.folder / SIGNALS, ignore_errors=True)
 
 
 def _undistilled(run: TaskRun) -> list[dict[str, Any]]:

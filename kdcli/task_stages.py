@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from kdcli.downstream import Downstream, fitting, planned, task_loss
 from kdcli.models.capture import Capture
 from kdcli.models.heads import Headed
 from kdcli.settings import FinetuneRecipe, KdSettings
-from kdcli.task_teacher import remembered, taught
+from kdcli.task_teacher import Store, remembered, taught
 from kdcli.types import Batch, Job, Needs, Objective, Plan, StepLoss
 
 STUDENT = "student"
@@ -28,7 +27,7 @@ def intermediate(
     encoder: PreTrainedModel,
     objective: Objective,
     teacher: Headed,
-    store: tuple[Path, int] | None,
+    store: Store | None,
 ) -> tuple[Student, Job, Plan]:
     """The objective alone, on the task's rows; its labels are not looked at.
 
@@ -54,7 +53,7 @@ def prediction(
     headed: Headed,
     teachers: Sequence[Headed],
     objective: Objective | None,
-    store: tuple[Path, int] | None,
+    store: Store | None,
 ) -> tuple[Job, Plan]:
     """The loss against labels and the teachers' logits, and an objective that is added to it.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,13 @@ def ready(teacher: Headed, task: Downstream, needs: Needs) -> Teacher:
     return Teacher(teacher.source, listening(teacher.model, needs, task.device, task.accelerator.mixed_precision))
 
 
+Store = tuple[Path, int]
+"""A directory in which signals may be kept, and how many bytes of them."""
+
+SIGNALS = "signals"
+"""That directory in one of a run, while a stage goes on that reads it."""
+
+
 @dataclass(frozen=True)
 class Remembered:
     """Rows of a task, and what a teacher says of a batch of them."""
@@ -77,14 +85,12 @@ class Remembered:
     signals: Callable[[Batch], Signals]
 
 
-def remembered(
-    teacher: Headed, task: Downstream, needs: Needs, passes: float, store: tuple[Path, int] | None
-) -> Remembered:
+def remembered(teacher: Headed, task: Downstream, needs: Needs, passes: float, store: Store | None) -> Remembered:
     """A teacher on a task's rows: asked once where these are read more than once, and what it said kept on disk.
 
     Args:
         passes: how often the rows are read.
-        store: where signals may be kept, and how many bytes of them; None keeps none.
+        store: None keeps none.
     """
     assert task.train is not None
     rows, heard_now = task.train.rows, ready(teacher, task, needs)
@@ -107,6 +113,17 @@ def remembered(
     return Remembered(
         kept.examples(), lambda batch: kept.signals(batch) if kept.fills(batch) else heard_now.signals(batch)
     )
+
+
+def store_in(folder: Path, cache_gb: float) -> Store | None:
+    """Where a run may keep what a teacher says; None where it may keep nothing."""
+    limit = int(cache_gb * 1e9)
+    return (folder / SIGNALS, limit) if limit else None
+
+
+def forget(folder: Path) -> None:
+    """Delete what a run kept for a stage that is over."""
+    shutil.rmtree(folder / SIGNALS, ignore_errors=True)
 
 
 def taught(

@@ -67,7 +67,7 @@ ALLOWED: dict[str, set[str]] = {
     "task_run": {
         *("bench", "data", "disk", "distill_job", "distill_run", "downstream", "engine", "estimate", "finetune_run"),
         *("finish", "judge", "launch", "models", "progress", "recipe", "report", "run_dir", "stage_recipes"),
-        *("task_augment", "task_distill", "task_stages", "types"),
+        *("task_augment", "task_distill", "task_stages", "task_teacher", "types"),
     },
     "task_stages": {
         *("distill_job", "downstream", "models", "settings", "task_teacher", "types"),

@@ -21,13 +21,13 @@ from kdcli.estimate import PROBE_STEPS, Estimate, estimate_leg
 from kdcli.finish import Finished, finish
 from kdcli.launch import carry_out, place
 from kdcli.models.card import describe
+from kdcli.models.heads import Headed
 from kdcli.prune_job import load_soft_teacher, prepared
 from kdcli.prune_run import COMPACT, DENSE, MASKED, PruneRun, run_inside
 from kdcli.pruners import check_settings, defaults
 from kdcli.recipe import Resolved, defaulted
 from kdcli.run_dir import RunDir
 from kdcli.settings import Invocation, PruneRecipe
-from kdcli.task_teacher import Teacher
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _Runs:
     folder: Path
     runs: list[PruneRun]
     task: Downstream
-    teacher: Teacher | None
+    teacher: Headed | None
 
 
 def run(resolved: Resolved[PruneRecipe], invocation: Invocation) -> Finished | Estimate | None:
@@ -143,7 +143,7 @@ def _dry_run(all_of: _Runs) -> Estimate:
         recipe = of.resolved.recipe
         headed = load_model(recipe, task.data.task, trust_remote_code=task.trust_remote_code)
         card = card or describe(headed.model, DENSE, None)
-        ready = prepared(task, recipe, headed, teacher, None)
+        ready = prepared(task, recipe, headed, teacher, folder=None, store=None)
         job, plan = ready.job, ready.plan
         outcome = train(
             task.accelerator, task.device, job, replace(plan, stop_after=min(plan.steps, PROBE_STEPS)), None
