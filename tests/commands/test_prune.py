@@ -253,11 +253,19 @@ def test_in_bf16_what_is_frozen_is_held_in_it_and_saved_as_it_was(base, given, t
 
 def test_a_teacher_is_learned_from(given, tmp_path):
     teacher = own_files.headed(tmp_path / "teacher", tuple(sorted(NAMES)), seed=3)
-    asked = [*given, "--teacher", teacher, "--max-steps", "4", "--set", "train.log_every=1", "-o", tmp_path / "out"]
-    assert kdcli(*asked).exit_code == 0
+    asked = [*given, "--teacher", teacher, "--epochs", "2", "--set", "train.log_every=1"]
+    result = kdcli(*asked, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
     terms = [r["terms"] for r in log_of(tmp_path / "out") if r["step"] > 0]
     assert all(set(t) == {"task", "kd", "regularizer"} for t in terms)
     assert all(t["kd"] > 0 for t in terms)
+    # Asked once for all rows; what it said is gone with the run.
+    assert "computing the teacher's signals" in result.output
+    assert not (tmp_path / "out" / "signals").exists()
+    assert kdcli(*asked, "--set", "cache_gb=0", "-o", tmp_path / "asked").exit_code == 0
+    in_every_step = [r["terms"] for r in log_of(tmp_path / "asked") if r["step"] > 0]
+    assert len(terms) == len(in_every_step)
+    assert all(a["kd"] == pytest.approx(b["kd"], rel=1e-4) for a, b in zip(terms, in_every_step, strict=True))
     swapped = own_files.headed(tmp_path / "swapped", tuple(sorted(NAMES, reverse=True)), seed=3)
     refused = kdcli(*given, "--teacher", swapped, "-o", tmp_path / "no")
     assert refused.exit_code == 2
