@@ -138,8 +138,12 @@ def _distilled(report: Report) -> list[tuple[str, str]]:
     facts.append((f"{teacher.multiply_adds / student.multiply_adds:.1f}×", "fewer multiply-adds"))
     for task, of in report.quality.items():
         own, before = of.get(name, {}), of.get(name + UNDISTILLED, {})
-        if "accuracy" in own and "accuracy" in of.get(TEACHER, {}):
-            facts.append((f"{own['accuracy']:.1%}", f"{task}; teacher {of[TEACHER]['accuracy']:.1%}"))
+        # The first metric of a task is the one that matters.
+        metric = next(iter(own), None)
+        if metric == "accuracy" and metric in of.get(TEACHER, {}):
+            facts.append((f"{own[metric]:.1%}", f"{task}; teacher {of[TEACHER][metric]:.1%}"))
+        elif metric not in (None, "loss") and metric in of.get(TEACHER, {}):
+            facts.append((number(own[metric]), f"{task} {metric}; teacher {number(of[TEACHER][metric])}"))
         elif own.get("loss") and "loss" in before:
             facts.append((f"{before['loss'] / own['loss']:.1f}×", f"lower loss on {task} than before distillation"))
     return facts

@@ -88,6 +88,17 @@ def test_html_says_what_stands_out(report):
     assert "Resumed after step 100" in text
 
 
+def test_what_stands_out_of_a_task_is_its_first_metric(values):
+    names = ("teacher", "6x384", "3x384")
+    values["quality"] = {
+        "mrpc": {name: {"f1": 0.9 - i / 100, "accuracy": 0.8} for i, name in enumerate(names)},
+        "stsb": {name: {"pearson": 0.85 - i / 100, "spearman": 0.7} for i, name in enumerate(names)},
+    }
+    text = " ".join(" ".join(Page(html(Report.model_validate(values))).text).split())
+    assert "0.88 mrpc f1; teacher 0.9" in text
+    assert "0.83 stsb pearson; teacher 0.85" in text
+
+
 def test_html_of_a_bare_report(values):
     values |= {"training": None, "curve": [], "quality": {}, "latency": [], "speedup": {}, "published": [], "notes": []}
     report = Report.model_validate(values)
