@@ -101,6 +101,12 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> Finished
     backends = [_parsed(text) for text in recipe.backends]
     for backend, precision in backends:
         check_backend(backend, precision)
+    dense_only = [model for model in models if is_compact(model)]
+    if dense_only and any(backend == "sparse" for backend, _ in backends):
+        raise UsageError(
+            f"backend sparse does not run {dense_only[0]}: it is compacted, nothing in it is left to skip",
+            "measure the masked model it was made of on sparse, and this one in a run without it",
+        )
     device = choose_device(invocation.device)
     names = _names(models)
     folder = invocation.output_dir or numbered(f"benchmark-{names[0]}", taken=invocation.overwrite)

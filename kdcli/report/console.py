@@ -18,8 +18,8 @@ from kdcli.report.latency import (
 from kdcli.report.schema import Report
 from kdcli.report.text import Listing
 
-WIDE = 90
-"""Characters of a heading line beyond which a table of few rows is turned on its side."""
+WIDE = 80
+"""Characters of a terminal: a wider table is turned on its side if it has few rows, and folds its headings if not."""
 
 LONG = 14
 """Characters of a heading up to which a column of numbers is not folded on a terminal."""
@@ -56,7 +56,9 @@ def section(listing: Listing) -> Iterable[Table | str]:
 def rich_table(listing: Listing) -> Table:
     """A listing as a table; what would be far too wide is turned on its side."""
     made = Table(header_style="bold")
-    if len(listing.rows) < len(listing.header) and sum(len(h) + 3 for h in listing.header) > WIDE:
+    columns = list(zip(listing.header, *listing.rows, strict=True))
+    tight = sum(max(map(len, column)) + 3 for column in columns) >= WIDE
+    if len(listing.rows) < len(listing.header) and sum(len(h) + 3 for h in listing.header) >= WIDE:
         # Few rows of many facts read better on their side.
         made.add_column("")
         for row in listing.rows:
@@ -64,11 +66,10 @@ def rich_table(listing: Listing) -> Table:
         for i, fact in enumerate(listing.header[1:], 1):
             made.add_row(escape(fact), *(escape(row[i]) for row in listing.rows))
         return made
-    for i, column in enumerate(zip(listing.header, *listing.rows, strict=True)):
-        # Where it is too narrow, names fold and numbers do not.
-        whole = len(column[0]) <= LONG and all(
-            cell[:1] in "+-0123456789" and len(cell) <= LONG_CELL for cell in column[1:]
-        )
+    for i, column in enumerate(columns):
+        # Where it is too narrow, names and long headings fold and numbers do not.
+        narrow = len(column[0]) <= (max(map(len, column[1:]), default=0) if tight else LONG)
+        whole = narrow and all(cell[:1] in "+-0123456789" and len(cell) <= LONG_CELL for cell in column[1:])
         made.add_column(escape(column[0]), justify="right" if i else "left", overflow="fold", no_wrap=whole)
     for i, row in enumerate(listing.rows):
         made.add_row(*map(escape, row), style="bold" if i == listing.marked else None)

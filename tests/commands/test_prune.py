@@ -214,6 +214,12 @@ def test_a_compact_directory_is_judged_and_measured_like_any_other(given, pruned
     scores = {e.model: e.metrics for e in report_of(tmp_path / "times").evaluations}
     assert len(scores) == 2
     assert len({tuple(metrics.items()) for metrics in scores.values()}) == 1
+    result = kdcli(
+        "benchmark", out, out / "compact", "--backend", "torch", "--backend", "sparse", "-o", tmp_path / "no"
+    )
+    assert result.exit_code == 2
+    assert "it is compacted" in result.output
+    assert not (tmp_path / "no").exists()
     result = kdcli("evaluate", out / "compact", "--task", "sst2", "--data", data)
     assert result.exit_code == 2
 

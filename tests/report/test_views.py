@@ -14,10 +14,12 @@ from rich.console import Console
 
 from kdcli.errors import MachineError
 from kdcli.report.build import html, write_report
+from kdcli.report.console import rich_table
 from kdcli.report.latency import latency_csv
 from kdcli.report.markdown import markdown
 from kdcli.report.pictures import pictures
 from kdcli.report.schema import Report
+from kdcli.report.text import Listing
 from kdcli.report.views import model_card, overview, short, terminal, title
 
 LOADS = {"src", "srcset", "href", "xlink:href", "data", "action", "formaction", "poster", "background"}
@@ -86,6 +88,19 @@ def test_html_says_what_stands_out(report):
     assert "In short, for 3x384" in text
     assert "Noisy or unstable" in text
     assert "Resumed after step 100" in text
+
+
+@pytest.mark.parametrize("rows", [3, 9])
+def test_names_of_models_are_whole_on_a_narrow_terminal(rows):
+    header = ["model", "shape", "parameters", "(embedding)", "(transformer)", "size", "multiply-adds"]
+    facts = ["6x384", "22.7 M", "11.9 M", "10.8 M", "90.9 MB", "1.43 G"]
+    listing = Listing("models", header, [[f"name{i}", *facts] for i in range(rows)], "")
+    console = Console(width=80, file=io.StringIO())
+    console.print(rich_table(listing))
+    text = console.file.getvalue()
+    assert all(f"name{i} " in text for i in range(rows))
+    assert text.count("90.9 MB") == rows
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_what_stands_out_of_a_task_is_its_first_metric(values):
