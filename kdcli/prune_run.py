@@ -27,6 +27,7 @@ from kdcli.models.load import load_weights, location, save_model
 from kdcli.models.matrices import Matrix, matrices
 from kdcli.progress import Progress
 from kdcli.prune_job import TRACE, Prepared, prepared, to_full_precision
+from kdcli.pruners.selection import down_to_one
 from kdcli.recipe import Resolved
 from kdcli.report.text import megabytes
 from kdcli.run_dir import RunDir
@@ -91,7 +92,12 @@ def _finished(task: Downstream, of: PruneRun, ready: Prepared, fitted: Fitted) -
     pruner.masks.fold()
     evaluations = task.judge.evaluations(MASKED, task.data.split, fitted.predictions, WORST)
     save_model(model, headed.tokenizer, folder)
-    notes = [*warnings, *task.notes, "masked: zeros in a stock model, which loads anywhere and is not faster"]
+    notes = [
+        *warnings,
+        *down_to_one(masks),
+        *task.notes,
+        "masked: zeros in a stock model, which loads anywhere and is not faster",
+    ]
     if pruner.trains_weights:
         notes.append(f"no mask file: {recipe.method} trains the weights too, so a mask alone would not make the model")
     else:

@@ -21,8 +21,8 @@ from kdcli.errors import UsageError
 from kdcli.models.load import load_tokenizer, load_weights, save_model
 from kdcli.models.matrices import matrices
 from kdcli.progress import Progress
-from kdcli.pruners.selection import MASKINGS, select
-from kdcli.report.text import megabytes, number
+from kdcli.pruners.selection import MASKINGS, down_to_one, select
+from kdcli.report.text import megabytes, number, percent
 from kdcli.run_dir import numbered
 from kdcli.sparse.compact import compact, save_compact
 from kdcli.sparse.load import with_head
@@ -97,14 +97,14 @@ def info(file: Path) -> Shown:
         ["label words", ", ".join(said.label_words)],
         ["tokens a row", "" if said.max_length is None else str(said.max_length)],
         ["method", said.method],
-        ["density asked for", f"{said.density:.2%}"],
-        ["density", f"{facts['density_realised']:.4%}"],
-        *([kind, f"{sum(k for k, _ in of) / sum(n for _, n in of):.2%}"] for kind, of in by_kind.items()),
+        ["density asked for", f"{percent(said.density)}%"],
+        ["density", f"{percent(facts['density_realised'], 4)}%"],
+        *([kind, f"{percent(sum(k for k, _ in of) / sum(n for _, n in of))}%"] for kind, of in by_kind.items()),
         *([name, number(value)] for name, value in said.metrics.items()),
         ["size", megabytes(facts["bytes"])],
         ["scores", "kept: another density can be cut" if found.scores else "not kept"],
     ]
-    return Shown(facts, ["mask", str(file.name)], [row for row in rows if row[1]])
+    return Shown(facts, ["mask", str(file.name)], [row for row in rows if row[1]], "\n".join(down_to_one(found.masks)))
 
 
 def diff(first: Path, second: Path) -> Shown:
@@ -173,7 +173,8 @@ def apply(
         save_model(whole, tokenizer, folder)
     kept = _kept(masks)
     total = sum(n for _, n in kept.values())
-    Progress.say(f"{source} under {file}")
+    for line in (f"{source} under {file}", *down_to_one(masks)):
+        Progress.say(line)
     return Made(
         folder,
         {
@@ -217,7 +218,7 @@ def _cut(found: MaskFile, model: PreTrainedModel, sparsity: float, masking: str)
         )
     kinds = {m.name: m.kind for m in matrices(model)}
     scores = {name: tensor.to(torch.float32) for name, tensor in found.scores.items()}
-    return select(masking, scores, kinds, 1 - sparsity).masks
+    return select(masking, scores, kinds, 1 - sparsity)
 
 
 def _kept(masks: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:

@@ -22,7 +22,6 @@ from transformers import PreTrainedModel
 
 from kdcli.pruners.masked import MaskedWeight, attach
 from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, freeze_embeddings
-from kdcli.pruners.selection import Selection
 
 DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9)
 
@@ -65,9 +64,9 @@ def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps:
     if settings.embeddings == "frozen":
         freeze_embeddings(masks)
 
-    def choose(done: int) -> Selection:
+    def choose(done: int) -> dict[str, Tensor]:
         # The gates decide; a matrix whose gates are all closed is empty, whatever the mask would say.
-        return Selection({name: gates(score) > 0 for name, score in masks.scores().items()})
+        return {name: gates(score) > 0 for name, score in masks.scores().items()}
 
     def regularise(done: int) -> dict[str, Tensor]:
         return {"regularizer": settings.regularizer * masks.mean_sigmoid(BETA * math.log(-GAMMA / ZETA))}

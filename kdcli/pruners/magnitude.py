@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from kdcli.pruners import schedule
 from kdcli.pruners.masked import attach
 from kdcli.pruners.movement import Ramp
 from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, freeze_embeddings
-from kdcli.pruners.selection import Selection, select
+from kdcli.pruners.selection import select
 
 DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9)
 
@@ -36,7 +37,7 @@ def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps:
     def density_at(done: int) -> float:
         return schedule.density(settings.passed(done, steps), density, settings.schedule)
 
-    def choose(done: int) -> Selection:
+    def choose(done: int) -> dict[str, Tensor]:
         sizes = {name: weight.abs() for name, weight in masks.weights().items()}
         return select(settings.masking, sizes, masks.kinds, density_at(done))
 

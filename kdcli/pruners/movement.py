@@ -13,13 +13,14 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from kdcli.pruners import schedule
 from kdcli.pruners.masked import attach
 from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, freeze_embeddings
 from kdcli.pruners.schedule import Shape
-from kdcli.pruners.selection import Selection, select
+from kdcli.pruners.selection import select
 
 DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9)
 
@@ -62,7 +63,7 @@ def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps:
     def density_at(done: int) -> float:
         return schedule.density(settings.passed(done, steps), density, settings.schedule)
 
-    def choose(done: int) -> Selection:
+    def choose(done: int) -> dict[str, Tensor]:
         return select(settings.masking, masks.scores(), masks.kinds, density_at(done), settings.temperature)
 
     return Pruner(masks, trains_weights=True, choose=choose, density=density_at, score_lr=settings.score_lr / lr)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from kdcli.models.layout import layout_for, starts_with_any
 from kdcli.pruners.masked import Masks, is_score
-from kdcli.pruners.selection import Selection
 from kdcli.types import Pace
 
 WEIGHT_LR = 3e-5
@@ -46,27 +45,23 @@ class Pruner:
         regularise: steps done → weighted terms of the loss of the next step.
         contrast: see `kdcli.pruners.cap`; None for methods that look at no states.
         done: steps done.
-        raised: matrices that the masks of now would leave empty, had they not been given one weight.
     """
 
     masks: Masks
     trains_weights: bool
-    choose: Callable[[int], Selection]
+    choose: Callable[[int], dict[str, Tensor]]
     density: Callable[[int], float] | None
     score_lr: float = 1.0
     weight_lr: float = 1.0
     regularise: Callable[[int], dict[str, Tensor]] | None = None
     contrast: Callable[[Tensor, Mapping[str, Tensor], Tensor | None], dict[str, Tensor]] | None = None
     done: int = 0
-    raised: tuple[str, ...] = ()
 
     @torch.no_grad()
     def after(self, done: int) -> None:
         """Choose the masks that hold until the next call: a function of `done`, the weights and the scores."""
         self.done = done
-        chosen = self.choose(done)
-        self.raised = chosen.raised
-        self.masks.set(chosen.masks)
+        self.masks.set(self.choose(done))
 
     def terms(self) -> dict[str, Tensor]:
         """Weighted terms to add to the loss of this step; empty without a regulariser."""

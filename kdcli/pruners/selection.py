@@ -2,14 +2,14 @@
 
 The k-th largest score is bracketed by a regular sample, the scores are counted against the bracket, and only what lies
 between is looked at closely: about three passes over the scores, whether they are one matrix or all of a model, which
-are never concatenated. Scores are finite floats of any type; the masks are bool and lie on the scores' device.
+are never concatenated. Scores are finite floats of any type; the masks are bool and lie on the scores' device. None is
+empty: a matrix of which nothing would be kept keeps its best weight.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,14 +23,6 @@ MASKINGS = ("local", "global", "proportional")
 
 WIDTH = 4.0
 """Half the bracket in standard deviations of the sampled rank. A k-th score outside it costs time, nothing else."""
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Masks by matrix name, and the names of those that would have been empty and keep one weight instead."""
-
-    masks: dict[str, Tensor]
-    raised: tuple[str, ...] = ()
 
 
 def keep_top(scores: Tensor, keep: int) -> Tensor:
@@ -47,7 +39,7 @@ def keep_top(scores: Tensor, keep: int) -> Tensor:
 
 def select(
     masking: str, scores: Mapping[str, Tensor], kinds: Mapping[str, str], density: float, temperature: float = 1.0
-) -> Selection:
+) -> dict[str, Tensor]:
     """Masks of a density by the masking function of that name.
 
     Args:
@@ -60,13 +52,13 @@ def select(
     return {"local": local, "global": global_}[masking](scores, density)
 
 
-def local(scores: Mapping[str, Tensor], density: float) -> Selection:
+def local(scores: Mapping[str, Tensor], density: float) -> dict[str, Tensor]:
     """The top `density` of each matrix by itself (SMP-L): round(density · numel), at least one."""
     counts = {name: round(density * s.numel()) for name, s in scores.items()}
     return _of_counts(scores, counts)
 
 
-def global_(scores: Mapping[str, Tensor], density: float) -> Selection:
+def global_(scores: Mapping[str, Tensor], density: float) -> dict[str, Tensor]:
     """The top `density` of all scores together (SMP-G): round(density · total), and one for each empty matrix."""
     total = sum(s.numel() for s in scores.values())
     masks = dict(zip(scores, _keep_top(list(scores.values()), round(density * total)), strict=True))
@@ -75,7 +67,7 @@ def global_(scores: Mapping[str, Tensor], density: float) -> Selection:
 
 def proportional(
     scores: Mapping[str, Tensor], kinds: Mapping[str, str], density: float, temperature: float = 1.0
-) -> Selection:
+) -> dict[str, Tensor]:
     """Densities in proportion to the mean sigmoid of the scores, among the matrices of one kind (SMP-S, eq. 5).
 
         v_l = v · Λ · r(S_l) / Σ_k r(S_k),    r(S) = mean σ(S / p)
@@ -100,7 +92,7 @@ def proportional(
     return _of_counts(scores, apportion(ideal, round(density * total)))
 
 
-def threshold(scores: Mapping[str, Tensor], tau: float) -> Selection:
+def threshold(scores: Mapping[str, Tensor], tau: float) -> dict[str, Tensor]:
     """What has σ(S) > τ, 0 ≤ τ < 1 (SMP-T, soft movement); how much that is, the scores decide."""
     # The sigmoid is monotone: comparing the scores with its inverse saves an exponential a weight.
     limit = math.log(tau / (1 - tau)) if tau > 0 else -math.inf
@@ -136,14 +128,21 @@ def apportion(ideal: Mapping[str, float], total: int) -> dict[str, int]:
     return counts
 
 
-def _of_counts(scores: Mapping[str, Tensor], counts: Mapping[str, int]) -> Selection:
-    raised = tuple(name for name, count in counts.items() if count < 1)
-    return Selection({name: keep_top(s, max(1, counts[name])) for name, s in scores.items()}, raised)
+def down_to_one(masks: Mapping[str, Tensor]) -> list[str]:
+    """What to say of matrices that keep a single weight, which is what an empty one is left with; nothing of none."""
+    names = [name for name, mask in masks.items() if int(mask.sum()) == 1]
+    if not names:
+        return []
+    few = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return [f"{len(names):,} of {len(masks):,} matrices keep a single weight, the least a mask leaves them: {few}"]
 
 
-def _raise_empty(scores: Mapping[str, Tensor], masks: dict[str, Tensor]) -> Selection:
-    raised = tuple(name for name, mask in masks.items() if not bool(mask.any()))
-    return Selection(masks | {name: keep_top(scores[name], 1) for name in raised}, raised)
+def _of_counts(scores: Mapping[str, Tensor], counts: Mapping[str, int]) -> dict[str, Tensor]:
+    return {name: keep_top(s, max(1, counts[name])) for name, s in scores.items()}
+
+
+def _raise_empty(scores: Mapping[str, Tensor], masks: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: mask if bool(mask.any()) else keep_top(scores[name], 1) for name, mask in masks.items()}
 
 
 def _keep_top(pieces: Sequence[Tensor], keep: int) -> list[Tensor]:

@@ -22,7 +22,7 @@ from kdcli.pruners import schedule
 from kdcli.pruners.masked import attach
 from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner
 from kdcli.pruners.schedule import Shape
-from kdcli.pruners.selection import Selection, select, threshold
+from kdcli.pruners.selection import select, threshold
 
 DEFAULTS = Defaults(lr=2e-2, teacher=0.5, head="embedding")
 
@@ -65,7 +65,7 @@ def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps:
     def density_at(done: int) -> float:
         return schedule.density(passed(done), density, settings.schedule)
 
-    def choose(done: int) -> Selection:
+    def choose(done: int) -> dict[str, Tensor]:
         if settings.masking == "threshold":
             tau = settings.threshold * schedule.progress(passed(done), settings.schedule)
             return threshold(masks.scores(), tau)

@@ -17,7 +17,7 @@ from kdcli.pruners import schedule
 from kdcli.pruners.masked import attach
 from kdcli.pruners.movement import Ramp
 from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, freeze_embeddings
-from kdcli.pruners.selection import Selection, threshold
+from kdcli.pruners.selection import threshold
 
 DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9)
 
@@ -39,7 +39,7 @@ def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps:
     def progress(done: int) -> float:
         return schedule.progress(settings.passed(done, steps), settings.schedule)
 
-    def choose(done: int) -> Selection:
+    def choose(done: int) -> dict[str, Tensor]:
         return threshold(masks.scores(), settings.threshold * progress(done))
 
     def regularise(done: int) -> dict[str, Tensor]:

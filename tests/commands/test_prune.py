@@ -117,6 +117,9 @@ def test_masks_are_shown_compared_applied_and_cut_anew(base, pruned, given, tmp_
     scores = out / "mask" / "scores.safetensors"
     assert kdcli("mask", "apply", scores, "--sparsity", "0.9", "-o", tmp_path / "less").exit_code == 0
     assert kept(tmp_path / "less") == pytest.approx(0.1, abs=1e-3)
+    least = kdcli("mask", "apply", scores, "--sparsity", "0.99999", "-o", tmp_path / "least")
+    assert "matrices keep a single weight" in " ".join(least.output.split())
+    assert kept(tmp_path / "least") > 0
     refused = kdcli("mask", "apply", out / MASK, "--sparsity", "0.9", "-o", tmp_path / "no")
     assert refused.exit_code == 2
     assert "holds no scores" in refused.output

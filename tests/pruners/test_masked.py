@@ -24,7 +24,7 @@ def masked(kind: str, density: float = 0.5, **changes):
     masks = attach(model, **changes)
     generator = torch.Generator().manual_seed(1)
     drawn = {m.name: torch.randn(m.shape, generator=generator) for m in masks.matrices}
-    masks.set(local(drawn, density).masks)
+    masks.set(local(drawn, density))
     return model, masks
 
 
@@ -138,8 +138,8 @@ def test_a_checkpoint_holds_scores_and_no_masks():
     other = tiny_encoder("modernbert")
     restored = attach(other)
     other.load_state_dict(state)
-    restored.set(local(restored.scores(), 0.3).masks)
-    masks.set(local(masks.scores(), 0.3).masks)
+    restored.set(local(restored.scores(), 0.3))
+    masks.set(local(masks.scores(), 0.3))
     assert torch.equal(out(model), out(other))
 
 

@@ -117,7 +117,6 @@ def test_density_is_the_one_asked_for(case):
         assert pruner.density(0) == 1.0
         assert pruner.density(STEPS) == DENSITY
         assert abs(kept - DENSITY * total) <= len(pruner.masks.matrices)
-        assert pruner.raised == ()
     else:
         assert pruner.density is None
         assert 0 < kept < total
@@ -230,9 +229,8 @@ def test_soft_movements_threshold_rises_from_nothing():
     pruner.after(10)
     assert pruner.masks.density() == 1.0
     pruner.after(100)
-    # Equal scores, all below the threshold: one weight a matrix is kept, and said.
+    # Equal scores, all below the threshold: one weight a matrix is kept.
     assert set(pruner.masks.kept().values()) == {1}
-    assert pruner.raised == tuple(m.name for m in pruner.masks.matrices)
 
 
 def test_l0_draws_its_gates_in_training_and_not_in_evaluation():

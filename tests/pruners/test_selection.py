@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kdcli.pruners import selection
-from kdcli.pruners.selection import apportion, global_, keep_top, local, proportional, shares, threshold
+from kdcli.pruners.selection import apportion, down_to_one, global_, keep_top, local, proportional, shares, threshold
 
 
 def by_sorting(scores: torch.Tensor, keep: int) -> torch.Tensor:
@@ -82,8 +82,8 @@ def model_scores(seed: int, layers: int, levels: int = 0) -> tuple[dict[str, tor
     return scores, {name: name.split(".")[1] for name in scores}
 
 
-def kept(chosen: selection.Selection) -> dict[str, int]:
-    return {name: int(mask.sum()) for name, mask in chosen.masks.items()}
+def kept(chosen: dict[str, torch.Tensor]) -> dict[str, int]:
+    return {name: int(mask.sum()) for name, mask in chosen.items()}
 
 
 @settings(max_examples=50)
@@ -91,9 +91,8 @@ def kept(chosen: selection.Selection) -> dict[str, int]:
 def test_local_keeps_the_top_of_each_matrix(seed, layers, density, levels):
     scores, _ = model_scores(seed, layers, levels)
     chosen = local(scores, density)
-    for name, mask in chosen.masks.items():
+    for name, mask in chosen.items():
         assert torch.equal(mask, by_sorting(scores[name], max(1, round(density * scores[name].numel()))))
-    assert chosen.raised == tuple(n for n, s in scores.items() if round(density * s.numel()) == 0)
 
 
 @settings(max_examples=50)
@@ -103,14 +102,11 @@ def test_global_keeps_the_top_of_all_together(seed, layers, density, levels):
     together = torch.cat([s.flatten() for s in scores.values()])
     expected = by_sorting(together, round(density * len(together))).split([s.numel() for s in scores.values()])
     chosen = global_(scores, density)
-    empty = []
-    for (name, mask), of_all in zip(chosen.masks.items(), expected, strict=True):
+    for (name, mask), of_all in zip(chosen.items(), expected, strict=True):
         if of_all.any():
             assert torch.equal(mask.flatten(), of_all)
         else:
-            empty.append(name)
             assert torch.equal(mask, by_sorting(scores[name], 1))
-    assert chosen.raised == tuple(empty)
 
 
 def densities_of_the_paper(sums: np.ndarray, density: float) -> np.ndarray:
@@ -139,9 +135,10 @@ def test_proportional_densities_are_the_papers_clipped_and_redistributed(seed, l
         expected = densities_of_the_paper(sums, density)
         for name, share in zip(names, expected, strict=True):
             assert abs(counts[name] - max(1.0, share * scores[name].numel())) <= 1 + 1e-3
-            assert torch.equal(chosen.masks[name], by_sorting(scores[name], counts[name]))
+            assert torch.equal(chosen[name], by_sorting(scores[name], counts[name]))
     total = sum(s.numel() for s in scores.values())
-    assert sum(counts.values()) - len(chosen.raised) == round(density * total)
+    # Beyond the total are only matrices that would have been empty.
+    assert 0 <= sum(counts.values()) - round(density * total) <= sum(count == 1 for count in counts.values())
 
 
 def test_proportional_without_clipping_is_the_formula():
@@ -166,7 +163,8 @@ def test_the_largest_remainders_are_rounded_up():
 def test_threshold_compares_the_sigmoid_and_leaves_no_matrix_empty():
     scores = {"1.Q": torch.tensor([[-3.0, -2.0, 0.5]]), "2.Q": torch.tensor([[-9.0, -8.0, -7.0]])}
     chosen = threshold(scores, 0.1)
-    assert chosen.masks["1.Q"].tolist() == [[False, True, True]]
-    assert chosen.masks["2.Q"].tolist() == [[False, False, True]]
-    assert chosen.raised == ("2.Q",)
-    assert all(mask.all() for mask in threshold(scores, 0.0).masks.values())
+    assert chosen["1.Q"].tolist() == [[False, True, True]]
+    assert chosen["2.Q"].tolist() == [[False, False, True]]
+    assert down_to_one(chosen) == ["1 of 2 matrices keep a single weight, the least a mask leaves them: 2.Q"]
+    assert all(mask.all() for mask in threshold(scores, 0.0).values())
+    assert down_to_one(threshold(scores, 0.0)) == []
