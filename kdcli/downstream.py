@@ -148,7 +148,7 @@ def open_judged(recipe: EvaluateRecipe | BenchmarkRecipe, model: str, *, trust_r
     Raises:
         UsageError: see `kdcli.data.labelled`.
     """
-    config = load_config(model, trust_remote_code=trust_remote_code)
+    config = load_config(model, trust_remote_code=trust_remote_code, compacted=True)
     named = tuple(str(config.id2label[i]) for i in range(config.num_labels))
     own = recipe.task == OWN and not any(GENERIC.fullmatch(name) for name in named)
     return open_labelled(

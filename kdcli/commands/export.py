@@ -28,6 +28,7 @@ from kdcli.progress import Progress
 from kdcli.report.text import megabytes
 from kdcli.report.views import short
 from kdcli.run_dir import numbered
+from kdcli.sparse.load import own_class
 from kdcli.types import Kind
 
 FORMATS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
@@ -180,15 +181,18 @@ def _load(
     source: str, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Kind | None, list[str]]:
     """The model with the head that its config.json names, the kind of that head, and what there is to say about it."""
-    config = load_config(source, trust_remote_code=trust_remote_code)
+    config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     named = next(iter(config.architectures or ()), type(config).__name__)
+    compacted = own_class(source)
+    # A compacted class is none of transformers, but made of the one with its head.
+    stock = {named} if compacted is None else {parent.__name__ for parent in compacted.__mro__}
     kind: Kind | None = None
     for of_kind in ("class", "tokens", "span"):
         mapping = AUTO_CLASS[of_kind]._model_mapping
-        if type(config) in mapping and mapping[type(config)].__name__ == named:
+        if type(config) in mapping and mapping[type(config)].__name__ in stock:
             kind = of_kind
-    auto = AUTO_CLASS[kind] if kind else AutoModel
+    auto = compacted or (AUTO_CLASS[kind] if kind else AutoModel)
     if kind == "class" and config.num_labels == 1 and config.problem_type is None:
         kind = "score"
     elif kind == "class":

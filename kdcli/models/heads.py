@@ -87,7 +87,7 @@ def load_for_task(
         UsageError: see `kdcli.models.load`; the type has no such head; the checkpoint's head is of another kind or its
             labels are others, or in another order, than the task's.
     """
-    config = load_config(source, trust_remote_code=trust_remote_code)
+    config = load_config(source, trust_remote_code=trust_remote_code, compacted=own_class is not None)
     auto = AUTO_CLASS[task.kind]
     if type(config) not in auto._model_mapping:
         raise UsageError(

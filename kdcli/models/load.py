@@ -39,6 +39,9 @@ from kdcli.types import ModelShape
 transformers_logging.disable_progress_bar()
 
 DEMO = "demo"
+COMPACT = "compact_layers"
+"""The setting of a compacted model's configuration that holds, by layer and matrix, columns read, rows written, columns
+and rows kept."""
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 OPTIONAL = ("pooler.", "contact_head.", "embeddings.position_ids")
 """Parts of a base model that a checkpoint may lack without being broken."""
@@ -72,11 +75,14 @@ def load_encoder(source: str, *, trust_remote_code: bool = False) -> Loaded:
     return Loaded(model.eval(), tokenizer, shape_of(model.config), source)
 
 
-def load_config(source: str, *, trust_remote_code: bool = False, weights: bool = True) -> PreTrainedConfig:
+def load_config(
+    source: str, *, trust_remote_code: bool = False, weights: bool = True, compacted: bool = False
+) -> PreTrainedConfig:
     """The configuration of a model that can be loaded: there, of a supported type, its weights in safetensors.
 
     Args:
         weights: False does not ask for them: the configuration alone is what is wanted.
+        compacted: a model that `kdcli.sparse.compact` wrote will do, whose class is none of transformers.
 
     Raises:
         UsageError: see `load_encoder`.
@@ -89,6 +95,11 @@ def load_config(source: str, *, trust_remote_code: bool = False, weights: bool =
         raise UsageError(f"no model directory {source}", "give a hub id, a directory with config.json, or 'demo'")
     _check_type(source, where, trust_remote_code)
     config = _config(source, where, trust_remote_code)
+    if hasattr(config, COMPACT) and not compacted:
+        raise UsageError(
+            f"{source} is compacted: its layers have shapes of their own, which cannot be trained or learned from",
+            "give the masked model it was made of; evaluate, benchmark, export and kdcli.load take it",
+        )
     layout_for(config)
     if weights and not folder.is_dir():
         _check_repository(source)

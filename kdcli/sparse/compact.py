@@ -27,11 +27,9 @@ from transformers.activations import ACT2FN
 from kdcli.disk import disk_errors
 from kdcli.errors import UsageError
 from kdcli.models.layout import layout_for, linears
-from kdcli.models.load import save_model
+from kdcli.models.load import COMPACT, save_model
 from kdcli.sparse import modeling_compact
 
-COMPACT = "compact_layers"
-"""The setting of a configuration that holds, by layer and matrix, columns read, rows written, columns and rows kept."""
 HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM", "MultipleChoice")
 WORTH_SKIPPING = 0.5
 """Share of a matrix's rows, or columns, that must be empty for the rest to be computed apart. Picking them out costs as

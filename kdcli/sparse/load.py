@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 
 from kdcli.errors import UsageError
-from kdcli.models.load import load_config, load_weights
+from kdcli.models.load import COMPACT, load_config, load_weights
 from kdcli.models.matrices import matrices
-from kdcli.sparse.compact import COMPACT, compact_class
+from kdcli.sparse.compact import compact_class
 from kdcli.sparse.mask_file import MaskFile, MaskInfo, apply_masks, check_base, read_mask
 
 PASSING = ("architectures", "dtype", "transformers_version", "_name_or_path", "torch_dtype", "auto_map")
@@ -38,7 +38,7 @@ def load(base: str | Path, mask: str | Path | None = None, *, trust_remote_code:
             model, whose matrices are no longer the base's.
     """
     source = str(base)
-    config = load_config(source, trust_remote_code=trust_remote_code)
+    config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
     if hasattr(config, COMPACT):
         if mask is not None:
             raise UsageError(f"{source} is compacted already: masks are for the base it was made of")
@@ -59,7 +59,7 @@ def is_compact(source: str) -> bool:
 
 def own_class(source: str) -> type[PreTrainedModel] | None:
     """The class of a compacted directory, which is none of transformers; None for every other source."""
-    return compact_class(load_config(source)) if is_compact(source) else None
+    return compact_class(load_config(source, compacted=True)) if is_compact(source) else None
 
 
 def masked(model: PreTrainedModel, found: MaskFile, source: str) -> PreTrainedModel:

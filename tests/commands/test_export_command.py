@@ -23,6 +23,8 @@ from transformers import (
 from kdcli.commands import export
 from kdcli.errors import MachineError, UsageError
 from kdcli.models import export as files
+from kdcli.models.matrices import matrices
+from kdcli.sparse.compact import compact, save_compact
 
 NAMES = {0: "no", 1: "maybe", 2: "yes"}
 HEADS = {
@@ -121,6 +123,23 @@ def test_a_head_that_is_left_out_is_said(saved, tmp_path):
     (note,) = done.facts["notes"]
     assert "BertForMaskedLM" in note
     assert note in (done.folder / "README.md").read_text("utf-8")
+
+
+def test_a_compacted_directory_keeps_its_head(saved, tmp_path):
+    model = AutoModelForSequenceClassification.from_pretrained(saved("class")).eval()
+    with torch.no_grad():
+        for matrix in matrices(model):
+            matrix.linear.weight[: matrix.linear.out_features // 2] = 0
+            matrix.linear.bias[: matrix.linear.out_features // 2] = 0
+    small = compact(model)
+    assert small.num_parameters() < model.num_parameters()
+    save_compact(small, tiny_tokenizer(), tmp_path / "small")
+    done = exported(tmp_path / "small", tmp_path / "out")
+    assert (done.facts["kind"], done.facts["outputs"], done.facts["notes"]) == ("class", ["logits"], [])
+    texts = AutoTokenizer.from_pretrained(tmp_path / "small")(list(ONE), padding=True, return_tensors="pt")
+    with torch.no_grad():
+        said = [NAMES[i] for i in model(**texts).logits.argmax(-1).tolist()]
+    assert snippet(tmp_path / "out") == str(said)
 
 
 def test_only_an_export_is_replaced(saved, tmp_path):

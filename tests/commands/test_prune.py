@@ -225,6 +225,11 @@ def test_a_compact_directory_is_judged_and_measured_like_any_other(given, pruned
     assert not (tmp_path / "no").exists()
     result = kdcli("evaluate", out / "compact", "--task", "sst2", "--data", data)
     assert result.exit_code == 2
+    for verb in (["finetune", out / "compact", *asked], [*given, "--teacher", out / "compact"]):
+        result = kdcli(*verb, "-o", tmp_path / "no")
+        assert result.exit_code == 2
+        assert "is compacted: its layers have shapes of their own" in " ".join(result.output.split())
+        assert not (tmp_path / "no").exists()
 
 
 def test_several_sparsities_are_runs_of_their_own(given, tmp_path):
