@@ -25,8 +25,8 @@ from kdcli.finish import Finished, finish, measured
 from kdcli.judge import Judge, Prediction, compared, shown_label, summed_up
 from kdcli.launch import launch, place
 from kdcli.models.card import describe
-from kdcli.models.heads import Headed, load_for_task
-from kdcli.models.load import load_tokenizer, location
+from kdcli.models.heads import Headed, load_for_task, tokenizer_for
+from kdcli.models.load import location
 from kdcli.progress import Progress
 from kdcli.recipe import Resolved
 from kdcli.report.views import short
@@ -162,9 +162,9 @@ def _under_mask(base: str, file: Path, task: Task, invocation: Invocation) -> He
             "a mask can be judged on its own task only",
         )
     trusted = invocation.trust_remote_code
-    model, tokenizer = load(base, file, trust_remote_code=trusted), load_tokenizer(base, trust_remote_code=trusted)
-    types = int(getattr(model.config, "type_vocab_size", 0) or 0) > 1
-    return Headed(model, tokenizer, str(file), f"{base} under a mask, with the head of the mask", types)
+    model = load(base, file, trust_remote_code=trusted)
+    tokenizer = tokenizer_for(base, of_words=task.kind == "tokens", trust_remote_code=trusted)
+    return Headed(model, tokenizer, str(file), f"{base} under a mask, with the head of the mask", info.max_length)
 
 
 def _report(

@@ -18,7 +18,8 @@ from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
 from kdcli.errors import UsageError
-from kdcli.models.load import load_tokenizer, load_weights, save_model
+from kdcli.models.heads import tokenizer_for
+from kdcli.models.load import load_weights, save_model
 from kdcli.models.matrices import matrices
 from kdcli.progress import Progress
 from kdcli.pruners.selection import MASKINGS, down_to_one, select
@@ -161,7 +162,8 @@ def apply(
         raise UsageError(f"output directory {folder} is not empty", "choose another with -o")
     apply_masks(model, masks)
     whole = with_head(model, found.info, found.head, str(file))
-    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    of_words = (found.info.architecture or "").endswith("ForTokenClassification")
+    tokenizer = tokenizer_for(source, of_words=of_words, trust_remote_code=trust_remote_code)
     if found.info.max_length is not None:
         tokenizer.model_max_length = found.info.max_length
     loads = f"{type(whole).__name__}.from_pretrained('{folder}')"

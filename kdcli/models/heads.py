@@ -51,7 +51,6 @@ class Headed:
 
     Attributes:
         note: what was found out about its head, for the log.
-        token_types: whether it tells the texts of a pair apart by token types.
         max_length: tokens of a row with which it was fine-tuned on this very task, as its tokenizer says; None where
             nobody says.
     """
@@ -60,8 +59,27 @@ class Headed:
     tokenizer: PreTrainedTokenizerBase
     source: str
     note: str
-    token_types: bool
     max_length: int | None = None
+
+    @property
+    def token_types(self) -> bool:
+        """Whether it tells the texts of a pair apart by token types."""
+        return int(getattr(self.model.config, "type_vocab_size", 0) or 0) > 1
+
+
+def tokenizer_for(source: str, *, of_words: bool, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model as the rows of a task need it.
+
+    Args:
+        of_words: the rows are lists of words, each with a label.
+
+    Raises:
+        UsageError: see `kdcli.models.load.load_tokenizer`.
+    """
+    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    if of_words and _is_byte_level(tokenizer):
+        tokenizer = _spaced(load_tokenizer(source, trust_remote_code=trust_remote_code, add_prefix_space=True))
+    return tokenizer
 
 
 def load_for_task(
@@ -101,9 +119,7 @@ def load_for_task(
             f"head.label_map has no head to reorder: of {source}, {misfit}",
             "leave it out; the new head is in the data's order",
         )
-    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
-    if task.kind == "tokens" and _is_byte_level(tokenizer):
-        tokenizer = _spaced(load_tokenizer(source, trust_remote_code=trust_remote_code, add_prefix_space=True))
+    tokenizer = tokenizer_for(source, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code)
     max_length = None
     if misfit is None:
         if getattr(config, "finetuning_task", None) == task.name and tokenizer.model_max_length < VERY_LARGE_INTEGER:
@@ -118,8 +134,7 @@ def load_for_task(
     else:
         model = _with_new_head(source, config, task, seed, trust_remote_code)
         note = f"a new head: {misfit}"
-    types = int(getattr(config, "type_vocab_size", 0) or 0) > 1
-    return Headed(model.eval(), tokenizer, source, note, types, max_length)
+    return Headed(model.eval(), tokenizer, source, note, max_length)
 
 
 def _what(kind: Kind) -> str:

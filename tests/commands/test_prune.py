@@ -8,6 +8,7 @@ import own_files
 import pytest
 import torch
 from own_files import NAMES, QUICK, kdcli, log_of, process, report_of
+from questions import tokenizer_of
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -137,12 +138,32 @@ def test_a_base_is_judged_under_its_mask(base, given, pruned, tmp_path):
     asked = ["evaluate", base, "--task", "own", "--data", data]
     result = kdcli(*asked, "--mask", out / MASK, "--mask", out / MASK, "-o", tmp_path / "judged")
     assert result.exit_code == 0, result.output
+    assert "fine-tuned with 24 tokens a row and is judged so too" in " ".join(result.output.split())
     metrics = {e.model: e.metrics for e in report_of(tmp_path / "judged").evaluations}
     own = next(e.metrics for e in report_of(out).evaluations if e.model == "masked")
     assert metrics == {"mask.safetensors": pytest.approx(own), "mask.safetensors (2)": pytest.approx(own)}
     refused = kdcli("evaluate", base, base, "--task", "own", "--data", data, "--mask", out / MASK)
     assert refused.exit_code == 2
     assert "--mask is of one model" in refused.output
+
+
+def test_labelled_words_stand_apart_under_a_mask_too(tmp_path):
+    # A byte-level tokenizer takes words without a space before them for parts of one.
+    base = own_files.encoder(tmp_path / "base", vocab_size=600)
+    tokenizer_of("bytes").save_pretrained(base)
+    asked = ["--task", "own", "--data", own_files.own(tmp_path / "data", "tokens"), "--set", "measure.latency=false"]
+    run = ["prune", base, *asked, "--set", "head.kind=scratch", "--max-steps", "2", "-o", tmp_path / "out"]
+    assert (result := kdcli(*run)).exit_code == 0, result.output
+    mask = tmp_path / "out" / MASK
+    assert (result := kdcli("mask", "apply", mask, "-o", tmp_path / "applied")).exit_code == 0, result.output
+    trained, applied = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("out", "applied"))
+    assert trained(["the cat"]).input_ids != tokenizer_of("bytes")(["the cat"]).input_ids
+    assert applied.backend_tokenizer.to_str() == trained.backend_tokenizer.to_str()
+    result = kdcli("evaluate", base, "--mask", mask, *asked[:4], "-o", tmp_path / "judged")
+    assert result.exit_code == 0, result.output
+    (under_mask,) = report_of(tmp_path / "judged").evaluations
+    own = next(e.metrics for e in report_of(tmp_path / "out").evaluations if e.model == "masked")
+    assert under_mask.metrics == pytest.approx(own)
 
 
 def test_a_mask_of_another_base_is_refused(pruned, tmp_path):
