@@ -97,13 +97,11 @@ def load_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
 
 
 def _load(source: str, what: str, trust_remote_code: bool) -> Loaded:
+    otherwise = "co-training needs masked language models; a shape in place of a model starts from the beginning"
     try:
-        return load_masked_lm(source, trust_remote_code=trust_remote_code)
+        return load_masked_lm(source, otherwise=otherwise, trust_remote_code=trust_remote_code)
     except UsageError as error:
-        raise UsageError(
-            f"{what}: {error.message}",
-            "co-training needs masked language models; a shape in place of a model starts from the beginning",
-        ) from None
+        raise error.of(what) from None
 
 
 def _origin(

@@ -108,8 +108,10 @@ def _is_masked(recipe: DistillRecipe) -> bool:
 
 def _load(recipe: DistillRecipe, source: str, *, trust_remote_code: bool) -> Loaded:
     """An encoder, under its masked-language-model head where the method reads masked text."""
-    load = load_masked_lm if _is_masked(recipe) else load_encoder
-    return load(source, trust_remote_code=trust_remote_code)
+    if not _is_masked(recipe):
+        return load_encoder(source, trust_remote_code=trust_remote_code)
+    otherwise = "methods that need no masked-language-model head: minilm, minilmv2, tinybert"
+    return load_masked_lm(source, otherwise=otherwise, trust_remote_code=trust_remote_code)
 
 
 def check_text(recipe: DistillRecipe) -> None:
@@ -146,7 +148,12 @@ def _legs(
     above = teacher.shape
     for leg in legs:
         for shape in leg.shapes.values():
-            bind(recipe.method, recipe.loss, above, shape)
+            try:
+                bind(recipe.method, recipe.loss, above, shape)
+            except UsageError as error:
+                if leg is legs[-1]:
+                    raise
+                raise error.of(f"the teacher assistant {shape}", "--assistant none leaves it out") from None
         above = next(iter(leg.shapes.values()))
     return legs
 

@@ -31,6 +31,10 @@ class UsageError(KdcliError):
 
     exit_code = 2
 
+    def of(self, what: str, hint: str | None = None) -> UsageError:
+        """The same error, saying of what it speaks; a further hint follows its own."""
+        return UsageError(f"{what}: {self.message}", "; ".join(h for h in (self.hint, hint) if h) or None)
+
 
 class MachineError(KdcliError):
     """This machine cannot do it: no such device, no room on the disk, not enough memory."""

@@ -46,7 +46,8 @@ def open_words(settings: AugmentSettings, task: Downstream, teacher: Headed, *, 
     """
     model, asked = None, [""]
     if settings.model is not None:
-        model = load_masked_lm(settings.model, trust_remote_code=trust_remote_code)
+        otherwise = "name another for augment.model, or none: then neighbours serve for all words"
+        model = load_masked_lm(settings.model, otherwise=otherwise, trust_remote_code=trust_remote_code)
         if model.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
             raise UsageError(
                 f"augment.model {settings.model} has another vocabulary than teacher {teacher.source}",

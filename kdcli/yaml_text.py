@@ -1,4 +1,9 @@
-"""YAML as recipes want it: `5e-4` is a number, which YAML 1.1 writes `5.0e-4`, and a key given twice is an error."""
+"""YAML as recipes want it: the plain words of version 1.2 (its core schema), and a key given twice is an error.
+
+In version 1.1, which the library reads, `no` is false, `1:3` is 63, a date is no text and `5e-4` is no number: label
+words, layer maps, names of directories and learning rates. Text that 1.1 would take for something else is written in
+quotes, so that other programs read it back too.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +24,23 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes the strings that `_Loader` would take for a number."""
+    """Quotes the strings that `_Loader` would take for a number, beside those of version 1.1."""
 
 
-for _side in (_Loader, _Dumper):
-    _side.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-    )
+# Without those of version 1.1, which the library brings.
+_Loader.yaml_implicit_resolvers = {}
+_EXPONENT = r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"
+_NUMERIC = list("-+.0123456789")
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_EXPONENT), _NUMERIC)
+for _kind, _pattern, _first in (
+    ("null", r"(~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("bool", r"(true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    # No number begins with a 0 that says nothing: 1.1 takes it for octal, 1.2 does not, people for a name.
+    ("int", r"[-+]?(0|[1-9]\d*)$", _NUMERIC),
+    ("float", rf"{_EXPONENT}|[-+]?(\d+\.\d*|\.\d+)$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$", _NUMERIC),
+    ("merge", r"<<$", ["<"]),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern), _first)
 
 
 def read_yaml(text: str) -> Any:

@@ -12,11 +12,12 @@ from kdcli.models.load import Loaded, load_config, load_tokenizer, load_weights
 from kdcli.models.reduce import copy_head
 from kdcli.models.shape import Built, shape_of
 
-NEED_NONE = "methods that need no masked-language-model head: minilm, minilmv2, tinybert"
 
-
-def load_masked_lm(source: str, *, trust_remote_code: bool = False) -> Loaded:
+def load_masked_lm(source: str, *, otherwise: str, trust_remote_code: bool = False) -> Loaded:
     """Load a masked language model and its tokenizer; the encoder is its `base_model`.
+
+    Args:
+        otherwise: what to do where the model has no such head.
 
     Raises:
         UsageError: see `kdcli.models.load.load_encoder`; or the type has no such head in transformers, or the
@@ -24,20 +25,17 @@ def load_masked_lm(source: str, *, trust_remote_code: bool = False) -> Loaded:
     """
     config = load_config(source, trust_remote_code=trust_remote_code)
     if type(config) not in AutoModelForMaskedLM._model_mapping:
-        raise UsageError(f"{config.model_type} has no masked-language-model head in transformers", NEED_NONE)
+        raise UsageError(f"{config.model_type} has no masked-language-model head in transformers", otherwise)
     wanted = AutoModelForMaskedLM._model_mapping[type(config)].__name__
     named = (config.architectures or [wanted])[0]
     # What a model was pre-trained as may hold that head beside others (BERT's) or another one in its place (ELECTRA's).
     if named != wanted and not named.endswith("ForPreTraining"):
-        raise UsageError(f"{source} is {named}, without a masked-language-model head", NEED_NONE)
+        raise UsageError(f"{source} is {named}, without a masked-language-model head", otherwise)
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     try:
         model = load_weights(source, AutoModelForMaskedLM, trust_remote_code=trust_remote_code)
     except UsageError as error:
-        hints = [error.hint] if error.hint else []
-        raise UsageError(
-            f"{source} cannot be read as {wanted}: {error.message}", "; ".join([*hints, NEED_NONE])
-        ) from None
+        raise error.of(f"{source} cannot be read as {wanted}", otherwise) from None
     return Loaded(model.eval(), tokenizer, shape_of(model.config), source)
 
 

@@ -198,6 +198,11 @@ def wrong(given, tmp_path, *arguments):
         (["--to", "9x32"], 2, "larger than its teacher"),
         (["--to", "2x32", "--to", "2x32"], 2, "twice"),
         (["--to", "2x32", "--to", "2x16"], 2, "different teacher assistants"),
+        (
+            ["--to", "2x16", "--method", "tinybert", "--set", "loss.layer_weights=[1, 1, 1]"],
+            2,
+            "the teacher assistant 4x16:64@4: loss.layer_weights holds 3 numbers",
+        ),
         (["--to", "2x32", "--method", "minlm"], 2, "did you mean 'minilm'"),
         (["--to", "2x32@2"], 2, "minilmv2"),
         (["--to", "2x32", "--set", "train.lrr=1"], 2, "did you mean 'train.lr'"),
