@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from kdcli.report.text import count, duration, megabytes
+from kdcli.report.text import bytes_of, count, duration
 from kdcli.types import Outcome, Plan
 
 PROBE_STEPS = 4
@@ -48,7 +48,7 @@ class Estimate:
                 name,
                 f"{card['layers']}x{card['hidden']}",
                 count(card["params_total"]),
-                megabytes(card["bytes"]),
+                bytes_of(card["bytes"]),
                 count(card["multiply_adds"]),
             )
         yield models
@@ -61,7 +61,7 @@ class Estimate:
                 f"{leg.passes:.2f}",
                 f"{leg.seconds_per_step:.3g} s",
                 duration(leg.seconds),
-                megabytes(leg.peak_memory_bytes),
+                bytes_of(leg.peak_memory_bytes),
             )
         yield legs
         yield "from a few steps run just now; nothing was written"

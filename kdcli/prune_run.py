@@ -29,7 +29,7 @@ from kdcli.progress import Progress
 from kdcli.prune_job import TRACE, Prepared, prepared, to_full_precision
 from kdcli.pruners.selection import down_to_one
 from kdcli.recipe import Resolved
-from kdcli.report.text import megabytes
+from kdcli.report.text import bytes_of
 from kdcli.run_dir import RunDir
 from kdcli.settings import PruneRecipe
 from kdcli.sparse.compact import compact, save_compact
@@ -102,7 +102,7 @@ def _finished(task: Downstream, of: PruneRun, ready: Prepared, fitted: Fitted) -
         notes.append(f"no mask file: {recipe.method} trains the weights too, so a mask alone would not make the model")
     else:
         _write_masks(task, recipe, folder, headed, dense, masks, scores, evaluations)
-        notes.append(f"mask: {megabytes((folder / MASK).stat().st_size)} beside the base ({MASK})")
+        notes.append(f"mask: {bytes_of((folder / MASK).stat().st_size)} beside the base ({MASK})")
     cards = {
         DENSE: describe(dense, str(recipe.model), _directory(recipe.model)),
         MASKED: describe(model, str(folder), folder),

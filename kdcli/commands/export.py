@@ -25,7 +25,7 @@ from kdcli.models.heads import AUTO_CLASS, PROBLEM
 from kdcli.models.load import load_config, load_tokenizer, load_weights
 from kdcli.models.shape import positions_of
 from kdcli.progress import Progress
-from kdcli.report.text import megabytes
+from kdcli.report.text import bytes_of
 from kdcli.report.views import short
 from kdcli.run_dir import numbered
 from kdcli.sparse.load import own_class
@@ -95,7 +95,7 @@ class Exported:
             table.add_row(key, self.facts[key])
         table.add_row("inputs", ", ".join(self.facts["inputs"]))
         table.add_row("outputs", ", ".join(self.facts["outputs"]))
-        table.add_row("size", megabytes(sum(self.facts["files"].values())))
+        table.add_row("size", bytes_of(sum(self.facts["files"].values())))
         table.add_row("beside torch", _said(self.facts))
         yield table
         yield from self.facts["notes"]

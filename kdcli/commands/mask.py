@@ -23,7 +23,7 @@ from kdcli.models.load import load_weights, save_model
 from kdcli.models.matrices import matrices
 from kdcli.progress import Progress
 from kdcli.pruners.selection import MASKINGS, down_to_one, select
-from kdcli.report.text import megabytes, number, percent
+from kdcli.report.text import bytes_of, number, percent
 from kdcli.run_dir import numbered
 from kdcli.sparse.compact import compact, save_compact
 from kdcli.sparse.load import with_head
@@ -72,7 +72,7 @@ class Made:
 
     def renderables(self) -> Iterable[Any]:
         """Where it is and how to load it."""
-        yield f"{self.facts['kept']:.1%} of {self.facts['weights']:,} weights kept, {megabytes(self.facts['bytes'])}"
+        yield f"{self.facts['kept']:.1%} of {self.facts['weights']:,} weights kept, {bytes_of(self.facts['bytes'])}"
         yield f"model in {self.folder}: {self.facts['loads']}"
 
 
@@ -102,7 +102,7 @@ def info(file: Path) -> Shown:
         ["density", f"{percent(facts['density_realised'], 4)}%"],
         *([kind, f"{percent(sum(k for k, _ in of) / sum(n for _, n in of))}%"] for kind, of in by_kind.items()),
         *([name, number(value)] for name, value in said.metrics.items()),
-        ["size", megabytes(facts["bytes"])],
+        ["size", bytes_of(facts["bytes"])],
         ["scores", "kept: another density can be cut" if found.scores else "not kept"],
     ]
     return Shown(facts, ["mask", str(file.name)], [row for row in rows if row[1]], "\n".join(down_to_one(found.masks)))

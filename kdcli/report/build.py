@@ -30,7 +30,7 @@ from kdcli.report.pruning import facts as pruning_facts
 from kdcli.report.pruning_pictures import of_model
 from kdcli.report.schema import Report
 from kdcli.report.selection import run_table, setting_table
-from kdcli.report.text import Listing, cut, duration, megabytes, names_of, number
+from kdcli.report.text import Listing, bytes_of, cut, duration, names_of, number
 from kdcli.report.views import (
     ASSISTANT,
     FEW_SETS,
@@ -95,7 +95,7 @@ def html(report: Report) -> str:
         chain=ASSISTANT in report.models and len(report.models) > 2,
         cut=cut,
         duration=duration,
-        megabytes=megabytes,
+        bytes_of=bytes_of,
         number=number,
         recipe=yaml.safe_dump(report.recipe, sort_keys=False, allow_unicode=True),
         environment=yaml.safe_dump({**report.environment, **report.versions}, sort_keys=False, allow_unicode=True),
@@ -162,7 +162,7 @@ def _judged(report: Report) -> list[tuple[str, str]]:
             beside = _first_scores(base, metric).get(part)
             facts.append(_fact(number(value), f"{metric} on {set_name(task, part)}", first, name, beside))
     card, baseline = report.models[name], report.models[first]
-    facts.append(_fact(megabytes(card.bytes), "on disk", first, name, megabytes(baseline.bytes)))
+    facts.append(_fact(bytes_of(card.bytes), "on disk", first, name, bytes_of(baseline.bytes)))
     rows = {row.model: row for row in reversed(report.latency)}
     # Of the forms of a pruned model the fastest one is told of.
     if name in rows and not report.pruning:

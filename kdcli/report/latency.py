@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from kdcli.report.schema import Agreement, Failure, LatencyRow, Report, Speedup
-from kdcli.report.text import Listing, filled, megabytes, number
+from kdcli.report.text import Listing, bytes_of, filled, number
 
 BENCHMARK = "benchmark"
 """The command whose reports are about latency."""
@@ -111,7 +111,7 @@ def _wide(report: Report) -> _Columns:
         ("status", lambda row: row.status),
         ("tokens/s", _tokens),
         ("speed-up", lambda row: _ratio(report, row)),
-        ("peak memory", lambda row: "" if row.peak_memory_bytes is None else megabytes(row.peak_memory_bytes)),
+        ("peak memory", lambda row: "" if row.peak_memory_bytes is None else bytes_of(row.peak_memory_bytes)),
         ("first call ms", lambda row: _ms(row.first_call_ms)),
         ("load s", lambda row: "" if row.load_seconds is None else f"{row.load_seconds:.2f}"),
         ("runs", lambda row: f"{row.n:,}"),
@@ -250,8 +250,8 @@ def facts(report: Report) -> list[tuple[str, str]]:
         label = f"the speed of {baseline}: {ran_as(row)}, {cell_name(cell)} ({best.low:.1f}–{best.high:.1f})"
         found.append((f"{best.median:.1f}×", label))
     name, smallest = min(report.models.items(), key=lambda pair: pair[1].bytes)
-    beside = "" if name == baseline else f", the smallest; {baseline} {megabytes(report.models[baseline].bytes)}"
-    found.append((megabytes(smallest.bytes), f"on disk: {name}{beside}"))
+    beside = "" if name == baseline else f", the smallest; {baseline} {bytes_of(report.models[baseline].bytes)}"
+    found.append((bytes_of(smallest.bytes), f"on disk: {name}{beside}"))
     if rows:
         row, first = min(rows, key=lambda row: row.p50_ms), rows[0]
         beside = "" if row is first else f"; {ran_as(first)} {first.p50_ms:.1f} ms"

@@ -15,7 +15,7 @@ from kdcli.report.latency import (
 from kdcli.report.pruning import by_layer, by_type, density_points
 from kdcli.report.schema import Evaluation, Report
 from kdcli.report.selection import run_table, setting_table
-from kdcli.report.text import Listing, duration, megabytes, names_of, number, plain, table
+from kdcli.report.text import Listing, bytes_of, duration, names_of, number, plain, table
 from kdcli.report.views import FEW_LABELS, overview, title
 
 FEW_MISTAKES = 5
@@ -105,7 +105,7 @@ def _training(report: Report) -> list[str]:
         "## Training",
         "",
         f"{t.steps:,} steps, {t.tokens:,} tokens in {duration(t.seconds)} ({t.tokens_per_second:,.0f} tokens/s), "
-        f"peak memory {megabytes(t.peak_memory_bytes)}; loss {number(t.loss_first)} → {number(t.loss_last)}."
+        f"peak memory {bytes_of(t.peak_memory_bytes)}; loss {number(t.loss_first)} → {number(t.loss_last)}."
         + (f" Resumed after step {t.resumed_from_step}." if t.resumed_from_step else ""),
         "",
     ]

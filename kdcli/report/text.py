@@ -79,6 +79,9 @@ def count(value: int) -> str:
     return str(value)
 
 
-def megabytes(value: int) -> str:
-    """A number of bytes."""
-    return f"{value / 10**6:,.1f} MB" if value < 10**9 else f"{value / 10**9:,.2f} GB"
+def bytes_of(value: int) -> str:
+    """A number of bytes: kB of what is less than a megabyte (a small mask), else MB or GB."""
+    for unit, size, digits in (("GB", 10**9, 2), ("MB", 10**6, 1)):
+        if value >= size:
+            return f"{value / size:,.{digits}f} {unit}"
+    return f"{value / 1000:.1f} kB"

@@ -19,7 +19,7 @@ from kdcli.report.latency import latency_csv
 from kdcli.report.markdown import markdown
 from kdcli.report.pictures import pictures
 from kdcli.report.schema import Report
-from kdcli.report.text import Listing
+from kdcli.report.text import Listing, bytes_of
 from kdcli.report.views import model_card, overview, short, terminal, title
 
 LOADS = {"src", "srcset", "href", "xlink:href", "data", "action", "formaction", "poster", "background"}
@@ -236,3 +236,11 @@ def test_report_is_written_last_of_all(report, tmp_path, monkeypatch):
     with pytest.raises(MachineError, match=r"report.html could not be written"):
         write_report(empty, report)
     assert not (empty / "report.json").exists(), "a run without all its views is not done"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0, "0.0 kB"), (51_671, "51.7 kB"), (10**6, "1.0 MB"), (438_000_000, "438.0 MB"), (12 * 10**8, "1.20 GB")],
+)
+def test_bytes_are_said_in_the_unit_that_shows_them(value, said):
+    assert bytes_of(value) == said
