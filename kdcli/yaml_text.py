@@ -31,7 +31,7 @@ class _Dumper(yaml.SafeDumper):
 _Loader.yaml_implicit_resolvers = {}
 _EXPONENT = r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"
 _NUMERIC = list("-+.0123456789")
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_EXPONENT), _NUMERIC)
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_EXPONENT, re.ASCII), _NUMERIC)
 for _kind, _pattern, _first in (
     ("null", r"(~|null|Null|NULL|)$", ["~", "n", "N", ""]),
     ("bool", r"(true|True|TRUE|false|False|FALSE)$", list("tTfF")),
@@ -40,7 +40,7 @@ for _kind, _pattern, _first in (
     ("float", rf"{_EXPONENT}|[-+]?(\d+\.\d*|\.\d+)$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$", _NUMERIC),
     ("merge", r"<<$", ["<"]),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern), _first)
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern, re.ASCII), _first)
 
 
 def read_yaml(text: str) -> Any:

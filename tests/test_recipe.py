@@ -127,7 +127,7 @@ def test_value_of_another_type_is_refused_and_never_converted(pair, said):
     assert said in refused(sets=[pair])
 
 
-@pytest.mark.parametrize("text", ["2020-12-31", "2020-13-45", "no", "on", "1:3", "010", "0x10", "1_000", "="])
+@pytest.mark.parametrize("text", ["2020-12-31", "2020-13-45", "no", "on", "1:3", "010", "0x10", "1_000", "=", "1٣"])
 def test_words_that_other_yaml_takes_for_something_else_are_words(write, text):
     given = resolve(DistillRecipe, recipe=None, sets=[f"data.source={text}"])
     assert given.recipe.data.source == text
