@@ -114,7 +114,11 @@ def title(report: Report) -> str:
     steps = [short(teacher.id)]
     if len(shapes) > 1 and ASSISTANT in shapes:
         steps.append(f"{shapes.pop(ASSISTANT)} (assistant)")
-    led = " → ".join(filter(None, [*steps, ", ".join(shapes.values())]))
+    students = ", ".join(dict.fromkeys(shapes.values()))
+    if len(set(shapes.values())) < len(shapes):
+        # Students of one shape differ in how they were made: an ablation.
+        students += f" in {len(shapes)} variants"
+    led = " → ".join(filter(None, [*steps, students]))
     # Tasks that only judge a distillation on text are no part of what it was.
     task = report.recipe.get("task")
     return f"{led} on {short(str(task))}" if task else led
