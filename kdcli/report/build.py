@@ -38,6 +38,7 @@ from kdcli.report.views import (
     UNDISTILLED,
     overview,
     title,
+    variants,
 )
 
 FEW_CELLS = 4
@@ -109,9 +110,13 @@ def _drawn(found: list[Picture]) -> list[tuple[str, Markup]]:
 
 def _about(report: Report) -> str:
     """The model that the facts are about, where it needs to be said."""
-    *_, last = report.models
     several = [name for name in report.models if name not in (TEACHER, ASSISTANT)]
-    return last if len(several) > 1 and report.command != BENCHMARK else ""
+    return _foremost(report) if len(several) > 1 and report.command != BENCHMARK else ""
+
+
+def _foremost(report: Report) -> str:
+    """The model that the first numbers are of: the last, but of variants the recipe as it is."""
+    return (variants(report) or list(report.models)[-1:])[0]
 
 
 def _heading(report: Report) -> str:
@@ -121,7 +126,7 @@ def _heading(report: Report) -> str:
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:
-    """The few numbers to see first: of the last model, beside the first."""
+    """The few numbers to see first: of one model, beside the first."""
     if report.pruning:
         return pruning_facts(report) + _judged(report)
     return _distilled(report) if TEACHER in report.models and len(report.models) > 1 else _judged(report)
@@ -129,7 +134,8 @@ def _facts(report: Report) -> list[tuple[str, str]]:
 
 def _distilled(report: Report) -> list[tuple[str, str]]:
     """A student beside its teacher."""
-    (_, teacher), *_, (name, student) = report.models.items()
+    teacher, name = report.models[TEACHER], _foremost(report)
+    student = report.models[name]
     facts = [(f"{teacher.bytes / student.bytes:.1f}×", "smaller on disk")]
     found = [s for key, s in report.speedup.items() if key.startswith(f"{name}_vs_") and "@" not in key]
     if found:

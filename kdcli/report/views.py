@@ -114,14 +114,20 @@ def title(report: Report) -> str:
     steps = [short(teacher.id)]
     if len(shapes) > 1 and ASSISTANT in shapes:
         steps.append(f"{shapes.pop(ASSISTANT)} (assistant)")
-    students = ", ".join(dict.fromkeys(shapes.values()))
-    if len(set(shapes.values())) < len(shapes):
-        # Students of one shape differ in how they were made: an ablation.
-        students += f" in {len(shapes)} variants"
+    of_one = variants(report)
+    students = f"{shapes[of_one[0]]} in {len(of_one)} variants" if of_one else ", ".join(shapes.values())
     led = " → ".join(filter(None, [*steps, students]))
     # Tasks that only judge a distillation on text are no part of what it was.
     task = report.recipe.get("task")
     return f"{led} on {short(str(task))}" if task else led
+
+
+def variants(report: Report) -> list[str]:
+    """The students of an ablation, which have one shape and differ in how they were made; the first is the recipe as
+    it is. None where students differ in shape, or there is one."""
+    students = {name: card for name, card in report.models.items() if name not in (TEACHER, ASSISTANT)}
+    alike = TEACHER in report.models and len({(card.layers, card.hidden) for card in students.values()}) == 1
+    return list(students) if alike and len(students) > 1 else []
 
 
 def _tasks(report: Report) -> list[str]:

@@ -214,7 +214,9 @@ def test_title_names_the_chain(values):
     values["models"] = {"teacher": models["teacher"], "assistant": card(hidden=384)}
     assert title(Report.model_validate(values)) == "google-bert/bert-base-uncased → 12x384"
     values["models"] = {"teacher": models["teacher"], "full": card(hidden=384), "map-top": card(hidden=384)}
-    assert title(Report.model_validate(values)) == "google-bert/bert-base-uncased → 12x384 in 2 variants"
+    ablation = Report.model_validate(values)
+    assert title(ablation) == "google-bert/bert-base-uncased → 12x384 in 2 variants"
+    assert "In short, for full:" in html(ablation)
 
 
 def test_short_name_of_a_directory_is_its_last_part(monkeypatch, tmp_path):
