@@ -157,8 +157,8 @@ def test_labelled_words_stand_apart_under_a_mask_too(tmp_path):
     mask = tmp_path / "out" / MASK
     assert (result := kdcli("mask", "apply", mask, "-o", tmp_path / "applied")).exit_code == 0, result.output
     trained, applied = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("out", "applied"))
-    assert trained(["the cat"]).input_ids != tokenizer_of("bytes")(["the cat"]).input_ids
-    assert applied.backend_tokenizer.to_str() == trained.backend_tokenizer.to_str()
+    plain, *both = (of(["the cat"]).input_ids for of in (tokenizer_of("bytes"), trained, applied))
+    assert plain != both[0] == both[1]
     result = kdcli("evaluate", base, "--mask", mask, *asked[:4], "-o", tmp_path / "judged")
     assert result.exit_code == 0, result.output
     (under_mask,) = report_of(tmp_path / "judged").evaluations
