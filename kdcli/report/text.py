@@ -80,8 +80,7 @@ def count(value: int) -> str:
 
 
 def bytes_of(value: int) -> str:
-    """A number of bytes: kB of what is less than a megabyte (a small mask), else MB or GB."""
-    for unit, size, digits in (("GB", 10**9, 2), ("MB", 10**6, 1)):
-        if value >= size:
-            return f"{value / size:,.{digits}f} {unit}"
-    return f"{value / 1000:.1f} kB"
+    """A number of bytes in GB or MB, so that sizes can be compared; kB of what would be 0.0 MB (a small mask)."""
+    if value >= 10**9:
+        return f"{value / 10**9:,.2f} GB"
+    return f"{value / 10**6:,.1f} MB" if value >= 10**5 else f"{value / 1000:.1f} kB"

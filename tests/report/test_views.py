@@ -244,7 +244,14 @@ def test_report_is_written_last_of_all(report, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [(0, "0.0 kB"), (51_671, "51.7 kB"), (10**6, "1.0 MB"), (438_000_000, "438.0 MB"), (12 * 10**8, "1.20 GB")],
+    [
+        (0, "0.0 kB"),
+        (51_671, "51.7 kB"),
+        (838_400, "0.8 MB"),
+        (10**6, "1.0 MB"),
+        (438_000_000, "438.0 MB"),
+        (12 * 10**8, "1.20 GB"),
+    ],
 )
 def test_bytes_are_said_in_the_unit_that_shows_them(value, said):
     assert bytes_of(value) == said
