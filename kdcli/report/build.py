@@ -151,7 +151,7 @@ def _distilled(report: Report) -> list[tuple[str, str]]:
         elif metric not in (None, "loss") and metric in of.get(TEACHER, {}):
             facts.append((number(own[metric]), f"{task} {metric}; teacher {number(of[TEACHER][metric])}"))
         elif own.get("loss") and "loss" in before:
-            facts.append((f"{before['loss'] / own['loss']:.1f}×", f"lower loss on {task} than before distillation"))
+            facts.append((f"{before['loss'] / own['loss']:.1f}×", f"lower {task} than before distillation"))
     return facts
 
 
