@@ -1,12 +1,15 @@
 """A whole distillation step, teacher 12x768 -> student 6x384, batch 16 x 128, three ways in one run.
 
-    python benchmarks/whole_step.py [--rounds 5] [--textbrewer]
+    python benchmarks/whole_step.py [--rounds 5] [--textbrewer] [--dropout 0]
 
 * kdcli: what the command runs. The teacher stops at its last q, k, v; matrix products in the dtype `--dtype auto` picks
   (and in the other one); the blocked relation loss.
 * plain: the teacher's full forward in float32 with `output_attentions=True`, plain formulas for both relations.
 * TextBrewer (`pip install textbrewer tensorboard`, a peer, needed only here): its GeneralDistiller's step with both
   relations as matches, in float32 as it runs them.
+
+The student has BERT's dropout of 0.1 in all three, or what `--dropout` says: drawing it on a CPU is a cost of its own,
+and the recipes for two cores do without.
 
 Prints ratios of tokens/s (medians of interleaved rounds), the model FLOP/s of the step over the machine's own
 matrix-product rate, and what two students of one teacher pass cost beside two runs.
@@ -22,6 +25,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from kdcli.bench.device import choose_dtype
+from kdcli.dropout import quick_dropout
 from kdcli.losses import bind
 from kdcli.models.capture import capture, prepare_teacher
 from kdcli.models.card import multiply_adds
@@ -32,10 +36,10 @@ BATCH, LENGTH = 16, 128
 CPU = torch.device("cpu")
 
 
-def teacher_and_student(shape: str = "6x384") -> tuple[BertModel, BertModel]:
+def teacher_and_student(shape: str = "6x384", *, dropout: float) -> tuple[BertModel, BertModel]:
     torch.manual_seed(0)
     teacher = BertModel(BertConfig(), add_pooling_layer=False)
-    student = build_student(teacher, parse_shape(shape, shape_of(teacher.config))).model
+    student = build_student(teacher, parse_shape(shape, shape_of(teacher.config)), dropout=dropout).model
     return teacher.eval(), student.train()
 
 
@@ -43,9 +47,9 @@ def optimizer_of(*students: BertModel) -> torch.optim.Optimizer:
     return torch.optim.AdamW([p for s in students for p in s.parameters()], lr=1e-4, fused=True)
 
 
-def kdcli_step(shapes: list[str], dtype: torch.dtype):
-    teacher, _ = teacher_and_student()
-    students = [teacher_and_student(s)[1] for s in shapes]
+def kdcli_step(shapes: list[str], dtype: torch.dtype, *, dropout: float):
+    teacher, _ = teacher_and_student(dropout=dropout)
+    students = [teacher_and_student(s, dropout=dropout)[1] for s in shapes]
     objectives = [bind("minilm", {}, shape_of(teacher.config), shape_of(s.config)) for s in students]
     needs = Needs()
     for objective in objectives:
@@ -57,7 +61,7 @@ def kdcli_step(shapes: list[str], dtype: torch.dtype):
     def step(ids_BL: torch.Tensor) -> None:
         with torch.no_grad():
             signals = hear_teacher({"input_ids": ids_BL})
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32), quick_dropout(CPU, students):
             loss = sum(
                 sum(o.terms(signals, h({"input_ids": ids_BL})).values()) for o, h in zip(objectives, hear, strict=True)
             )
@@ -94,8 +98,8 @@ def with_values(model: BertModel):
     return run
 
 
-def plain_step():
-    teacher, student = teacher_and_student()
+def plain_step(*, dropout: float):
+    teacher, student = teacher_and_student(dropout=dropout)
     run_teacher, run_student = with_values(teacher), with_values(student)
     optimizer = optimizer_of(student)
 
@@ -112,11 +116,11 @@ def plain_step():
     return step
 
 
-def textbrewer_step():
+def textbrewer_step(*, dropout: float):
     from textbrewer import DistillationConfig, GeneralDistiller, TrainingConfig
     from textbrewer.presets import MATCH_LOSS_MAP
 
-    teacher, student = teacher_and_student()
+    teacher, student = teacher_and_student(dropout=dropout)
     run_teacher, run_student = with_values(teacher), with_values(student)
     MATCH_LOSS_MAP["relation_kl"] = lambda s, t, mask=None: plain_kl(t, s)
     matches = [
@@ -171,18 +175,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--textbrewer", action="store_true")
+    parser.add_argument("--dropout", type=float, default=0.1)
     options = parser.parse_args()
     auto = choose_dtype("auto", CPU)
     other = torch.float32 if auto == torch.bfloat16 else torch.bfloat16
     ways = {
-        "kdcli": kdcli_step(["6x384"], auto),
-        f"kdcli {str(other)[6:]}": kdcli_step(["6x384"], other),
-        "plain": plain_step(),
-        "kdcli 6x384+4x312": kdcli_step(["6x384", "4x312:1200"], auto),
-        "kdcli 4x312": kdcli_step(["4x312:1200"], auto),
+        "kdcli": kdcli_step(["6x384"], auto, dropout=options.dropout),
+        f"kdcli {str(other)[6:]}": kdcli_step(["6x384"], other, dropout=options.dropout),
+        "plain": plain_step(dropout=options.dropout),
+        "kdcli 6x384+4x312": kdcli_step(["6x384", "4x312:1200"], auto, dropout=options.dropout),
+        "kdcli 4x312": kdcli_step(["4x312:1200"], auto, dropout=options.dropout),
     }
     if options.textbrewer:
-        ways["TextBrewer"] = textbrewer_step()
+        ways["TextBrewer"] = textbrewer_step(dropout=options.dropout)
     ids_BL = torch.randint(1000, 30000, (BATCH, LENGTH))
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(options.rounds + 1):
@@ -199,7 +204,7 @@ def main() -> None:
         for b, x, y in zip(*(seconds[n][1:] for n in ("kdcli 6x384+4x312", "kdcli", "kdcli 4x312")), strict=True)
     ]
     print(f"two students of one teacher pass cost {statistics.median(both):.2f} of two runs")
-    teacher, student = teacher_and_student()
+    teacher, student = teacher_and_student(dropout=options.dropout)
     flops = 2 * BATCH * (multiply_adds(teacher) * 11.25 / 12 + 3 * multiply_adds(student) * 5.25 / 6)
     rate = product_rate(auto)
     print(
