@@ -25,7 +25,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from kdcli.bench.device import choose_dtype
-from kdcli.dropout import quick_dropout
+from kdcli.cpu_training import quick_training
 from kdcli.losses import bind
 from kdcli.models.capture import capture, prepare_teacher
 from kdcli.models.card import multiply_adds
@@ -61,7 +61,7 @@ def kdcli_step(shapes: list[str], dtype: torch.dtype, *, dropout: float):
     def step(ids_BL: torch.Tensor) -> None:
         with torch.no_grad():
             signals = hear_teacher({"input_ids": ids_BL})
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32), quick_dropout(CPU, students):
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32), quick_training(CPU, students):
             loss = sum(
                 sum(o.terms(signals, h({"input_ids": ids_BL})).values()) for o, h in zip(objectives, hear, strict=True)
             )

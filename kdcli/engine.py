@@ -28,7 +28,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast
 from torch import Tensor, nn
 
-from kdcli.dropout import quick_dropout
+from kdcli.cpu_training import quick_training
 from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
 from kdcli.held_out import CPU_MICRO_BATCH, any_rank, pass_over, sum_over_ranks, to_device
 from kdcli.memory import is_out_of_memory
@@ -230,7 +230,7 @@ class _Run:
                 torch.manual_seed(_mix(self.plan.seed, step, self.accelerator.process_index, number))
                 # A batch may count nothing, such as words of which the tokenizer makes no token.
                 share = self.job.weigh(micro) / (weight or 1.0)
-                with self.accelerator.autocast(), quick_dropout(self.device, self.job.modules.values()):
+                with self.accelerator.autocast(), quick_training(self.device, self.job.modules.values()):
                     loss = self.job.step(to_device(self.device, micro))
                 self.accelerator.backward(loss.total * share)
                 for name, value in ({"loss": loss.total} | dict(loss.terms)).items():

@@ -1,9 +1,12 @@
-"""Dropout on a CPU from whole random words.
+"""Two things that PyTorch does slowly when it trains on a CPU, done otherwise while a loss is computed.
 
-PyTorch draws a number for every element, one after the other, in a single thread: with BERT's rates that is a sixth of
-a distillation step in bfloat16 (docs/results.md). Sixteen bits are enough to decide about one element, so a word of 64
+Dropout: PyTorch draws a number for every element, one after the other, in a single thread; with BERT's rates that is a
+sixth of a distillation step in bfloat16. Sixteen bits are enough to decide about one element, so a random word of 64
 decides about four. The rate is the one asked for to 1/131,072, and what is kept is scaled by the rate that was
 realised, so that the expectation is exact.
+
+Attention in bfloat16: the backward pass of PyTorch's own takes up to fifteen times as long as its forward pass. Below
+`SHORT` tokens the formula written out is faster; what was measured is in docs/results.md.
 """
 
 from __future__ import annotations
@@ -19,17 +22,21 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 LEVELS = 1 << 16
+SHORT = 256
+"""Tokens up to which attention written out, bfloat16, forward and backward, is at least as fast as PyTorch's own."""
 
 
-def quick_dropout(device: torch.device, models: Iterable[nn.Module]) -> AbstractContextManager[Any]:
-    """While it lasts, dropout on a CPU (of modules, of functions and inside attention) draws as above.
+def quick_training(device: torch.device, models: Iterable[nn.Module]) -> AbstractContextManager[Any]:
+    """While it lasts, dropout and attention of models that train on a CPU run as above, wherever they are called.
 
-    The generator is PyTorch's own, so a seed still decides everything, whatever the number of threads. Nothing changes
-    elsewhere than on a CPU, nor where no model has a dropout module that drops: listening to every function costs a
-    tiny model a twelfth of its step.
+    Draws come from PyTorch's own generator, so a seed still decides everything, whatever the number of threads. Nothing
+    changes elsewhere than on a CPU; nor in float32 where no model has a dropout module that drops, for listening to
+    every function costs a tiny model a twelfth of its step.
     """
+    if device.type != "cpu":
+        return nullcontext()
     drops = any(isinstance(m, nn.Dropout) and m.p > 0 for model in models for m in model.modules())
-    return _QuickDropout() if device.type == "cpu" and drops else nullcontext()
+    return _QuickTraining() if drops or torch.is_autocast_enabled("cpu") else nullcontext()
 
 
 def keep_mask(shape: Iterable[int], rate: float, dtype: torch.dtype) -> Tensor:
@@ -41,7 +48,7 @@ def keep_mask(shape: Iterable[int], rate: float, dtype: torch.dtype) -> Tensor:
     return (level >= dropped - LEVELS // 2).to(dtype).mul_(LEVELS / (LEVELS - dropped))
 
 
-class _QuickDropout(TorchFunctionMode):
+class _QuickTraining(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -68,7 +75,10 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    if is_causal or enable_gqa or not _drops(query, dropout_p):
+    drops = _drops(query, dropout_p)
+    short = key.shape[-2] <= SHORT and query.dtype == torch.bfloat16 and query.device.type == "cpu"
+    backward = torch.is_grad_enabled() and query.requires_grad
+    if is_causal or enable_gqa or not (drops or (short and backward)):
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -78,7 +88,9 @@ def _attention(
         low = torch.finfo(scores.dtype).min
         scores = scores.masked_fill(~attn_mask, low) if attn_mask.dtype == torch.bool else scores + attn_mask
     probabilities = scores.softmax(-1)
-    return (probabilities * keep_mask(probabilities.shape, dropout_p, probabilities.dtype)) @ value
+    if drops:
+        probabilities = probabilities * keep_mask(probabilities.shape, dropout_p, probabilities.dtype)
+    return probabilities @ value
 
 
 _QUICK: Mapping[Callable[..., Any], Callable[..., Any]] = {
