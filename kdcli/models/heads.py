@@ -207,10 +207,9 @@ def _describe(config: PreTrainedConfig, task: Task) -> None:
 def _with_new_head(
     source: str, config: PreTrainedConfig, task: Task, seed: int, trust_remote_code: bool
 ) -> PreTrainedModel:
-    # What the checkpoint lacks of a pooler is drawn too, so the seed comes first.
-    torch.manual_seed(seed)
-    encoder = load_weights(source, AutoModel, trust_remote_code=trust_remote_code)
+    encoder = load_weights(source, AutoModel, trust_remote_code=trust_remote_code, seed=seed)
     _describe(config, task)
+    torch.manual_seed(seed)
     model: PreTrainedModel = AUTO_CLASS[task.kind].from_config(
         config, dtype=torch.float32, trust_remote_code=trust_remote_code
     )

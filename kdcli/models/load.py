@@ -248,18 +248,22 @@ def load_tokenizer(source: str, *, trust_remote_code: bool = False, **settings: 
     return tokenizer
 
 
-def load_weights(source: str, auto_class: Any, *, trust_remote_code: bool = False, **settings: Any) -> PreTrainedModel:
+def load_weights(
+    source: str, auto_class: Any, *, trust_remote_code: bool = False, seed: int = 0, **settings: Any
+) -> PreTrainedModel:
     """The model in float32, every tensor of it read from safetensors.
 
     Args:
         auto_class: `AutoModel`, or one with a head that the weights hold too.
+        seed: of what a base model may lack and is then drawn, which is a pooler.
         settings: further arguments of `from_pretrained`.
 
     Raises:
         UsageError: unreadable, damaged or incomplete weights.
     """
     try:
-        with _quietly():
+        with _quietly(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
             model, info = auto_class.from_pretrained(
                 location(source),
                 trust_remote_code=trust_remote_code,

@@ -13,6 +13,7 @@ import pytest
 import torch
 from encoders import tiny_encoder, tiny_tokenizer
 from hub_server import COMMIT, hub  # noqa: F401
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, BertModel
 
 from kdcli.errors import MachineError, UsageError
@@ -188,6 +189,22 @@ def test_weights_are_float32_and_eval_whatever_the_checkpoint_holds(tmp_path):
     model = load_encoder(str(tmp_path)).model
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert not model.training
+
+
+def test_a_pooler_that_a_checkpoint_lacks_is_drawn_alike_each_time(model_dir):
+    weights = load_file(model_dir / "model.safetensors")
+    save_file(
+        {k: t for k, t in weights.items() if "pooler" not in k}, model_dir / "model.safetensors", {"format": "pt"}
+    )
+    state = torch.get_rng_state()
+    first = load_encoder(str(model_dir)).model.state_dict()
+    torch.manual_seed(5)
+    second = load_encoder(str(model_dir)).model.state_dict()
+    assert any("pooler" in k for k in first)
+    assert all(torch.equal(first[k], second[k]) for k in first)
+    torch.set_rng_state(state)
+    load_encoder(str(model_dir))
+    assert torch.equal(torch.get_rng_state(), state), "what is drawn here moves nothing else"
 
 
 def test_what_is_saved_is_a_stock_directory(tmp_path):
