@@ -146,10 +146,11 @@ def prepared(
         recipe.method, recipe.pruner, headed.model, density=1 - recipe.sparsity[0], steps=plan.steps, lr=recipe.train.lr
     )
     _thaw_or_freeze_head(headed, recipe)
-    if not pruner.trains_weights:
-        _to_compute_dtype(headed.model, task.accelerator.mixed_precision)
     trace = Trace(pruner, folder, max(1, plan.steps // NOTED), plan.steps)
     job, plan = _job(task, recipe, headed, dense, pruner, teacher, store, trace)
+    if not pruner.trains_weights:
+        # Not before: making the job asks the model once, without autocast.
+        _to_compute_dtype(headed.model, task.accelerator.mixed_precision)
     return Prepared(dense, pruner, job, plan)
 
 

@@ -269,19 +269,25 @@ def test_several_sparsities_are_runs_of_their_own(given, tmp_path):
     assert json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))["pruning"] == json.loads(before)["pruning"]
 
 
-def test_in_bf16_what_is_frozen_is_held_in_it_and_saved_as_it_was(base, given, tmp_path, monkeypatch):
+@pytest.mark.parametrize("head", ["embedding", "scratch"])
+def test_in_bf16_what_is_frozen_is_held_in_it_and_saved_as_it_was(head, base, given, tmp_path, monkeypatch):
     held = {}
 
     def trained(task, headed, job, plan, run_dir):
-        held.update({name: p.dtype for name, p in headed.model.named_parameters()})
+        held.update({name: (p.dtype, p.requires_grad) for name, p in headed.model.named_parameters()})
         return downstream.trained(task, headed, job, plan, run_dir)
 
     monkeypatch.setattr("kdcli.prune_run.trained", trained)
-    result = kdcli(*given, "--dtype", "bf16", "--max-steps", "3", "--sparsity", "0.5", "-o", tmp_path / "out")
+    words = ["head.words=[w40, w41]"] if head == "embedding" else []
+    other = [x for x in given if not str(x).startswith("head.words")]
+    other.remove("--set")
+    asked = [*other, "--dtype", "bf16", "--max-steps", "3", "--sparsity", "0.5", "-o", tmp_path / "out"]
+    result = kdcli(*asked, *(part for word in [f"head.kind={head}", *words] for part in ("--set", word)))
     assert result.exit_code == 0, result.output
-    scores = {dtype for name, dtype in held.items() if name.endswith(".score")}
-    others = {dtype for name, dtype in held.items() if not name.endswith(".score")}
-    assert (scores, others) == ({torch.float32}, {torch.bfloat16})
+    of_head = {name for name in held if name.startswith(("classifier.", "bert.pooler."))}
+    assert all((name.endswith(".score") or (name in of_head and head == "scratch")) == held[name][1] for name in held)
+    assert {dtype for dtype, trains in held.values() if trains} == {torch.float32}
+    assert {dtype for dtype, trains in held.values() if not trains} == {torch.bfloat16}
     assert kept(tmp_path / "out") == pytest.approx(0.5, abs=1e-4)
     is_the_base_where_kept(base, tmp_path / "out")
 
