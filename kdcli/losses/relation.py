@@ -114,27 +114,27 @@ class _RelationKL(_MadeForward):
     ) -> Tensor:
         """The divergence, see `relation_kl`; x and y are [B, A, L, K], their gradients are made here too."""
         batch, heads, length, _ = student_x.shape
+        device = student_x.device
         bias, real_BL = _bias_and_rows(mask)
         rows = batch * length if real_BL is None else int(real_BL.sum())
         scale = 1.0 / max(1, heads * rows)
-        gradients = any(ctx.needs_input_grad[:2])
-        grad_x = torch.empty_like(student_x, dtype=torch.float32) if gradients else None
-        grad_y = torch.empty_like(student_y, dtype=torch.float32) if gradients else None
-        total = torch.zeros((), dtype=torch.float64 if student_x.device.type == "cpu" else torch.float32)
-        total = total.to(student_x.device)
-        with torch.autocast(student_x.device.type, enabled=False):
-            for sequences, group in _blocks(batch, heads, length, student_x.device.type):
-                block = (sequences, group)
-                s_x, s_y = _flat(student_x[block]), _flat(student_y[block])
-                t_x, t_y = _flat(teacher_x[block]), _flat(teacher_y[block])
-                s_x *= s_x.shape[-1] ** -0.5
-                t_x *= t_x.shape[-1] ** -0.5
-                s_scores = torch.matmul(s_x, s_y.transpose(-1, -2))
-                t_scores = torch.matmul(t_x, t_y.transpose(-1, -2))
+        s_scale, t_scale = student_x.shape[-1] ** -0.5, teacher_x.shape[-1] ** -0.5
+        gradients = _empty_gradients(ctx, student_x, student_y)
+        total = torch.zeros((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
+        blocks = _blocks(batch, heads, length, device.type)
+        buffers = torch.empty(4, *student_x[blocks[0]].shape[:2], length, length, device=device)
+        with torch.autocast(device.type, enabled=False):
+            for block in blocks:
+                sequences, _ = block
+                s_x, s_y, t_x, t_y = (x[block].float() for x in (student_x, student_y, teacher_x, teacher_y))
+                s_scores, t_scores, p_s, p_t = buffers[:, : s_x.shape[0], : s_x.shape[1]].unbind()
+                _product(s_x, s_y.transpose(-1, -2), s_scale, out=s_scores)
+                _product(t_x, t_y.transpose(-1, -2), t_scale, out=t_scores)
                 if bias is not None:
                     s_scores += bias[sequences]
                     t_scores += bias[sequences]
-                p_s, p_t = s_scores.softmax(-1), t_scores.softmax(-1)
+                torch.softmax(s_scores, -1, out=p_s)
+                torch.softmax(t_scores, -1, out=p_t)
                 # log p = score - log Z and Σ p_T = 1, so the two log Z enter once a row; Z is read off the largest p.
                 row_kl = (s_scores.amax(-1) - p_s.amax(-1).log()) - (t_scores.amax(-1) - p_t.amax(-1).log())
                 t_scores -= s_scores
@@ -143,15 +143,15 @@ class _RelationKL(_MadeForward):
                 else:
                     row_kl += torch.linalg.vecdot(p_t, t_scores)
                     total += (row_kl * real_BL[sequences, None, :]).sum()
-                if grad_x is None or grad_y is None:
+                if gradients is None:
                     continue
                 error = p_s.sub_(p_t)
                 if real_BL is not None:
                     error *= real_BL[sequences, None, :, None]
-                grad_x[block] = torch.matmul(error, s_y).mul_(scale * s_x.shape[-1] ** -0.5)
-                grad_y[block] = torch.matmul(error.transpose(-1, -2), s_x).mul_(scale)
-        if gradients:
-            ctx.save_for_backward(grad_x, grad_y)
+                _product(error, s_y, scale * s_scale, out=gradients[0][block])
+                _product(error.transpose(-1, -2), s_x, scale * s_scale, out=gradients[1][block])
+        if gradients is not None:
+            ctx.save_for_backward(*gradients)
         return (total * scale).float()
 
 
@@ -166,35 +166,33 @@ class _ScoreMSE(_MadeForward):
         batch, heads, length, _ = student_x.shape
         device = student_x.device
         root_BALK, real_BALK, allowed_BALL = _row_weights(mask, heads, length, batch, device)
-        gradients = any(ctx.needs_input_grad[:2])
-        grad_x = torch.empty_like(student_x, dtype=torch.float32) if gradients else None
-        grad_y = torch.empty_like(student_y, dtype=torch.float32) if gradients else None
+        s_scale, t_scale = student_x.shape[-1] ** -0.5, teacher_x.shape[-1] ** -0.5
+        gradients = _empty_gradients(ctx, student_x, student_y)
         total = torch.zeros((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
+        blocks = _blocks(batch, heads, length, device.type)
+        buffer = torch.empty(*student_x[blocks[0]].shape[:2], length, length, device=device)
         with torch.autocast(device.type, enabled=False):
-            for sequences, group in _blocks(batch, heads, length, device.type):
-                block = (sequences, group)
-                s_x, s_y = _flat(student_x[block]), _flat(student_y[block])
-                t_x, t_y = _flat(teacher_x[block]), _flat(teacher_y[block])
+            for block in blocks:
+                sequences, _ = block
                 # Weights and mask enter where tensors are small: a row of x is a row of scores, one of y a column.
                 root = root_BALK if len(root_BALK) == 1 else root_BALK[sequences]
-                s_scale, t_scale = s_x.shape[-1] ** -0.5, t_x.shape[-1] ** -0.5
-                s_x.mul_(root).mul_(s_scale)
-                t_x.mul_(root).mul_(t_scale)
+                s_x, t_x = (x[block].float() * root for x in (student_x, teacher_x))
+                s_y, t_y = (y[block].float() for y in (student_y, teacher_y))
                 if real_BALK is not None:
-                    s_y *= real_BALK[sequences]
-                    t_y *= real_BALK[sequences]
-                error = torch.matmul(s_x, s_y.transpose(-1, -2))
-                flat = error.flatten(0, 1)
-                torch.baddbmm(flat, t_x.flatten(0, 1), t_y.flatten(0, 1).transpose(-1, -2), alpha=-1, out=flat)
+                    s_y, t_y = s_y * real_BALK[sequences], t_y * real_BALK[sequences]
+                error = buffer[: s_x.shape[0], : s_x.shape[1]]
+                _product(s_x, s_y.transpose(-1, -2), s_scale, out=error)
+                _product(t_x, t_y.transpose(-1, -2), -t_scale, out=error, onto=True)
                 if allowed_BALL is not None:
                     error *= allowed_BALL[sequences]
                 total += torch.dot(error.view(-1), error.view(-1))
-                if grad_x is None or grad_y is None:
+                if gradients is None:
                     continue
-                grad_x[block] = torch.matmul(error, s_y).mul_(root).mul_(2 * s_scale)
-                grad_y[block] = torch.matmul(error.transpose(-1, -2), s_x).mul_(2)
-        if gradients:
-            ctx.save_for_backward(grad_x, grad_y)
+                _product(error, s_y, 2 * s_scale, out=gradients[0][block])
+                gradients[0][block] *= root
+                _product(error.transpose(-1, -2), s_x, 2 * s_scale, out=gradients[1][block])
+        if gradients is not None:
+            ctx.save_for_backward(*gradients)
         return total.float()
 
 
@@ -217,8 +215,17 @@ def _row_weights(
     return weight_BL.sqrt()[:, None, :, None], None, allowed
 
 
-def _flat(x: Tensor) -> Tensor:
-    return x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+def _empty_gradients(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Room for the float32 gradients of the student's x and y, contiguous whatever the inputs are; None unasked."""
+    if not any(ctx.needs_input_grad[:2]):
+        return None
+    return torch.empty(x.shape, device=x.device), torch.empty(y.shape, device=y.device)
+
+
+def _product(x_BAIK: Tensor, y_BAKJ: Tensor, scale: float, *, out: Tensor, onto: bool = False) -> None:
+    """`scale` · x y written (or added) to the contiguous block `out`: no copy, and no memory fresh from the system."""
+    flat = out.view(-1, *out.shape[2:])
+    torch.baddbmm(flat, x_BAIK.flatten(0, 1), y_BAKJ.flatten(0, 1), beta=float(onto), alpha=scale, out=flat)
 
 
 def _bias_and_rows(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
