@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from kdcli.disk import write_atomic
@@ -62,13 +63,10 @@ def write_report(folder: Path, report: Report) -> None:
 
 def html(report: Report) -> str:
     """report.html: one file, nothing loaded from elsewhere, everything from outside escaped."""
-    environment = Environment(
-        loader=PackageLoader("kdcli.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
     header, rows = overview(report)
     benchmark = report.command == BENCHMARK
     beyond = (agreement_table(report), published_speedups(report), projection_table(report)) if benchmark else ()
-    return environment.get_template("report.html.jinja").render(
+    return _template().render(
         report=report,
         title=title(report),
         facts=facts(report) if benchmark else _facts(report),
@@ -101,6 +99,15 @@ def html(report: Report) -> str:
         recipe=yaml.safe_dump(report.recipe, sort_keys=False, allow_unicode=True),
         environment=yaml.safe_dump({**report.environment, **report.versions}, sort_keys=False, allow_unicode=True),
     )
+
+
+@functools.cache
+def _template() -> Template:
+    # Compiled once: a chain or a grid writes a report for each of its legs.
+    environment = Environment(
+        loader=PackageLoader("kdcli.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template("report.html.jinja")
 
 
 def _drawn(found: list[Picture]) -> list[tuple[str, Markup]]:

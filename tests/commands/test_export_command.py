@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 import subprocess
@@ -62,12 +64,18 @@ def exported(source, folder, **changes):
     return export.run(str(source), output_dir=folder, **options | changes)
 
 
+def code_of(folder):
+    """The README's lines of Python."""
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text("utf-8"), re.DOTALL)
+    return code
+
+
 def snippet(folder):
     """What the README's lines print, run as they stand."""
-    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text("utf-8"), re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    said = io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(said):
+        exec(code_of(folder), {"__name__": "__main__"})
+    return said.getvalue().strip()
 
 
 @pytest.mark.parametrize(
@@ -100,6 +108,10 @@ def test_readme_runs_and_says_what_torch_says(head, format, saved, tmp_path):
 
 def test_what_a_directory_holds(saved, tmp_path):
     done = exported(saved("class"), tmp_path / "out", int8=True)
+    alone = subprocess.run(
+        [sys.executable, "-c", code_of(done.folder)], cwd=done.folder, capture_output=True, text=True
+    )
+    assert (alone.returncode, alone.stdout.strip()) == (0, snippet(done.folder)), alone.stderr
     names = {f.name for f in done.folder.iterdir()}
     assert names >= {"model.onnx", "config.json", "tokenizer.json", "tokenizer_config.json", "README.md", "export.json"}
     assert not any(name.startswith(".") or name.endswith(".part") for name in names)
