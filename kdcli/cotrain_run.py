@@ -6,7 +6,7 @@ Data flow: masked blocks → one forward of each model → hard and soft terms �
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from kdcli.downstream import quality_of
 from kdcli.downstream_scores import DOWNSTREAM, Tasks, opened, scored
 from kdcli.engine import train
 from kdcli.errors import UsageError
-from kdcli.estimate import PROBE_STEPS, Estimate, LegEstimate, estimate_leg
+from kdcli.estimate import Estimate, LegEstimate, probe_leg
 from kdcli.finish import Finished, measured
 from kdcli.launch import place, plan_of
 from kdcli.losses.ctcd import STUDENT, TEACHER
@@ -215,6 +215,5 @@ def probe_pair(run: PairRun) -> Estimate:
         if found:
             pair = load_pair(run.recipe, trust_remote_code=run.invocation.trust_remote_code)
         job = on_text(pair, run.corpus, resolved.recipe, run.plan, run.device, run.accelerator.mixed_precision)
-        probe = replace(run.plan, stop_after=min(run.plan.steps, PROBE_STEPS))
-        found.append(estimate_leg(str(folder), train(run.accelerator, run.device, job, probe, None), run.plan, passes))
+        found.append(probe_leg(run.accelerator, run.device, job, run.plan, folder, passes))
     return Estimate(cards, found)

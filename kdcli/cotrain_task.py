@@ -18,7 +18,7 @@ from kdcli.data.batches import BucketPlan
 from kdcli.downstream import Downstream, judged, load_model, planned, prepare, quality_of
 from kdcli.engine import train
 from kdcli.errors import UsageError
-from kdcli.estimate import PROBE_STEPS, Estimate, LegEstimate, estimate_leg
+from kdcli.estimate import Estimate, LegEstimate, probe_leg
 from kdcli.finetune_run import WORST
 from kdcli.finish import Finished, finish, measured
 from kdcli.launch import place
@@ -233,7 +233,5 @@ def probe_task_pair(run: TaskPairRun) -> Estimate:
         cards = {name: describe(headed.model, str(run.folder / name), None) for name, headed in models.items()}
         job, plan = on_task(run.task, recipe, models)
         assert isinstance(job.order, BucketPlan)
-        probe = replace(plan, stop_after=min(plan.steps, PROBE_STEPS))
-        outcome = train(run.task.accelerator, run.task.device, job, probe, None)
-        found.append(estimate_leg(str(folder), outcome, plan, job.order.steps_of_pass))
+        found.append(probe_leg(run.task.accelerator, run.task.device, job, plan, folder, job.order.steps_of_pass))
     return Estimate(cards, found)

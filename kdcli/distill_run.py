@@ -7,7 +7,7 @@ Data flow of a leg: teacher's signals, once for each batch → the loss of every
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from kdcli.downstream import quality_of
 from kdcli.downstream_scores import DOWNSTREAM, Tasks, opened, scored
 from kdcli.engine import train
 from kdcli.errors import UsageError
-from kdcli.estimate import PROBE_STEPS, Estimate, LegEstimate, estimate_leg
+from kdcli.estimate import Estimate, LegEstimate, probe_leg
 from kdcli.finish import Finished, finish, measured
 from kdcli.launch import place, plan_of
 from kdcli.losses import bind, check_settings, reads
@@ -352,10 +352,10 @@ def probe_text(context: TextRun) -> Estimate:
     cards = {"teacher": describe(teacher.model, teacher.source, None)}
     for leg in legs:
         students = _students(leg, teacher, context.corpus)
-        probe = replace(plan, stop_after=min(plan.steps, PROBE_STEPS))
-        outcome = train(context.accelerator, context.device, _job(context, leg, students, teacher), probe, None)
+        job = _job(context, leg, students, teacher)
+        passes = len(context.corpus.train) / plan.batch_size
+        found.append(probe_leg(context.accelerator, context.device, job, plan, leg.folder, passes))
         cards |= {name: describe(s.encoder, str(leg.model_folder(name)), None) for name, s in students.items()}
-        found.append(estimate_leg(str(leg.folder), outcome, plan, len(context.corpus.train) / plan.batch_size))
         first = next(iter(students.values())).encoder
         teacher = Loaded(first, teacher.tokenizer, next(iter(leg.shapes.values())), str(leg.folder))
     return Estimate(cards, found)

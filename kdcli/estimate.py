@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast
 from rich.table import Column, Table
 
+from kdcli.engine import train
 from kdcli.report.text import bytes_of, count, duration
-from kdcli.types import Outcome, Plan
+from kdcli.types import Job, Plan
 
 PROBE_STEPS = 4
 """Steps of a dry run: one to warm up, three to time."""
+
+PROBE_SECONDS, PROBE_STEPS_MOST = 2.0, 32
+"""Where these take less, as many as fill the seconds: three short steps say little on a machine that others use."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +76,21 @@ class Estimate:
         yield "from a few steps run just now; nothing was written"
 
 
-def estimate_leg(folder: str, outcome: Outcome, plan: Plan, steps_of_pass: float) -> LegEstimate:
-    """Scale a probe up: its first step warms up, the median of the others is the time of a step; evaluations on top."""
-    timed = outcome.step_seconds[1:] or outcome.step_seconds
-    a_step = statistics.median(timed)
+def probe_leg(
+    accelerator: Accelerator, device: torch.device, job: Job, plan: Plan, folder: Path, steps_of_pass: float
+) -> LegEstimate:
+    """Train for a few steps, writing nothing, and scale up what they take.
+
+    The first step warms up, the mean of the others is the time of a step; evaluations come on top.
+    """
+    outcome = train(accelerator, device, job, replace(plan, stop_after=min(plan.steps, PROBE_STEPS)), None)
+    a_step = statistics.mean(outcome.step_seconds[1:] or outcome.step_seconds)
+    more = torch.tensor([min(plan.steps, PROBE_STEPS_MOST, math.ceil(PROBE_SECONDS / a_step))], device=device)
+    # Every process must take as many.
+    steps = int(broadcast(more))
+    if steps > PROBE_STEPS:
+        outcome = train(accelerator, device, job, replace(plan, stop_after=steps), None)
+        a_step = statistics.mean(outcome.step_seconds[1:])
     evaluations = 1 + -(-plan.steps // plan.eval_every)
     seconds = plan.steps * a_step + evaluations * outcome.evaluation_seconds
-    return LegEstimate(folder, plan.steps, plan.steps / steps_of_pass, seconds, a_step, outcome.peak_memory_bytes)
+    return LegEstimate(str(folder), plan.steps, plan.steps / steps_of_pass, seconds, a_step, outcome.peak_memory_bytes)

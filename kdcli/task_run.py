@@ -16,7 +16,7 @@ from kdcli.distill_job import Student
 from kdcli.distill_run import HELD_OUT, held_out_losses, probe_text, run_text
 from kdcli.downstream import Downstream, Fitted, features_of, fitting, judged, load_model, quality_of, trained
 from kdcli.engine import train
-from kdcli.estimate import PROBE_STEPS, Estimate, LegEstimate, estimate_leg
+from kdcli.estimate import Estimate, LegEstimate, probe_leg
 from kdcli.finetune_run import WEIGHTS, WORST, run_inside
 from kdcli.finish import Finished, finish, measured
 from kdcli.judge import Features
@@ -199,11 +199,9 @@ def _probed(run: TaskRun, shown: Path) -> tuple[dict[str, dict[str, Any]], list[
     for folder, job, plan, of_copies in stages:
         times = 1 + recipe.augment.copies if recipe.augment.use and of_copies else 1
         plan = replace(plan, steps=times * plan.steps)
-        outcome = train(
-            task.accelerator, task.device, job, replace(plan, stop_after=min(plan.steps, PROBE_STEPS)), None
-        )
         assert isinstance(job.order, BucketPlan)
-        found.append(estimate_leg(str(folder), outcome, plan, times * job.order.steps_of_pass))
+        of_pass = times * job.order.steps_of_pass
+        found.append(probe_leg(task.accelerator, task.device, job, plan, folder, of_pass))
     return cards, found
 
 

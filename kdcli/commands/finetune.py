@@ -16,9 +16,8 @@ from accelerate import Accelerator
 
 from kdcli.disk import disk_errors
 from kdcli.downstream import Downstream, fitting, load_model, planned, prepare
-from kdcli.engine import train
 from kdcli.errors import UsageError
-from kdcli.estimate import PROBE_STEPS, Estimate, estimate_leg
+from kdcli.estimate import Estimate, probe_leg
 from kdcli.finetune_run import WEIGHTS, chosen_on, finish_run, run_claimed, run_inside
 from kdcli.finish import Finished
 from kdcli.judge import summed_up
@@ -184,11 +183,9 @@ def _dry_run(grid: _Grid) -> Estimate:
         recipe = of.resolved.recipe
         headed = load_model(recipe, task.data.task, trust_remote_code=task.trust_remote_code)
         job, plan = fitting(task, recipe, headed)
-        probe = replace(plan, stop_after=min(plan.steps, PROBE_STEPS))
-        outcome = train(task.accelerator, task.device, job, probe, None)
         card = describe(headed.model, FINETUNED, None)
         order, _ = planned(task, recipe)
-        leg = estimate_leg(str(of.folder), outcome, plan, order.steps_of_pass)
+        leg = probe_leg(task.accelerator, task.device, job, plan, of.folder, order.steps_of_pass)
         seeds = sum(r.settings == of.settings for r in runs)
         name = leg.folder if seeds == 1 else f"{leg.folder} and {seeds - 1} more seeds"
         legs.append(replace(leg, folder=name, seconds=seeds * leg.seconds))

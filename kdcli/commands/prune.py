@@ -6,7 +6,7 @@ terms → engine → masks → the masked, the compacted and the sparse form of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,8 @@ from accelerate import Accelerator
 
 from kdcli.bench.latency import Latency
 from kdcli.downstream import Downstream, load_model, planned, prepare, quality_of
-from kdcli.engine import train
 from kdcli.errors import UsageError
-from kdcli.estimate import PROBE_STEPS, Estimate, estimate_leg
+from kdcli.estimate import Estimate, probe_leg
 from kdcli.finish import Finished, finish
 from kdcli.launch import carry_out, place
 from kdcli.models.card import describe
@@ -144,10 +143,6 @@ def _dry_run(all_of: _Runs) -> Estimate:
         headed = load_model(recipe, task.data.task, trust_remote_code=task.trust_remote_code)
         card = card or describe(headed.model, DENSE, None)
         ready = prepared(task, recipe, headed, teacher, folder=None, store=None)
-        job, plan = ready.job, ready.plan
-        outcome = train(
-            task.accelerator, task.device, job, replace(plan, stop_after=min(plan.steps, PROBE_STEPS)), None
-        )
         order, _ = planned(task, recipe)
-        legs.append(estimate_leg(str(of.folder), outcome, plan, order.steps_of_pass))
+        legs.append(probe_leg(task.accelerator, task.device, ready.job, ready.plan, of.folder, order.steps_of_pass))
     return Estimate({DENSE: card}, legs)

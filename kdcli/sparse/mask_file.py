@@ -142,7 +142,7 @@ def write_mask(
     for name, tensor in (scores or {}).items():
         tensors[f"scores.{name}"] = tensor.detach().cpu().half().contiguous()
     said = {"format": FORMAT, "sha256": BLANK, "info": whole.model_dump_json(), "head": json.dumps(parts)}
-    data = save_tensors(tensors, said)
+    data = _in_order(save_tensors(tensors, said))
     blank = f'"sha256":"{BLANK}"'.encode()
     at = data.index(blank) + len(b'"sha256":"')
     with disk_errors(path):
@@ -240,6 +240,15 @@ def apply_masks(model: PreTrainedModel, masks: Mapping[str, Tensor]) -> None:
                 weight[matrix.rows] = weight[matrix.rows].masked_fill(~mask, 0)
 
 
+def _in_order(data: bytes) -> bytes:
+    """The same file with the keys of its header sorted: the library orders them anew each time, and a mask made again is
+    to be the same to the byte."""
+    (size,) = struct.unpack("<Q", data[:8])
+    header = json.dumps(json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return struct.pack("<Q", len(header)) + header + data[8 + size :]
+
+
 def _tensor(coded: Tensor, dtype: str, shape: list[int]) -> Tensor:
     """A compressed parameter as it was."""
     raw = bytearray(zlib.decompress(coded.numpy().tobytes()))
@@ -257,7 +266,7 @@ def _checked(path: Path) -> bytes:
     if found is None:
         raise UsageError(
             f"{path} is no mask file of kdcli, or damaged: no hash in its header",
-            f"{AGAIN}; a model is no mask, and an .npy mask needs its ending",
+            f"{AGAIN}; a model is no mask, and an .npy of the SMP authors is for `kdcli mask apply` and `compact`",
         )
     start, end = found.span(1)
     blanked = data[:start] + BLANK.encode() + data[end:]

@@ -362,6 +362,7 @@ def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
     assert kdcli(*asked, "-o", tmp_path / "b", "--resume").exit_code == 0
     a, b = (load_file(tmp_path / side / "model.safetensors") for side in "ab")
     assert all(torch.equal(a[k], b[k]) for k in a)
+    assert len({(tmp_path / side / "mask" / "mask.safetensors").read_bytes() for side in "ab"}) == 1
     assert log_of(tmp_path / "a") == log_of(tmp_path / "b")
 
 

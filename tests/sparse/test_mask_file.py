@@ -89,6 +89,13 @@ def test_everything_comes_back(base, tmp_path):
     assert [f.name for f in path.parent.iterdir()] == ["mask.safetensors"]
 
 
+def test_the_same_mask_is_the_same_file(base, written, tmp_path):
+    again = {tmp_path / str(i) for i in range(8)}
+    for path in again:
+        write_mask(path, info_for(base), random_masks(base, 0.2), head={"classifier.bias": torch.ones(3)})
+    assert {path.read_bytes() for path in (written, *again)} == {written.read_bytes()}
+
+
 def test_bert_base_is_within_the_sizes_asked_for(tmp_path):
     # A layer of the twelve is enough: they are alike.
     with torch.device("meta"):
