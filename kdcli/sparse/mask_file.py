@@ -241,8 +241,8 @@ def apply_masks(model: PreTrainedModel, masks: Mapping[str, Tensor]) -> None:
 
 
 def _in_order(data: bytes) -> bytes:
-    """The same file with the keys of its header sorted: the library orders them anew each time, and a mask made again is
-    to be the same to the byte."""
+    """The same file with the keys of its header sorted: the library orders them anew each time, and a mask made again
+    is to be the same to the byte."""
     (size,) = struct.unpack("<Q", data[:8])
     header = json.dumps(json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
