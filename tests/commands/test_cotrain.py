@@ -56,6 +56,7 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
 
 
+@pytest.mark.drawn
 def test_what_a_run_leaves(given, tmp_path):
     out = tmp_path / "out"
     measured = [*("--set", "measure.latency=true", "--set", "measure.min_seconds=0.1", "--set", "measure.min_runs=5")]
