@@ -1,7 +1,7 @@
 """Pruning beside plain fine-tuning and the dense model, at BERT-base shapes unless told otherwise.
 
     python benchmarks/prune.py step    [--shape 12x768] [--batch 32] [--length 128] [--rounds 5] [--threads 2]
-    python benchmarks/prune.py memory  [--shape 12x768] [--batch 8] [--length 128]
+    python benchmarks/prune.py memory  [--shape 12x768] [--batch 32] [--length 128]
     python benchmarks/prune.py sparse  [--shape 12x768] [--rounds 20]
     python benchmarks/prune.py masks   [--shape 12x768]
 
