@@ -1,7 +1,7 @@
 """Fine-tuning beside transformers.Trainer: the same rows, model, batch, dtype and settings, both in one run.
 
     python benchmarks/finetune.py speed MODEL DATA [--task sst2] [--steps 100] [--rounds 5] [--threads 2]
-    python benchmarks/finetune.py quality MODEL DATA --task cola --epochs 3 --lr 1e-4 --seeds 3 [--rows N]
+    python benchmarks/finetune.py quality MODEL DATA --task cola --epochs 3 --lr 1e-4 --seeds 3 [--first-seed 2] [--rows N]
 
 DATA is what `kdcli finetune --data` takes for the task. The Trainer is at its defaults with `DataCollatorWithPadding`:
 random order, each batch padded to its longest row. `speed` prints rows/s of both and the median of the ratios of
@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=3.0)
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     transformers.utils.logging.set_verbosity_error()
@@ -136,7 +137,7 @@ def trainer(task: Downstream, recipe: FinetuneRecipe, steps: int) -> Trainer:
 
 def quality(task: Downstream, recipe: FinetuneRecipe, options: argparse.Namespace) -> None:
     found: dict[str, list[dict[str, float]]] = {"kdcli": [], "Trainer": []}
-    for seed in range(options.seeds):
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
         of_seed = seeded(recipe, seed)
         headed = load_model(of_seed, task.data.task, trust_remote_code=False)
         job, plan = fitting(task, of_seed, headed)
