@@ -1,7 +1,7 @@
 """Fine-tuning beside transformers.Trainer: the same rows, model, batch, dtype and settings, both in one run.
 
     python benchmarks/finetune.py speed MODEL DATA [--task sst2] [--steps 100] [--rounds 5] [--threads 2]
-    python benchmarks/finetune.py quality MODEL DATA --task cola --epochs 3 --lr 1e-4 --seeds 3 [--first-seed 2] [--rows N]
+    python benchmarks/finetune.py quality MODEL DATA --task cola --lr 1e-4 --seeds 3 [--first-seed 2] [--rows N]
 
 DATA is what `kdcli finetune --data` takes for the task. The Trainer is at its defaults with `DataCollatorWithPadding`:
 random order, each batch padded to its longest row. `speed` prints rows/s of both and the median of the ratios of

@@ -27,7 +27,6 @@ from kdcli.models.heads import Headed, load_for_task
 from kdcli.models.shape import is_shape, positions_of
 from kdcli.progress import Progress
 from kdcli.settings import BenchmarkRecipe
-from kdcli.sparse.load import own_class
 from kdcli.types import Batch
 
 AT_ONCE = 16
@@ -71,9 +70,7 @@ def open_task(
         raise UsageError(f"--task {recipe.task} needs trained models, {shapes[0]} is a shape", "leave --task out")
     data = open_judged(recipe, models[0], trust_remote_code=trust_remote_code)
     headed = {
-        name: load_for_task(
-            model, data.task, new_head=False, own_class=own_class(model), trust_remote_code=trust_remote_code
-        )
+        name: load_for_task(model, data.task, new_head=False, compacted=True, trust_remote_code=trust_remote_code)
         for name, model in zip(names, models, strict=True)
     }
     return data, headed

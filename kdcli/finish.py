@@ -130,7 +130,8 @@ def finish(
         }
     )
     for name, folder in folders.items():
-        write_atomic(folder / "README.md", model_card(report, name, auto_class))
+        card = model_card(report, name, auto_class, own_code=any(folder.glob("modeling_*.py")))
+        write_atomic(folder / "README.md", card)
     write_report(run.path, report)
     run.drop_checkpoints()
     return Finished(report, run.path)

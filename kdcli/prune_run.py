@@ -25,6 +25,8 @@ from kdcli.models.heads import AUTO_CLASS, Headed
 from kdcli.models.layout import layout_for
 from kdcli.models.load import load_weights, location, save_model
 from kdcli.models.matrices import Matrix, matrices
+from kdcli.models.modeling_kdcli import PATHS
+from kdcli.models.own_class import is_own
 from kdcli.progress import Progress
 from kdcli.prune_job import TRACE, Prepared, prepared, to_full_precision
 from kdcli.pruners.selection import down_to_one
@@ -32,10 +34,9 @@ from kdcli.recipe import Resolved
 from kdcli.report.text import bytes_of
 from kdcli.run_dir import RunDir
 from kdcli.settings import PruneRecipe
-from kdcli.sparse.compact import compact, save_compact
+from kdcli.sparse.compact import compact
 from kdcli.sparse.load import task_part
 from kdcli.sparse.mask_file import MaskInfo, base_hash, write_mask
-from kdcli.sparse.modeling_compact import PATHS
 from kdcli.task_teacher import forget, store_in
 
 DENSE, MASKED, COMPACT, SPARSE = "dense", "masked", "compact", "sparse"
@@ -92,11 +93,12 @@ def _finished(task: Downstream, of: PruneRun, ready: Prepared, fitted: Fitted) -
     pruner.masks.fold()
     evaluations = task.judge.evaluations(MASKED, task.data.split, fitted.predictions, WORST)
     save_model(model, headed.tokenizer, folder)
+    loads = "anywhere with trust_remote_code, for its class lies beside it" if is_own(model) else "anywhere"
     notes = [
         *warnings,
         *down_to_one(masks),
         *task.notes,
-        "masked: zeros in a stock model, which loads anywhere and is not faster",
+        f"masked: zeros in a model that is not faster and loads {loads}",
     ]
     if pruner.trains_weights:
         notes.append(f"no mask file: {recipe.method} trains the weights too, so a mask alone would not make the model")
@@ -112,7 +114,7 @@ def _finished(task: Downstream, of: PruneRun, ready: Prepared, fitted: Fitted) -
         subjects.append(Subject(SPARSE, str(folder), "sparse"))
     if model.config.model_type in PATHS:
         small = compact(model, drop_rows_below=recipe.drop_rows_below)
-        save_compact(small, headed.tokenizer, folder / COMPACT)
+        save_model(small, headed.tokenizer, folder / COMPACT)
         cards[COMPACT] = describe(small, str(folder / COMPACT), folder / COMPACT)
         subjects.insert(1, Subject(COMPACT, str(folder / COMPACT)))
         evaluations += _of_compact(task, headed, small, evaluations, recipe, notes)

@@ -32,7 +32,7 @@ from kdcli.recipe import Resolved
 from kdcli.report.views import short
 from kdcli.run_dir import RunDir
 from kdcli.settings import EvaluateRecipe, Invocation
-from kdcli.sparse.load import load, own_class
+from kdcli.sparse.load import load
 from kdcli.sparse.mask_file import read_mask
 from kdcli.types import Task
 
@@ -139,7 +139,7 @@ def _judged(
             data.task,
             label_map=recipe.head.label_map,
             new_head=False,
-            own_class=own_class(source),
+            compacted=True,
             trust_remote_code=invocation.trust_remote_code,
         )
     Progress.say(f"{source}: {headed.note}")

@@ -21,14 +21,14 @@ from kdcli.disk import disk_errors, write_atomic
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.models.engines import library
 from kdcli.models.export import EXACT, LIMITS, ModelFile, export_onnx, export_openvino
-from kdcli.models.heads import AUTO_CLASS, PROBLEM
+from kdcli.models.heads import AUTO_CLASS, PROBLEM, kind_of_head
 from kdcli.models.load import load_config, load_tokenizer, load_weights
+from kdcli.models.own_class import own_class
 from kdcli.models.shape import positions_of
 from kdcli.progress import Progress
 from kdcli.report.text import bytes_of
 from kdcli.report.views import short
 from kdcli.run_dir import numbered
-from kdcli.sparse.load import own_class
 from kdcli.types import Kind
 
 FORMATS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
@@ -184,15 +184,8 @@ def _load(
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     named = next(iter(config.architectures or ()), type(config).__name__)
-    compacted = own_class(source)
-    # A compacted class is none of transformers, but made of the one with its head.
-    stock = {named} if compacted is None else {parent.__name__ for parent in compacted.__mro__}
-    kind: Kind | None = None
-    for of_kind in ("class", "tokens", "span"):
-        mapping = AUTO_CLASS[of_kind]._model_mapping
-        if type(config) in mapping and mapping[type(config)].__name__ in stock:
-            kind = of_kind
-    auto = compacted or (AUTO_CLASS[kind] if kind else AutoModel)
+    kind: Kind | None = kind_of_head(config, named)
+    auto = own_class(config) or (AUTO_CLASS[kind] if kind else AutoModel)
     if kind == "class" and config.num_labels == 1 and config.problem_type is None:
         kind = "score"
     elif kind == "class":

@@ -18,14 +18,15 @@ from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
 from kdcli.errors import UsageError
-from kdcli.models.heads import tokenizer_for
+from kdcli.models.heads import kind_of_head, tokenizer_for
 from kdcli.models.load import load_weights, save_model
 from kdcli.models.matrices import matrices
+from kdcli.models.own_class import is_own
 from kdcli.progress import Progress
 from kdcli.pruners.selection import MASKINGS, down_to_one, select
 from kdcli.report.text import bytes_of, number, percent
 from kdcli.run_dir import numbered
-from kdcli.sparse.compact import compact, save_compact
+from kdcli.sparse.compact import compact
 from kdcli.sparse.load import with_head
 from kdcli.sparse.mask_file import MaskFile, MaskInfo, apply_masks, check_base, read_mask
 from kdcli.sparse.smp_file import read_smp
@@ -162,17 +163,16 @@ def apply(
         raise UsageError(f"output directory {folder} is not empty", "choose another with -o")
     apply_masks(model, masks)
     whole = with_head(model, found.info, found.head, str(file))
-    of_words = (found.info.architecture or "").endswith("ForTokenClassification")
+    of_words = kind_of_head(whole.config, type(whole).__name__) == "tokens"
     tokenizer = tokenizer_for(source, of_words=of_words, trust_remote_code=trust_remote_code)
     if found.info.max_length is not None:
         tokenizer.model_max_length = found.info.max_length
-    loads = f"{type(whole).__name__}.from_pretrained('{folder}')"
     if compacted:
         whole = compact(whole, drop_rows_below=drop_rows_below)
-        save_compact(whole, tokenizer, folder)
+    save_model(whole, tokenizer, folder)
+    loads = f"{type(whole).__name__}.from_pretrained('{folder}')"
+    if is_own(whole):
         loads = f"kdcli.load('{folder}'), or from_pretrained(…, trust_remote_code=True)"
-    else:
-        save_model(whole, tokenizer, folder)
     kept = _kept(masks)
     total = sum(n for _, n in kept.values())
     for line in (f"{source} under {file}", *down_to_one(masks)):

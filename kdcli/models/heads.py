@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tokenizers import normalizers
@@ -27,6 +27,7 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from kdcli.errors import UsageError
 from kdcli.models.load import load_config, load_tokenizer, load_weights
+from kdcli.models.own_class import LABEL_WORDS, class_named, forget_own, own_class
 from kdcli.types import Kind, Task
 
 AUTO_CLASS: dict[Kind, Any] = {
@@ -88,8 +89,9 @@ def load_for_task(
     *,
     label_map: Sequence[int] | None = None,
     new_head: bool,
+    own_head: bool = True,
     seed: int = 0,
-    own_class: type[PreTrainedModel] | None = None,
+    compacted: bool = False,
     trust_remote_code: bool = False,
 ) -> Headed:
     """Load a model with the head of a task.
@@ -98,20 +100,21 @@ def load_for_task(
         source: hub id, directory or `demo`.
         label_map: the data's number of each of the checkpoint's labels, where their orders differ.
         new_head: a head may be started at random (to fine-tune); else the checkpoint must bring a fitting one.
-        seed: of that head.
-        own_class: of the checkpoint, where it is none of transformers; extends the one of transformers that it is like.
+        own_head: a fitting head of the checkpoint is taken; else a new one is made all the same.
+        seed: of a new head.
+        compacted: see `kdcli.models.load.load_config`.
 
     Raises:
         UsageError: see `kdcli.models.load`; the type has no such head; the checkpoint's head is of another kind or its
             labels are others, or in another order, than the task's.
     """
-    config = load_config(source, trust_remote_code=trust_remote_code, compacted=own_class is not None)
-    auto = AUTO_CLASS[task.kind]
-    if type(config) not in auto._model_mapping:
+    config = load_config(source, trust_remote_code=trust_remote_code, compacted=compacted)
+    auto, own = AUTO_CLASS[task.kind], own_class(config) if own_head else None
+    if own is None and type(config) not in auto._model_mapping:
         raise UsageError(
             f"{config.model_type} has no head for {_what(task.kind)} in transformers, as {task.name} needs"
         )
-    misfit = _misfit(source, config, task, label_map, own_class)
+    misfit = _misfit(source, config, task, label_map) if own_head else "another is asked for"
     if misfit is not None and not new_head:
         raise UsageError(f"{source} cannot do task {task.name}: {misfit}", "fine-tune it first: kdcli finetune")
     if misfit is not None and label_map is not None:
@@ -124,17 +127,32 @@ def load_for_task(
     if misfit is None:
         if getattr(config, "finetuning_task", None) == task.name and tokenizer.model_max_length < VERY_LARGE_INTEGER:
             max_length = int(tokenizer.model_max_length)
-        model = load_weights(source, own_class or auto, trust_remote_code=trust_remote_code)
+        model = load_weights(source, own or auto, trust_remote_code=trust_remote_code)
         if label_map is not None:
             _permute(model, list(label_map))
         note = "its own head" + (", in the data's order of labels" if label_map is not None else "")
         if task.labels and all(GENERIC.fullmatch(str(n)) for n in config.id2label.values()):
             note += "; its labels have no names, so their order is taken to be the data's"
-        _describe(model.config, task)
+        describe_task(model.config, task)
     else:
         model = _with_new_head(source, config, task, seed, trust_remote_code)
         note = f"a new head: {misfit}"
     return Headed(model.eval(), tokenizer, source, note, max_length)
+
+
+def kind_of_head(config: PreTrainedConfig, name: str) -> Literal["class", "tokens", "span"] | None:
+    """What a class does, by its name: `class` stands for all that is said of whole texts; None: it has no such head."""
+    words, own = getattr(config, LABEL_WORDS, None), class_named(name)
+    names = {name} if own is None else {parent.__name__ for parent in own.__mro__}
+    kinds: tuple[Literal["class", "tokens", "span"], ...] = ("class", "tokens", "span")
+    for kind in kinds:
+        mapping = AUTO_CLASS[kind]._model_mapping
+        if own is not None and words is not None:
+            if words["auto_class"] == AUTO_CLASS[kind].__name__:
+                return kind
+        elif type(config) in mapping and mapping[type(config)].__name__ in names:
+            return kind
+    return None
 
 
 def _what(kind: Kind) -> str:
@@ -146,15 +164,15 @@ def _misfit(
     config: PreTrainedConfig,
     task: Task,
     label_map: Sequence[int] | None,
-    own_class: type[PreTrainedModel] | None,
 ) -> str | None:
     """Why the checkpoint's own head cannot serve the task; None when it can.
 
     Raises:
         UsageError: it could, were its labels in the data's order.
     """
-    named, needed = (config.architectures or ["none"])[0], AUTO_CLASS[task.kind]._model_mapping[type(config)]
-    if not (issubclass(own_class, needed) if own_class is not None else named == needed.__name__):
+    named = (config.architectures or ["none"])[0]
+    found = kind_of_head(config, named)
+    if found is None or AUTO_CLASS[found] is not AUTO_CLASS[task.kind]:
         return f"{named} has no head for {_what(task.kind)}"
     if task.kind == "span":
         return None
@@ -192,7 +210,7 @@ def _numbered(names: Sequence[str]) -> str:
     return shown if len(names) <= 10 else f"{shown} … {len(names)} in all"
 
 
-def _describe(config: PreTrainedConfig, task: Task) -> None:
+def describe_task(config: PreTrainedConfig, task: Task) -> None:
     """Write labels and task into a configuration, so that `transformers.pipeline` says the right words."""
     names = {"score": ("score",), "span": ("start", "end")}.get(task.kind, task.labels)
     if task.kind != "span":
@@ -208,7 +226,8 @@ def _with_new_head(
     source: str, config: PreTrainedConfig, task: Task, seed: int, trust_remote_code: bool
 ) -> PreTrainedModel:
     encoder = load_weights(source, AutoModel, trust_remote_code=trust_remote_code, seed=seed)
-    _describe(config, task)
+    forget_own(config)
+    describe_task(config, task)
     torch.manual_seed(seed)
     model: PreTrainedModel = AUTO_CLASS[task.kind].from_config(
         config, dtype=torch.float32, trust_remote_code=trust_remote_code

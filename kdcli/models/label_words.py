@@ -1,9 +1,11 @@
 """A task's head made of label words instead of trained: static model pruning (https://arxiv.org/abs/2210.06210).
 
 The logit of a class is the dot product of the last [CLS] state with the input embedding of the word that stands for the
-class; of question answering, of every token's state with the words of start and end. It is written into the weights of
-a stock class of transformers, so that what is saved loads anywhere. Most such classes transform the state before their
-classifier, and that transform is given weights that make it the identity:
+class; of question answering, of every token's state with the words of start and end.
+
+As such (`embedding`) it is written into the weights of a stock class of transformers, so that what is saved loads
+anywhere. Most such classes transform the state before their classifier, and that transform is given weights that make
+it the identity:
 
 * activations that are smooth at 0 see the state scaled down to where they are straight, and the classifier scales back:
   tanh(εx) / ε = x (1 − (εx)² / 3), gelu(εx) · 2/ε = x (1 + 0.8 εx). Both factors are powers of two: nothing is rounded.
@@ -11,22 +13,29 @@ classifier, and that transform is given weights that make it the identity:
   shifted state is rounded to 1/16 or 1/8, in float32 to a millionth.
 * ModernBERT normalises after its activation: what enters is the state without the weight of the encoder's last norm,
   which the head's own norm applies again.
+
+With the transform of the checkpoint's masked-language-model head before it (`mlm`, as the authors' code has it) it
+needs that model's class, of whose vocabulary the label words are left: hardly a class of transformers that classifies
+has room for the norm in that transform.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.errors import UsageError
-from kdcli.models.heads import Headed, load_for_task
-from kdcli.models.load import load_config, load_weights
+from kdcli.models.heads import AUTO_CLASS, Headed, describe_task, load_for_task, tokenizer_for
+from kdcli.models.masked_lm import load_masked_lm
+from kdcli.models.modeling_kdcli import vocabulary_of_head
+from kdcli.models.own_class import blank, filled, own_class
 from kdcli.types import Task
 
 SMALL = {"tanh": (2.0**-10, 1.0)} | dict.fromkeys(
@@ -118,7 +127,7 @@ def load_with_label_words(
     Args:
         source: hub id, directory or `demo`.
         kind: `embedding`: logits are dot products with input embeddings, as they are. `mlm`: those of the checkpoint's
-            masked-language-model head at the label words; only where a stock class has room for that head's transform.
+            masked-language-model head at the label words.
         words: instead of the task's own, see `label_word_ids`.
         seed: of weights that the checkpoint lacks and the head does not read.
 
@@ -126,22 +135,24 @@ def load_with_label_words(
         UsageError: see `kdcli.models.heads.load_for_task` and `label_word_ids`; embeddings of another width than the
             states; a type or checkpoint whose head cannot be made so.
     """
-    headed = load_for_task(source, task, new_head=True, seed=seed, trust_remote_code=trust_remote_code)
+    if kind == "mlm":
+        return _under_mlm(source, task, words, trust_remote_code)
+    headed = load_for_task(source, task, new_head=True, own_head=False, seed=seed, trust_remote_code=trust_remote_code)
     ids = label_word_ids(headed.tokenizer, task, words)
     model = headed.model
-    head = _classifier(model, len(ids))
-    if kind == "mlm":
-        _from_mlm(source, model, head, ids, trust_remote_code)
-    else:
-        _from_embeddings(source, model, head, ids, texts=task.kind not in ("tokens", "span"))
+    _from_embeddings(source, model, _classifier(model, len(ids)), ids, texts=task.kind not in ("tokens", "span"))
     pooling = FIRST_TOKEN.get(str(model.config.model_type))
     if pooling is not None:
         model.config.classifier_pooling = pooling
         if hasattr(model, "classifier_pooling"):
             model.classifier_pooling = pooling
     _without_dropout(model)
-    said = ", ".join(str(token) for token in headed.tokenizer.convert_ids_to_tokens(ids))
-    return replace(headed, note=f"a frozen head of label words ({kind}): {said}")
+    return replace(headed, note=_note(kind, headed.tokenizer, ids))
+
+
+def _note(kind: str, tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
+    said = ", ".join(str(token) for token in tokenizer.convert_ids_to_tokens(ids))
+    return f"a frozen head of label words ({kind}): {said}"
 
 
 def _outside(model: PreTrainedModel) -> list[nn.Module]:
@@ -227,27 +238,31 @@ def _identity_with_norm(source: str, model: PreTrainedModel) -> float:
     return 1.0
 
 
-@torch.no_grad()
-def _from_mlm(source: str, model: PreTrainedModel, head: nn.Linear, ids: list[int], trust_remote_code: bool) -> None:
-    """Take over the masked-language-model head: of ModernBERT, whose heads all begin with the same transform."""
-    instead = "use the words' embeddings: --set head.kind=embedding"
-    if model.config.model_type != "modernbert":
-        raise UsageError(
-            f"{type(model).__name__} has no room for the norm of a masked-language-model head, only ModernBERT's has",
-            instead,
-        )
-    config = load_config(source, trust_remote_code=trust_remote_code)
-    named = (config.architectures or ["none"])[0]
-    if named != AutoModelForMaskedLM._model_mapping[type(config)].__name__:
-        raise UsageError(f"{source} is {named}, without a masked-language-model head", instead)
-    whole = load_weights(source, AutoModelForMaskedLM, trust_remote_code=trust_remote_code)
-    decoder = whole.get_submodule("decoder")
-    assert isinstance(decoder, nn.Linear)
-    model.get_submodule("head").load_state_dict(whole.get_submodule("head").state_dict())
-    head.weight.copy_(decoder.weight[ids])
-    _set_bias(head, torch.zeros(len(ids)) if decoder.bias is None else decoder.bias[ids])
-    for module in (head, model.get_submodule("head")):
-        module.requires_grad_(False)
+def _under_mlm(source: str, task: Task, words: Sequence[str] | None, trust_remote_code: bool) -> Headed:
+    """The checkpoint's masked language model with the label words for a vocabulary: no other logit is computed."""
+    loaded = load_masked_lm(
+        source, otherwise="use the words' embeddings: --set head.kind=embedding", trust_remote_code=trust_remote_code
+    )
+    whole, tokenizer = loaded.model, tokenizer_for(source, of_words=task.kind == "tokens")
+    ids = label_word_ids(tokenizer, task, words)
+    config: Any = copy.deepcopy(whole.config)
+    describe_task(config, task)
+    config.label_words = {"ids": ids, "auto_class": AUTO_CLASS[task.kind].__name__}
+    config.architectures = [f"LabelWords{type(whole).__name__}"]
+    of_class = own_class(config)
+    assert of_class is not None
+    tensors = whole.state_dict()
+    chosen = torch.tensor(ids)
+    for name, parameter in vocabulary_of_head(whole).items():
+        place = list(parameter.shape).index(config.vocab_size)
+        tensors[name] = parameter.detach().index_select(place, chosen)
+    model = filled(blank(of_class, config), tensors, whole.base_model)
+    inside = {id(p) for p in model.base_model.parameters()}
+    for parameter in model.parameters():
+        if id(parameter) not in inside:
+            parameter.requires_grad_(False)
+    _without_dropout(model)
+    return Headed(model, tokenizer, source, _note("mlm", tokenizer, ids))
 
 
 def _set_bias(linear: nn.Linear, bias: Tensor) -> None:

@@ -32,6 +32,7 @@ from transformers.utils import logging as transformers_logging
 from kdcli.disk import disk_errors
 from kdcli.errors import UsageError
 from kdcli.models.layout import LAYOUTS, layout_for, row_of
+from kdcli.models.own_class import CODE, COMPACT, describe_code, forget_own, is_own
 from kdcli.models.shape import shape_of
 from kdcli.types import ModelShape
 
@@ -39,9 +40,6 @@ from kdcli.types import ModelShape
 transformers_logging.disable_progress_bar()
 
 DEMO = "demo"
-COMPACT = "compact_layers"
-"""The setting of a compacted model's configuration that holds, by layer and matrix, columns read, rows written, columns
-and rows kept."""
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 OPTIONAL = ("pooler.", "contact_head.", "embeddings.position_ids")
 """Parts of a base model that a checkpoint may lack without being broken."""
@@ -82,7 +80,7 @@ def load_config(
 
     Args:
         weights: False does not ask for them: the configuration alone is what is wanted.
-        compacted: a model that `kdcli.sparse.compact` wrote will do, whose class is none of transformers.
+        compacted: a model that `kdcli.sparse.compact` made will do, which no verb can train.
 
     Raises:
         UsageError: see `load_encoder`.
@@ -107,17 +105,22 @@ def load_config(
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Save a stock model directory: config.json, model.safetensors, the tokenizer's files.
+    """Save a model directory: config.json, model.safetensors, the tokenizer's files; for a class that transformers does
+    not have, the file with its code.
 
     Raises:
         MachineError: the disk is full or not writable; none of the files is there then.
     """
     aside = folder / ".model.part"
+    if is_own(model):
+        describe_code(model)
     with disk_errors(folder / "model.safetensors"):
         try:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
             model.save_pretrained(aside)
+            if is_own(model):
+                shutil.copyfile(CODE, aside / CODE.name)
             tokenizer.save_pretrained(aside)
             mode = (aside / "config.json").stat().st_mode
             for file in sorted(aside.iterdir()):
@@ -282,6 +285,8 @@ def load_weights(
         ) from None
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"the weights of {source} do not fit its config.json: {_misfit(error)}") from None
+    if not is_own(model):
+        forget_own(model.config)
     # With a head on top, what belongs to the encoder has its prefix, and a pooler is there because the head reads it.
     headed = model.base_model is not model
     prefix, optional = (f"{model.base_model_prefix}.", OPTIONAL[1:]) if headed else ("", OPTIONAL)

@@ -181,13 +181,15 @@ def terminal(report: Report) -> Iterable[Table | str]:
     yield from map(escape, report.notes)
 
 
-def model_card(report: Report, name: str, auto_class: str = "AutoModel") -> str:
+def model_card(report: Report, name: str, auto_class: str = "AutoModel", *, own_code: bool = False) -> str:
     """README.md of a model directory: what it is, from what, how, results, how to repeat it.
 
     Args:
         name: of the model in `report.models`.
         auto_class: the class of transformers that loads it with its head, `AutoModel` when it has none.
+        own_code: its class is none of transformers, but in the file beside its weights.
     """
+    trusted = ", trust_remote_code=True" if own_code else ""
     card, origin, has_head = report.models[name], _origin(report), auto_class != "AutoModel"
     front: dict[str, object] = {"library_name": "transformers", "tags": ["kdcli", report.command, card.model_type]}
     if auto_class in PIPELINES:
@@ -208,7 +210,7 @@ def model_card(report: Report, name: str, auto_class: str = "AutoModel") -> str:
             "```python",
             f"from transformers import {auto_class}, AutoTokenizer",
             "",
-            f'model = {auto_class}.from_pretrained("path/to/this/directory")',
+            f'model = {auto_class}.from_pretrained("path/to/this/directory"{trusted})',
             'tokenizer = AutoTokenizer.from_pretrained("path/to/this/directory")',
             "```",
             "",

@@ -15,22 +15,18 @@ Of a layer, in exact arithmetic and without dropout:
 from __future__ import annotations
 
 import copy
-import shutil
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
-from kdcli.disk import disk_errors
 from kdcli.errors import UsageError
 from kdcli.models.layout import layout_for, linears
-from kdcli.models.load import COMPACT, save_model
-from kdcli.sparse import modeling_compact
+from kdcli.models.modeling_kdcli import PATHS
+from kdcli.models.own_class import COMPACT, blank, filled, own_class
 
-HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM", "MultipleChoice")
 WORTH_SKIPPING = 0.5
 """Share of a matrix's rows, or columns, that must be empty for the rest to be computed apart. Picking them out costs as
 much as it saves below that (docs/results.md), though the file would be smaller."""
@@ -51,8 +47,8 @@ def compact(model: PreTrainedModel, *, drop_rows_below: int = 0) -> PreTrainedMo
         UsageError: a model type whose layers cannot be compacted, or a model that is compacted already.
     """
     kind = str(model.config.model_type)
-    if kind not in modeling_compact.PATHS:
-        raise UsageError(f"{kind} cannot be compacted", f"supported: {', '.join(sorted(modeling_compact.PATHS))}")
+    if kind not in PATHS:
+        raise UsageError(f"{kind} cannot be compacted", f"supported: {', '.join(sorted(PATHS))}")
     if hasattr(model.config, COMPACT):
         raise UsageError("the model is compacted already", "compact the masked model again")
     layout, base = layout_for(model.config), model.base_model
@@ -70,65 +66,20 @@ def compact(model: PreTrainedModel, *, drop_rows_below: int = 0) -> PreTrainedMo
         for letter, part in parts.items():
             tensors, size[letter] = part.packed()
             state |= {f"{at}{replaced[letter]}.{name}": t for name, t in tensors.items()}
-        gone = tuple(f"{path}." for path in modeling_compact.PATHS[kind] if path)
+        gone = tuple(f"{path}." for path in PATHS[kind] if path)
         state |= {f"{at}{n}": t.clone() for n, t in layer.state_dict().items() if not n.startswith(gone)}
         sizes.append(size)
     config = copy.deepcopy(model.config)
     config.compact_layers = sizes
     config.architectures = [f"Compact{type(model).__name__}"]
-    with torch.device("meta"):
-        small = compact_class(config)(config)
-    small.load_state_dict(state, assign=True)
-    small.tie_weights()
-    for name, buffer in model.named_buffers():
-        if name not in state and not name.startswith(inside):
-            path, _, leaf = name.rpartition(".")
-            small.get_submodule(path)._buffers[leaf] = buffer.clone()
-    return small.eval()
-
-
-def compact_class(config: Any) -> type[PreTrainedModel]:
-    """The class of a compacted model by its configuration.
-
-    Raises:
-        UsageError: it names none of ours.
-    """
-    name = (config.architectures or [""])[0]
-    try:
-        found: type[PreTrainedModel] = getattr(modeling_compact, name)
-    except AttributeError:
-        raise UsageError(
-            f"the configuration of a compacted model names class '{name}', which is not known",
-            "is its config.json as it was written?",
-        ) from None
-    return found
-
-
-def save_compact(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Save a compacted model: weights, config.json, tokenizer, and the file with its code.
-
-    `kdcli.load(folder)` loads it; elsewhere `AutoModel…from_pretrained(folder, trust_remote_code=True)`.
-
-    Raises:
-        MachineError: the disk is full or not writable.
-    """
-    source, name = Path(str(modeling_compact.__file__)), type(model).__name__
-    classes = {"AutoModel": f"Compact{_plain(model.base_model)}"}
-    classes |= {f"AutoModelFor{head}": name for head in HEADS if name.endswith(f"For{head}")}
-    model.config.auto_map = {auto: f"{source.stem}.{of}" for auto, of in classes.items()}
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, folder / source.name)
-    save_model(model, tokenizer, folder)
-
-
-def _plain(model: nn.Module) -> str:
-    return type(model).__name__.removeprefix("Compact")
+    of_class = own_class(config)
+    assert of_class is not None
+    return filled(blank(of_class, config), state, base)
 
 
 def _names(kind: str) -> dict[str, str]:
     """Where the six matrices are in a compacted layer."""
-    attention, output, up, down = modeling_compact.PATHS[kind]
+    attention, output, up, down = PATHS[kind]
     names = {letter: f"{attention}.{name}" for letter, name in zip("QKV", ("query", "key", "value"), strict=True)}
     return names | {"O": output or f"{attention}.output", "U": up, "D": down}
 

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from kdcli.errors import UsageError
 from kdcli.models.layout import Layout, layout_for, linears
 from kdcli.models.matrices import matrices
-from kdcli.sparse.modeling_compact import PATHS
+from kdcli.models.modeling_kdcli import PATHS
 
 TOKENS = 64
 """Columns of the dense factor that are computed at a time."""

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
 from kdcli.errors import UsageError
-from kdcli.models.load import COMPACT, load_config, load_weights
+from kdcli.models.load import load_config, load_weights
 from kdcli.models.matrices import matrices
-from kdcli.sparse.compact import compact_class
+from kdcli.models.own_class import COMPACT, blank, class_named, filled, own_class
 from kdcli.sparse.mask_file import MaskFile, MaskInfo, apply_masks, check_base, read_mask
 
 PASSING = ("architectures", "dtype", "transformers_version", "_name_or_path", "torch_dtype", "auto_map")
@@ -27,7 +27,7 @@ def load(base: str | Path, mask: str | Path | None = None, *, trust_remote_code:
     """Load a model, in float32 and eval mode.
 
     Args:
-        base: hub id, directory or `demo`; a directory that `save_compact` wrote needs no `trust_remote_code`.
+        base: hub id, directory or `demo`; what kdcli wrote needs no `trust_remote_code`.
         mask: a mask file made for this base; the model then has the head of the mask's task.
 
     Returns:
@@ -39,13 +39,11 @@ def load(base: str | Path, mask: str | Path | None = None, *, trust_remote_code:
     """
     source = str(base)
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
-    if hasattr(config, COMPACT):
-        if mask is not None:
-            raise UsageError(f"{source} is compacted already: masks are for the base it was made of")
-        return load_weights(source, compact_class(config)).eval()
     if mask is None:
-        named = _class((config.architectures or [""])[0])
+        named = own_class(config) or _class((config.architectures or [""])[0])
         return load_weights(source, named or AutoModel, trust_remote_code=trust_remote_code).eval()
+    if hasattr(config, COMPACT):
+        raise UsageError(f"{source} is compacted already: masks are for the base it was made of")
     found = read_mask(Path(mask))
     model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
     return masked(model, found, source)
@@ -55,11 +53,6 @@ def is_compact(source: str) -> bool:
     """Whether a directory holds a compacted model."""
     file = Path(source) / "config.json"
     return file.is_file() and COMPACT in json.loads(file.read_text("utf-8"))
-
-
-def own_class(source: str) -> type[PreTrainedModel] | None:
-    """The class of a compacted directory, which is none of transformers; None for every other source."""
-    return compact_class(load_config(source, compacted=True)) if is_compact(source) else None
 
 
 def masked(model: PreTrainedModel, found: MaskFile, source: str) -> PreTrainedModel:
@@ -120,8 +113,7 @@ def with_head(base: PreTrainedModel, info: MaskInfo, head: Mapping[str, Tensor],
     for name, value in info.config.items():
         # JSON has no numbers as keys.
         setattr(config, name, {int(k): v for k, v in value.items()} if name == "id2label" else value)
-    with torch.device("meta"):
-        model: PreTrainedModel = task_class(config)
+    model = blank(task_class, config)
     prefix = f"{model.base_model_prefix}."
     shared = base.state_dict(keep_vars=True)
     given = {name: shared.get(name.removeprefix(prefix)) for name in model.state_dict()} | dict(head)
@@ -130,23 +122,15 @@ def with_head(base: PreTrainedModel, info: MaskInfo, head: Mapping[str, Tensor],
     if missing:
         raise UsageError(f"{source} lacks {len(missing)} tensors of {info.architecture}, for example {missing[0]}")
     try:
-        model.load_state_dict(given, strict=False, assign=True)
+        return filled(model, {name: given[name] for name in model.state_dict()}, base)
     except RuntimeError as error:
         said = str(error).strip().splitlines()[-1].strip()
         raise UsageError(f"{source} does not fit {info.architecture}: {said}") from None
-    _share_buffers(base, model.base_model)
-    return model.eval()
-
-
-def _share_buffers(base: nn.Module, other: nn.Module) -> None:
-    """Give a model built without memory the tables of positions that no file holds."""
-    for name, buffer in base.named_buffers():
-        path, _, leaf = name.rpartition(".")
-        owner = other.get_submodule(path)
-        if leaf in owner._buffers:
-            owner._buffers[leaf] = buffer
 
 
 def _class(name: str) -> type[PreTrainedModel] | None:
+    own = class_named(name)
+    if own is not None:
+        return own
     found = getattr(transformers, name, None) if name else None
     return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None

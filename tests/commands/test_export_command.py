@@ -25,8 +25,9 @@ from transformers import (
 from kdcli.commands import export
 from kdcli.errors import MachineError, UsageError
 from kdcli.models import export as files
+from kdcli.models.load import save_model
 from kdcli.models.matrices import matrices
-from kdcli.sparse.compact import compact, save_compact
+from kdcli.sparse.compact import compact
 
 NAMES = {0: "no", 1: "maybe", 2: "yes"}
 HEADS = {
@@ -145,7 +146,7 @@ def test_a_compacted_directory_keeps_its_head(saved, tmp_path):
             matrix.linear.bias[: matrix.linear.out_features // 2] = 0
     small = compact(model)
     assert small.num_parameters() < model.num_parameters()
-    save_compact(small, tiny_tokenizer(), tmp_path / "small")
+    save_model(small, tiny_tokenizer(), tmp_path / "small")
     done = exported(tmp_path / "small", tmp_path / "out")
     assert (done.facts["kind"], done.facts["outputs"], done.facts["notes"]) == ("class", ["logits"], [])
     texts = AutoTokenizer.from_pretrained(tmp_path / "small")(list(ONE), padding=True, return_tensors="pt")

@@ -7,16 +7,19 @@ import json
 import own_files
 import pytest
 import torch
+from encoders import tiny_config, tiny_tokenizer
 from own_files import NAMES, QUICK, kdcli, log_of, process, report_of
 from questions import tokenizer_of
+from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, BertForMaskedLM
 
 import kdcli as package
 from kdcli import downstream
 from kdcli.models.matrices import matrices
 from kdcli.pruners import methods
 from kdcli.run_dir import RunDir
+from kdcli.sparse.bank import Bank
 from kdcli.sparse.mask_file import read_mask
 
 EXACT = [m for m in methods() if m not in ("soft-movement", "l0")]
@@ -166,6 +169,41 @@ def test_labelled_words_stand_apart_under_a_mask_too(tmp_path):
     assert under_mask.metrics == pytest.approx(own)
 
 
+def test_a_masked_language_models_head_serves_in_every_form(given, tmp_path):
+    torch.manual_seed(0)
+    base = tmp_path / "base"
+    BertForMaskedLM(tiny_config("bert", initializer_range=0.1)).save_pretrained(base)
+    tiny_tokenizer().save_pretrained(base)
+    out, data = tmp_path / "out", given[given.index("--data") + 1]
+    asked = [base if x == given[1] else x for x in given]
+    result = kdcli(*asked, "--set", "head.kind=mlm", "--sparsity", "0.7", "-o", out)
+    assert result.exit_code == 0, result.output
+    is_the_base_where_kept(base, out)
+    report = report_of(out)
+    assert any("trust_remote_code" in note for note in report.notes)
+    assert "trust_remote_code=True" in (out / "README.md").read_text("utf-8")
+    expected = logits(package.load(out), out)
+    assert expected.std() > 0.1
+    with safe_open(out / MASK, "pt") as file:
+        assert not any(64 in file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118  # not a mapping
+    bank, found = Bank(AutoModel.from_pretrained(base)), read_mask(out / MASK)
+    bank.add("own", found.masks, info=found.info, head=found.head)
+    for model in (
+        AutoModelForSequenceClassification.from_pretrained(out, trust_remote_code=True),
+        package.load(base, mask=out / MASK),
+        package.load(out / "compact"),
+        AutoModelForSequenceClassification.from_pretrained(out / "compact", trust_remote_code=True),
+        bank.use("own"),
+    ):
+        torch.testing.assert_close(logits(model.eval(), out), expected, atol=1e-5, rtol=1e-5)
+    assert kdcli("mask", "apply", out / MASK, "-o", tmp_path / "applied").exit_code == 0
+    assert torch.equal(logits(package.load(tmp_path / "applied"), out), expected)
+    result = kdcli("evaluate", out, out / "compact", "--task", "own", "--data", data, "-o", tmp_path / "judged")
+    assert result.exit_code == 0, result.output
+    own = next(e.metrics for e in report.evaluations if e.model == "masked")
+    assert [e.metrics for e in report_of(tmp_path / "judged").evaluations] == [pytest.approx(own)] * 2
+
+
 def test_a_mask_of_another_base_is_refused(pruned, tmp_path):
     out, _ = pruned
     other = own_files.encoder(tmp_path / "other", hidden_act="relu")
@@ -251,6 +289,15 @@ def test_a_compact_directory_is_judged_and_measured_like_any_other(given, pruned
         assert result.exit_code == 2
         assert "is compacted: its layers have shapes of their own" in " ".join(result.output.split())
         assert not (tmp_path / "no").exists()
+
+
+def test_a_compact_directory_is_judged_alone(given, pruned, tmp_path):
+    # In a process of its own: what transformers finds out of a class it remembers of those made from it.
+    asked = ["--task", "own", "--data", given[given.index("--data") + 1], "-o", tmp_path / "scores"]
+    alone = process("evaluate", pruned[0] / "compact", *asked)
+    assert alone.wait(timeout=300) == 0, alone.stderr.read()
+    (own,) = {tuple(e.metrics.items()) for e in report_of(pruned[0]).evaluations}
+    assert tuple(report_of(tmp_path / "scores").evaluations[0].metrics.items()) == own
 
 
 def test_several_sparsities_are_runs_of_their_own(given, tmp_path):

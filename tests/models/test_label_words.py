@@ -11,19 +11,23 @@ import torch
 from encoders import tiny_config, tiny_encoder, tiny_tokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import (
+    AutoModel,
     AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
     PreTrainedTokenizerFast,
+    dynamic_module_utils,
     pipeline,
 )
 
+import kdcli
 from kdcli.data.tasks import tasks
 from kdcli.errors import UsageError
 from kdcli.models.heads import load_for_task
 from kdcli.models.label_words import SMALL, TRANSFORM, label_word_ids, load_with_label_words
+from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import location, save_model
 from kdcli.types import Kind, Task
 
@@ -247,45 +251,135 @@ def test_an_activation_that_is_straight_nowhere_is_refused(encoder_dir):
 
 # The masked-language-model head.
 
+WITH_MLM = [kind for kind in sorted(LAYOUTS) if type(tiny_config(kind)) in AutoModelForMaskedLM._model_mapping]
+
 
 @pytest.fixture(scope="module")
-def masked_dir(tmp_path_factory):
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("masked")
-    model = AutoModelForMaskedLM.from_config(tiny_config("modernbert", initializer_range=0.2))
-    with torch.no_grad():
-        model.decoder.bias.normal_()
-        model.head.norm.weight.normal_(1, 0.2)
-    model.save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
+def masked_dir(tmp_path_factory) -> Callable[[str], Path]:
+    """Model type → a directory with a tiny masked language model whose biases and norms are not those of a new one."""
+    made: dict[str, Path] = {}
+
+    def of(model_type: str) -> Path:
+        if model_type not in made:
+            torch.manual_seed(0)
+            folder = tmp_path_factory.mktemp(model_type)
+            model = AutoModelForMaskedLM.from_config(tiny_config(model_type, initializer_range=0.2))
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    if parameter.dim() == 1 and not name.startswith(f"{model.base_model_prefix}."):
+                        parameter.add_(torch.randn_like(parameter) * 0.3)
+            save_model(model, tiny_tokenizer(), folder)
+            made[model_type] = folder
+        return made[model_type]
+
+    return of
 
 
-@pytest.mark.parametrize("kind", ["class", "span"])
-def test_mlm_gives_what_the_whole_head_says_of_the_words(masked_dir, tmp_path, kind):
-    headed = load_with_label_words(str(masked_dir), TASKS[kind], kind="mlm", seed=0)
-    batch = batch_of(headed.model)
-    whole = logits_of(AutoModelForMaskedLM.from_pretrained(masked_dir).eval(), batch)
-    wanted = whole[..., tiny_tokenizer().convert_tokens_to_ids(list(TASKS[kind].words))]
-    wanted = wanted[:, 0] if kind == "class" else wanted
-    found = logits_of(headed.model, batch)
-    real = batch["attention_mask"].bool() if kind == "span" else slice(None)
-    torch.testing.assert_close(found[real], wanted[real])
-    assert not any(p.requires_grad for n, p in headed.model.named_parameters() if not n.startswith("model."))
-    save_model(headed.model, headed.tokenizer, tmp_path)
-    again = load_for_task(str(tmp_path), TASKS[kind], new_head=False)
+def load_mlm(source, kind: Kind = "class"):
+    return load_with_label_words(str(source), TASKS[kind], kind="mlm", seed=0)
+
+
+def of_whole(folder, words, batch) -> torch.Tensor:
+    """[B, L, C]: what the whole head says of the words."""
+    whole = logits_of(AutoModelForMaskedLM.from_pretrained(folder).eval(), batch)
+    return whole[..., tiny_tokenizer().convert_tokens_to_ids(list(words))]
+
+
+@pytest.mark.parametrize("model_type", WITH_MLM)
+def test_mlm_gives_what_the_whole_head_says_of_the_words(masked_dir, tmp_path, model_type):
+    headed = load_mlm(masked_dir(model_type))
+    model, batch = headed.model, batch_of(headed.model)
+    found = logits_of(model, batch)
+    assert found.std() > 0.05
+    torch.testing.assert_close(found, of_whole(masked_dir(model_type), WORDS, batch)[:, 0], rtol=1e-5, atol=1e-5)
+    # Nothing of the vocabulary is left in the head, and nothing of the head is trained.
+    prefix = f"{model.base_model_prefix}."
+    assert not any(64 in p.shape or p.requires_grad for n, p in model.named_parameters() if not n.startswith(prefix))
+    save_model(model, headed.tokenizer, tmp_path)
+    again = load_for_task(str(tmp_path), TASKS["class"], new_head=False)
+    assert again.note == "its own head"
     assert torch.equal(logits_of(again.model, batch), found)
+    assert torch.equal(logits_of(kdcli.load(tmp_path), batch), found)
+    stock = AutoModel.from_pretrained(tmp_path).eval()
+    assert not type(stock).__name__.startswith("LabelWords")
+    with torch.no_grad():
+        state = stock(**batch).last_hidden_state
+        assert torch.equal(state, model.base_model(**batch).last_hidden_state)
 
 
-def test_mlm_of_a_checkpoint_without_such_a_head_is_refused(encoder_dir):
-    with pytest.raises(UsageError, match="is ModernBertModel, without a masked-language-model head") as error:
-        load_with_label_words(str(encoder_dir("modernbert")), TASKS["class"], kind="mlm", seed=0)
-    assert "head.kind=embedding" in error.value.hint
+@pytest.mark.parametrize("kind", sorted(TASKS))
+def test_mlm_of_every_kind_of_task(masked_dir, tmp_path, kind):
+    folder, task = masked_dir("roberta"), TASKS[kind]
+    headed = load_mlm(folder, kind)
+    batch = batch_of(headed.model)
+    wanted = of_whole(folder, task.words, batch)
+    found = logits_of(headed.model, batch)
+    torch.testing.assert_close(found, wanted if kind in ("tokens", "span") else wanted[:, 0])
+    save_model(headed.model, headed.tokenizer, tmp_path)
+    assert torch.equal(logits_of(load_for_task(str(tmp_path), task, new_head=False).model, batch), found)
+    other: Kind = "class" if kind in ("tokens", "span") else "span"
+    with pytest.raises(UsageError, match="LabelWordsRobertaForMaskedLM has no head for"):
+        load_for_task(str(tmp_path), TASKS[other], new_head=False)
 
 
-def test_mlm_of_a_type_without_room_for_it_is_refused(encoder_dir):
-    with pytest.raises(UsageError, match="BertForSequenceClassification has no room for the norm") as error:
-        load_with_label_words(str(encoder_dir("bert")), TASKS["class"], kind="mlm", seed=0)
+def test_mlm_is_read_elsewhere_with_the_code_beside_it(masked_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    headed = load_mlm(masked_dir("bert"))
+    save_model(headed.model, headed.tokenizer, tmp_path / "saved")
+    batch = batch_of(headed.model)
+    found = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved", trust_remote_code=True).eval()
+    assert type(found).__module__.startswith("transformers_modules")
+    assert torch.equal(logits_of(found, batch), logits_of(headed.model, batch))
+    (said,) = pipeline("text-classification", model=str(tmp_path / "saved"), trust_remote_code=True, top_k=None)(
+        "w1 w2"
+    )
+    assert {one["label"] for one in said} == set(NAMES)
+    found.save_pretrained(tmp_path / "again")
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "again", trust_remote_code=True).eval()
+    assert torch.equal(logits_of(again, batch), logits_of(found, batch))
+
+
+def test_mlm_computes_no_loss(masked_dir):
+    model = load_mlm(masked_dir("bert")).model
+    with pytest.raises(TypeError, match="LabelWordsBertForMaskedLM computes no loss"):
+        model(**batch_of(model), labels=torch.zeros(6, dtype=torch.long))
+
+
+def test_another_head_on_its_encoder_leaves_nothing_of_the_words(masked_dir, tmp_path):
+    first = load_mlm(masked_dir("bert"))
+    save_model(first.model, first.tokenizer, tmp_path / "first")
+    source = str(tmp_path / "first")
+    for headed in (load(source), load_for_task(source, TASKS["tokens"], new_head=True, seed=0)):
+        folder = tmp_path / type(headed.model).__name__
+        save_model(headed.model, headed.tokenizer, folder)
+        written = (folder / "config.json").read_text("utf-8")
+        assert "label_words" not in written
+        assert "auto_map" not in written
+        assert not list(folder.glob("*.py"))
+        assert type(kdcli.load(folder)) is type(headed.model)
+
+
+def test_a_class_that_kdcli_does_not_know_is_refused(masked_dir, tmp_path):
+    headed = load_mlm(masked_dir("bert"))
+    save_model(headed.model, headed.tokenizer, tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text("utf-8").replace('"LabelWordsBertForMaskedLM"\n', '"Other"\n'), "utf-8")
+    for read in (lambda: kdcli.load(tmp_path), lambda: load_for_task(str(tmp_path), TASKS["class"], new_head=False)):
+        with pytest.raises(UsageError, match="names class 'Other', which is not known"):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "said"),
+    [
+        ("modernbert", "is ModernBertModel, without a masked-lang"),
+        ("splinter", "splinter has no masked-language-model"),
+    ],
+)
+def test_mlm_of_a_checkpoint_without_such_a_head_is_refused(encoder_dir, model_type, said):
+    with pytest.raises(UsageError, match=said) as error:
+        load_mlm(encoder_dir(model_type), "span")
     assert "head.kind=embedding" in error.value.hint
 
 

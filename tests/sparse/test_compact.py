@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +22,12 @@ from transformers import (
 )
 
 from kdcli.errors import UsageError
+from kdcli.models import modeling_kdcli
 from kdcli.models.engines import onnx_caller
 from kdcli.models.export import export_onnx
 from kdcli.models.layout import layout_for, linears
-from kdcli.sparse import modeling_compact
-from kdcli.sparse.compact import compact, save_compact
+from kdcli.models.load import save_model
+from kdcli.sparse.compact import compact
 from kdcli.sparse.load import load
 from kdcli.sparse.mask_file import apply_masks
 
@@ -57,7 +59,7 @@ def fresh(kind="bert", seed=0, **changes):
     return with_biases(tiny_encoder(kind, initializer_range=0.3, **changes)).double()
 
 
-@pytest.mark.parametrize("kind", sorted(modeling_compact.PATHS))
+@pytest.mark.parametrize("kind", sorted(modeling_kdcli.PATHS))
 def test_every_type_computes_the_same_from_fewer_weights(kind):
     model = fresh(kind).float()
     apply_masks(model, structured_masks(model))
@@ -221,7 +223,7 @@ def saved(tmp_path_factory):
         model = with_biases(auto.from_config(tiny_config(kind, initializer_range=0.3, **labels)).eval())
         apply_masks(model, structured_masks(model))
         folder = tmp_path_factory.mktemp("compact") / head
-        save_compact(compact(model), tiny_tokenizer(), folder)
+        save_model(compact(model), tiny_tokenizer(), folder)
         found[head] = model, folder
     return found
 
@@ -234,7 +236,7 @@ def test_saved_directory_is_loaded_without_its_code(head, saved):
     assert gap(model, small, {"padded": PADDED, "none": None}) < 1e-5
     assert not small.training
     names = {f.name for f in folder.iterdir()}
-    assert {"config.json", "model.safetensors", "modeling_compact.py", "tokenizer.json"} <= names
+    assert {"config.json", "model.safetensors", "modeling_kdcli.py", "tokenizer.json"} <= names
     assert (folder / "model.safetensors").stat().st_size < 4.2 * weights(model)
     with pytest.raises(UsageError, match="compacted already"):
         load(folder, "mask.safetensors")
@@ -262,10 +264,10 @@ def test_saved_directory_is_loaded_elsewhere_with_its_code(saved, tmp_path, monk
 
 
 def test_its_code_needs_torch_and_transformers_only():
-    tree = ast.parse(Path(str(modeling_compact.__file__)).read_text("utf-8"))
+    tree = ast.parse(Path(str(modeling_kdcli.__file__)).read_text("utf-8"))
     names = [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
     names += [str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
-    assert {n.split(".")[0] for n in names} == {"__future__", "typing", "torch", "transformers"}
+    assert {n.split(".")[0] for n in names} - set(sys.stdlib_module_names) == {"torch", "transformers"}
 
 
 def test_config_that_names_no_class_of_ours_is_refused(saved, tmp_path):

@@ -1,18 +1,29 @@
-"""Encoders whose layers differ in size: what `kdcli mask compact` writes beside the weights of a compacted model.
+"""Classes of encoders that transformers does not have: kdcli writes this file beside the weights of such a model.
 
-This file needs torch and transformers only. `CompactBertModel` is transformers' `BertModel` with the layers that the
-configuration's `compact_layers` describes, `CompactRobertaForTokenClassification` likewise, and so on for every head:
+It needs torch and transformers only. `Compact…` models have layers that differ in size: `CompactBertModel` is
+transformers' `BertModel` with the layers that the configuration's `compact_layers` describes. `LabelWords…` models
+classify with their masked-language-model head: `LabelWordsBertForMaskedLM` is `BertForMaskedLM` whose vocabulary is the
+configuration's `label_words`. `CompactLabelWordsBertForMaskedLM` is both.
 
     AutoModel.from_pretrained(directory, trust_remote_code=True)
+    AutoModelForSequenceClassification.from_pretrained(directory, trust_remote_code=True)
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.modeling_outputs import (
+    ModelOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
 
 # Model type -> paths of a layer's attention, attention output, feed-forward up and down. DistilBERT's attention has its
 # output inside.
@@ -96,10 +107,72 @@ class _Compact:
             layer.set_submodule(down, CompactLinear(sizes["D"]))
 
 
+class _LabelWords:
+    """Before a class with a masked-language-model head, of whose vocabulary `config.label_words["ids"]` are left.
+
+    What the words then say is up to `config.label_words["auto_class"]`: the class of the text, read at its first token;
+    of every token; or start and end of an answer.
+    """
+
+    # Of a decoder that has a few of the embeddings' rows, nothing can be tied to them.
+    _tied_weights_keys: Any = None
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        for name, tensor in vocabulary_of_head(self).items():
+            sizes = [len(config.label_words["ids"]) if n == config.vocab_size else n for n in tensor.shape]
+            path, _, leaf = name.rpartition(".")
+            owner: Any = self.get_submodule(path)  # type: ignore[attr-defined]
+            setattr(owner, leaf, nn.Parameter(tensor.new_zeros(sizes)))
+            if isinstance(owner, nn.Linear):
+                owner.out_features, owner.in_features = owner.weight.shape
+
+
+def vocabulary_of_head(model: Any) -> dict[str, nn.Parameter]:
+    """The parameters outside a model's encoder that have a row, a column or a number for each word, by their names."""
+    inside = {id(module) for module in model.base_model.modules()}
+    return {
+        f"{path}.{name}": parameter
+        for path, module in model.named_modules()
+        if id(module) not in inside
+        for name, parameter in module.named_parameters(recurse=False)
+        if model.config.vocab_size in parameter.shape
+    }
+
+
+def _classifying(forward: Callable[..., Any]) -> Callable[..., ModelOutput]:
+    """The forward of a masked language model, with the signature it has, as that of the classifier it is here."""
+
+    @functools.wraps(forward)
+    def classify(self: Any, *args: Any, labels: Tensor | None = None, **kwargs: Any) -> ModelOutput:
+        if labels is not None:
+            raise TypeError(f"{type(self).__name__} computes no loss: call it without labels")
+        output = forward(self, *args, **kwargs)
+        logits_BLC = output.logits
+        states = {"hidden_states": output.hidden_states, "attentions": output.attentions}
+        auto_class = self.config.label_words["auto_class"]
+        if auto_class == "AutoModelForQuestionAnswering":
+            start_BL, end_BL = logits_BLC.unbind(-1)
+            return QuestionAnsweringModelOutput(start_logits=start_BL, end_logits=end_BL, **states)
+        if auto_class == "AutoModelForTokenClassification":
+            return TokenClassifierOutput(logits=logits_BLC, **states)
+        return SequenceClassifierOutput(logits=logits_BLC[:, 0], **states)
+
+    return classify
+
+
 def __getattr__(name: str) -> Any:
-    """Make `CompactX` of transformers' `X` when it is first asked for."""
-    plain = getattr(transformers, name.removeprefix("Compact"), None) if name.startswith("Compact") else None
-    if plain is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = type(name, (_Compact, plain), {"__module__": __name__})
-    return globals()[name]
+    """Make `CompactX` and `LabelWordsX` of X, a class of transformers or one of these, when it is first asked for."""
+    for prefix, added in (("Compact", _Compact), ("LabelWords", _LabelWords)):
+        rest = name.removeprefix(prefix)
+        if rest == name:
+            continue
+        plain = getattr(transformers, rest, None) or __getattr__(rest)
+        members: dict[str, Any] = {"__module__": __name__}
+        if added is _LabelWords:
+            members["forward"] = _classifying(plain.forward)
+        # transformers would look for its interface of attention in the source of this module.
+        members["_can_set_attn_implementation"] = staticmethod(plain._can_set_attn_implementation)
+        globals()[name] = type(name, (added, plain), members)
+        return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
