@@ -88,7 +88,7 @@ def load_config(
     where = location(source)
     folder = Path(where)
     if folder.is_dir():
-        _check_folder(folder, weights=weights)
+        _check_folder(folder)
     elif folder.exists() or where.startswith((".", "/", "~")) or where.count("/") > 1:
         raise UsageError(f"no model directory {source}", "give a hub id, a directory with config.json, or 'demo'")
     _check_type(source, where, trust_remote_code)
@@ -99,7 +99,9 @@ def load_config(
             "give the masked model it was made of; evaluate, benchmark, export and kdcli.load take it",
         )
     layout_for(config)
-    if weights and not folder.is_dir():
+    if weights and folder.is_dir():
+        _check_weights(folder)
+    elif weights:
         _check_repository(source)
     return config
 
@@ -131,12 +133,13 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def _check_folder(folder: Path, *, weights: bool) -> None:
+def _check_folder(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise UsageError(f"{folder} has no config.json, so it is not a model directory")
     _check_json(folder / "config.json")
-    if not weights:
-        return
+
+
+def _check_weights(folder: Path) -> None:
     if (folder / WEIGHTS[1]).is_file():
         _check_json(folder / WEIGHTS[1])
     elif not (folder / WEIGHTS[0]).is_file():
