@@ -27,6 +27,7 @@ from kdcli.errors import UsageError
 from kdcli.models.layout import Layout, layout_for, linears
 from kdcli.models.matrices import matrices
 from kdcli.models.modeling_kdcli import PATHS
+from kdcli.models.own_class import COMPACT
 
 TOKENS = 64
 """Columns of the dense factor that are computed at a time."""
@@ -155,7 +156,7 @@ def sparsify(model: PreTrainedModel, choose: Callable[[nn.Linear], bool] | None 
     for parameter in model.parameters():
         if parameter.device.type != "cpu" or parameter.dtype != torch.float32:
             raise UsageError(f"sparse inference is for float32 on the CPU, not {parameter.dtype} on {parameter.device}")
-    if hasattr(model.config, "compact_layers"):
+    if hasattr(model.config, COMPACT):
         raise UsageError("a compacted model cannot run sparse", "use the masked model it was made of")
     # The copy shares every tensor and has modules of its own.
     small: PreTrainedModel = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
