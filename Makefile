@@ -23,8 +23,9 @@ $(STAMP): constraints.txt pyproject.toml
 demo: $(STAMP) ## distil the embedded teacher into a 2x64 student: no network, no file
 	$(BIN)/kdcli distill demo --to 2x64 -o runs/demo --overwrite
 
-# A process a core, each computing in one thread: the models of the tests are too small for more.
-TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout 600 -n auto --dist loadfile
+# A process a core, each computing in one thread: the models of the tests are too small for more. Neighbours share what
+# their file sets up; a process without work takes the second half of another's.
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout 600 -n auto --dist worksteal
 
 test: lint ## lint, then the tests, fast ones first
 	$(TEST) -x -m "not slow and not browser"

@@ -272,7 +272,7 @@ def _report(
     outcome: Outcome,
     scores: list[dict[str, Any]],
 ) -> Finished:
-    """The report of a leg; that of the last one also shows the assistant and measures latency."""
+    """The report of a leg; that of the last one also shows the assistant, probes and measures latency."""
     recipe, teacher, run_dir = leg.resolved.recipe, context.teacher, RunDir(leg.folder)
     source = location(teacher.source)
     cards = {"teacher": describe(teacher.model, teacher.source, Path(source) if Path(source).is_dir() else None)}
@@ -287,7 +287,7 @@ def _report(
         trusted = context.invocation.trust_remote_code
         latency = measured(subjects, recipe.measure, context.device, trust_remote_code=trusted)
     quality = {HELD_OUT: held_out_losses(run_dir, list(students))}
-    if recipe.data.source == "demo":
+    if final and recipe.data.source == "demo":
         quality = _demo_quality(recipe, leg, teacher, students) | quality
     quality = quality_of(scores) | quality
     notes = [f"{name}: {note}" for name, (task, _) in context.downstream.items() for note in task.notes if scores]

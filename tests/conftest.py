@@ -15,6 +15,8 @@ from accelerate.state import AcceleratorState, GradientState
 from encoders import tiny_encoder, tiny_tokenizer
 from hypothesis import settings
 
+from kdcli.models.card import weights_hash
+
 # The same examples every time: a red run must be red again. `--hypothesis-profile default` searches anew.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
@@ -25,6 +27,22 @@ def fresh_accelerate():
     yield
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def graphs_recorded_once():
+    """Recording a graph takes torch seconds: models equal in class, settings and weights share theirs."""
+    record, recorded = torch.onnx.export, {}
+
+    def once(named, example, **options):
+        key = (type(named.model), weights_hash(named.model), *options["input_names"], *options["output_names"])
+        if key not in recorded:
+            recorded[key] = record(named, example, **options)
+        return recorded[key]
+
+    torch.onnx.export = once
+    yield
+    torch.onnx.export = record
 
 
 @pytest.fixture

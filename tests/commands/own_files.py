@@ -4,11 +4,7 @@ commands on them."""
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import torch
@@ -150,18 +146,6 @@ def kdcli(*arguments: object):
     return result
 
 
-def process(*arguments: object) -> subprocess.Popen[str]:
-    """Run a command in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "kdcli", *map(str, arguments)],
-        # Sums are only repeated to the bit by as many threads.
-        env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def report_of(folder: Path) -> Report:
     """The report that a run left."""
     return Report.model_validate_json((folder / "report.json").read_text("utf-8"))
@@ -176,16 +160,3 @@ def log_of(folder: Path) -> list[dict]:
 def said_by(result) -> str:
     """What a command said on stderr, on one line."""
     return " ".join(result.stderr.split())
-
-
-def killed_at_random(*arguments: object) -> None:
-    """Run a command, its output directory given last, as a process, and kill it at one of its first steps."""
-    killed = process(*arguments)
-    cut, log = int.from_bytes(os.urandom(1)) % 40 + 3, Path(str(arguments[-1])) / "log.jsonl"
-    while killed.poll() is None:
-        if log.exists() and log.read_text().count("\n") > cut:
-            killed.kill()
-            break
-        time.sleep(0.005)
-    killed.communicate()
-    assert not (Path(str(arguments[-1])) / "report.json").exists()

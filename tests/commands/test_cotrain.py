@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import own_files
+import processes
 import pytest
 import torch
 from encoders import tiny_config, tiny_encoder, tiny_tokenizer
@@ -315,7 +316,7 @@ def test_two_given_models_of_different_vocabularies(base, text_file, tmp_path):
 def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
     long = [*given, "--max-steps", "60", "--no-standalone"]
     assert kdcli(*long, "-o", tmp_path / "a").exit_code == 0
-    own_files.killed_at_random("cotrain", *long, "-o", tmp_path / "b")
+    processes.killed_at_random("cotrain", *long, out=tmp_path / "b")
     assert kdcli(*long, "-o", tmp_path / "b", "--resume").exit_code == 0
     for name in ("teacher", "student"):
         assert same(tmp_path / "a" / name, tmp_path / "b" / name)
@@ -329,10 +330,7 @@ def test_two_processes_are_one_with_the_same_global_batch(given, base, tmp_path)
     (base / "config.json").write_text(json.dumps(plain))
     asked = [*given, "--device", "cpu"]
     assert kdcli(*asked, "-o", tmp_path / "one").exit_code == 0
-    two = own_files.process("cotrain", *asked, "-o", tmp_path / "two", "--processes", "2")
-    stdout, stderr = two.communicate(timeout=400)
-    assert two.returncode == 0, stderr
-    assert stdout.count("report in") == 1
+    assert processes.two_ranks("cotrain", *asked, "-o", tmp_path / "two")[0].count("report in") == 1
     for folder in ("", "standalone"):
         logs = [log_of(tmp_path / run / folder) for run in ("one", "two")]
         for one, other in zip(*logs, strict=True):

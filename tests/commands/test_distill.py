@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 
 import own_files
+import processes
 import pytest
 import torch
 from own_files import log_of
@@ -19,6 +21,7 @@ from typer.testing import CliRunner
 
 from kdcli.cli import app
 from kdcli.judge import Features
+from kdcli.processes import fan_out
 from kdcli.report.schema import Report
 from kdcli.run_dir import RunDir
 
@@ -31,10 +34,6 @@ QUICK = [
 
 def kdcli(*arguments):
     return CliRunner().invoke(app, ["distill", *map(str, arguments)])
-
-
-def process(*arguments):
-    return own_files.process("distill", *arguments)
 
 
 @pytest.fixture
@@ -394,7 +393,7 @@ def test_a_dry_run_checks_tasks_without_tokenising_them(given, labelled, tmp_pat
 def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
     long = [*given, "--to", "2x32", "--max-steps", "60"]
     assert kdcli(*long, "-o", tmp_path / "a").exit_code == 0
-    own_files.killed_at_random("distill", *long, "-o", tmp_path / "b")
+    processes.killed_at_random("distill", *long, out=tmp_path / "b")
     assert kdcli(*long, "-o", tmp_path / "b", "--resume").exit_code == 0
     a, b = (load_file(tmp_path / side / "model.safetensors") for side in "ab")
     assert all(torch.equal(a[k], b[k]) for k in a)
@@ -405,10 +404,12 @@ def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
 def test_two_processes_are_one_with_the_same_global_batch(given, tmp_path):
     plain = [*given, "--to", "2x32", "--set", "student.dropout=0.0", "--device", "cpu"]
     assert kdcli(*plain, "-o", tmp_path / "one").exit_code == 0
-    two = process(*plain, "-o", tmp_path / "two", "--processes", "2")
-    stdout, stderr = two.communicate(timeout=240)
-    assert two.returncode == 0, stderr
-    assert stdout.count("model and report in") == 1
+    # As a user types it; that other verbs join what was started is asked of two forked processes.
+    asked = [sys.executable, "-m", "kdcli", "distill", *map(str, plain), "-o", tmp_path / "two", "--processes", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    two = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=240)
+    assert two.returncode == 0, two.stderr
+    assert two.stdout.count("model and report in") == 1
     for one, other in zip(log_of(tmp_path / "one"), log_of(tmp_path / "two"), strict=True):
         assert one.get("tokens") == other.get("tokens")
         assert set(one) == set(other)
@@ -417,12 +418,22 @@ def test_two_processes_are_one_with_the_same_global_batch(given, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_error_in_several_processes_keeps_its_exit_code(given, tmp_path):
-    two = process(*given, "--to", "banana", "-o", tmp_path / "out", "--processes", "2", "--device", "cpu")
-    _, stderr = two.communicate(timeout=120)
-    assert two.returncode == 2
-    assert "Traceback" not in stderr
-    assert stderr.count("not a shape") == 1
+def test_an_error_in_several_processes_keeps_its_exit_code(given, tmp_path, capfd):
+    # What typer refuses is refused before anything heavy is imported.
+    refused = ["recipes", "none"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kdcli.launch.fan_out", lambda arguments, count, **how: fan_out(refused, count, **how))
+        result = kdcli(*given, "--to", "2x32", "-o", tmp_path / "out", "--processes", "2", "--device", "cpu")
+    assert result.exit_code == 2
+    assert capfd.readouterr().err.count("No such command 'none'") == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_of_several_processes_says_what_is_wrong(given, tmp_path):
+    _, said = processes.two_ranks("distill", *given, "--to", "banana", "-o", tmp_path / "out", code=2)
+    assert "Traceback" not in said
+    assert said.count("not a shape") == 1
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
@@ -444,9 +455,11 @@ def test_an_environment_with_only_transformers_reloads_the_student(given, tmp_pa
 def test_the_embedded_default(tmp_path):
     shutil.rmtree(tmp_path / "demo", ignore_errors=True)
     result = kdcli(
-        "demo", "--to", "2x64", "-o", tmp_path / "demo", "--max-steps", "40", "--set", "measure.min_seconds=0.2"
+        "demo", "--to", "2x64", "-o", tmp_path / "demo", "--max-steps", "12", "--set", "measure.min_seconds=0.2"
     )
     assert result.exit_code == 0, result.output
     report = Report.model_validate_json((tmp_path / "demo" / "report.json").read_text())
     assert set(report.quality) == {"demo-topic probe", "demo-order probe", "demo-coherence probe", "held-out loss"}
     assert report.models["student"].bytes < report.models["teacher"].bytes
+    (leg,) = (tmp_path / "demo").glob("assistant-*/report.json")
+    assert list(json.loads(leg.read_text("utf-8"))["quality"]) == ["held-out loss"]

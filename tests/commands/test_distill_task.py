@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-import time
 
 import own_files
+import processes
 import pytest
 import torch
-from own_files import kdcli, log_of, process, report_of, said_by
+from own_files import kdcli, log_of, report_of, said_by
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
@@ -304,14 +304,7 @@ def test_killed_at_a_random_step_of_a_stage_and_resumed_is_bit_identical(asked, 
     arguments = [*asked(), "--max-steps", "60", "--set", "undistilled.use=false"]
     assert kdcli(*arguments, "-o", tmp_path / "a").exit_code == 0
     out = tmp_path / "b"
-    running, log = process(*arguments, "-o", out), out / stage / "log.jsonl"
-    while running.poll() is None:
-        if log.exists() and log.read_text("utf-8").count("\n") > 10:
-            running.kill()
-            break
-        time.sleep(0.005)
-    running.communicate()
-    assert not (out / stage / "report.json").exists()
+    processes.killed_at_random(*arguments, out=out, stage=stage)
     assert kdcli(*arguments, "-o", out, "--resume").exit_code == 0
     assert same(tmp_path / "a", out)
     assert log_of(tmp_path / "a") == log_of(out)
@@ -321,9 +314,7 @@ def test_killed_at_a_random_step_of_a_stage_and_resumed_is_bit_identical(asked, 
 def test_two_processes_are_one_with_the_same_global_batch(asked, tmp_path):
     arguments = [*asked(), "--set", "student.dropout=0.0", "--set", "undistilled.use=false", "--device", "cpu"]
     assert kdcli(*arguments, "-o", tmp_path / "one").exit_code == 0
-    two = process(*arguments, "-o", tmp_path / "two", "--processes", "2")
-    _, stderr = two.communicate(timeout=240)
-    assert two.returncode == 0, stderr
+    processes.two_ranks(*arguments, "-o", tmp_path / "two")
     # Dropout of the prediction stage is drawn by each process for itself; the stage before has none.
     for one, other in zip(*(log_of(tmp_path / n / "intermediate") for n in ("one", "two")), strict=True):
         assert set(one) == set(other)

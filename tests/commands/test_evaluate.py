@@ -7,9 +7,10 @@ import re
 
 import numpy as np
 import own_files
+import processes
 import pytest
 import torch
-from own_files import NAMES, QUICK, kdcli, process, report_of, said_by, write
+from own_files import NAMES, QUICK, kdcli, report_of, said_by, write
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 LABELS = tuple(sorted(NAMES))
@@ -474,12 +475,8 @@ def test_two_processes_say_the_same_once(models, data, tmp_path):
     asked = [*models, "--task", "own", "--data", data, "--device", "cpu"]
     one = evaluate(*asked, "--predictions", tmp_path / "one.jsonl", "-o", tmp_path / "one")
     assert one.exit_code == 0, one.output
-    two = process(
-        *("evaluate", *asked, "--predictions", tmp_path / "two.jsonl", "-o", tmp_path / "two", "--processes", "2")
-    )
-    stdout, stderr = two.communicate(timeout=240)
-    assert two.returncode == 0, stderr
-    assert stdout.count("report in") == 1
+    said, _ = processes.two_ranks("evaluate", *asked, "--predictions", tmp_path / "two.jsonl", "-o", tmp_path / "two")
+    assert said.count("report in") == 1
     a, b = rows_of(tmp_path / "one.jsonl"), rows_of(tmp_path / "two.jsonl")
     assert [r | {"scores": None} for r in a] == [r | {"scores": None} for r in b]
     np.testing.assert_allclose([r["scores"] for r in a], [r["scores"] for r in b], atol=1e-5)

@@ -7,9 +7,10 @@ import shutil
 
 import numpy as np
 import own_files
+import processes
 import pytest
 import torch
-from own_files import NAMES, QUICK, ROWS, kdcli, log_of, process, report_of, said_by
+from own_files import NAMES, QUICK, ROWS, kdcli, log_of, report_of, said_by
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForQuestionAnswering,
@@ -300,7 +301,7 @@ def test_the_best_weights_are_kept_and_not_the_last(given, tmp_path, monkeypatch
 def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
     long = [*given, "--max-steps", "60", "--set", "train.log_every=1", "--set", "keep=best"]
     assert kdcli(*long, "-o", tmp_path / "a").exit_code == 0
-    own_files.killed_at_random(*long, "-o", tmp_path / "b")
+    processes.killed_at_random(*long, out=tmp_path / "b")
     assert kdcli(*long, "-o", tmp_path / "b", "--resume").exit_code == 0
     a, b = (load_file(tmp_path / side / "model.safetensors") for side in "ab")
     assert all(torch.equal(a[k], b[k]) for k in a)
@@ -314,10 +315,7 @@ def test_two_processes_are_one_with_the_same_global_batch(encoder, tmp_path):
     plain = ["finetune", no_dropout(encoder, tmp_path), "--task", "own", "--data", data, *QUICK, "--device", "cpu"]
     plain += ["--max-steps", "12", *OFTEN, "--set", "keep=best"]
     assert kdcli(*plain, "-o", tmp_path / "one").exit_code == 0
-    two = process(*plain, "-o", tmp_path / "two", "--processes", "2")
-    stdout, stderr = two.communicate(timeout=240)
-    assert two.returncode == 0, stderr
-    assert stdout.count("model and report in") == 1
+    assert processes.two_ranks(*plain, "-o", tmp_path / "two")[0].count("model and report in") == 1
     for one, other in zip(log_of(tmp_path / "one"), log_of(tmp_path / "two"), strict=True):
         assert set(one) == set(other)
         assert one.get("tokens") == other.get("tokens")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 
 import own_files
+import processes
 import pytest
 import torch
-from own_files import QUICK, kdcli, log_of, process, report_of, said_by
+from own_files import QUICK, kdcli, log_of, report_of, said_by
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -217,11 +217,11 @@ def test_the_set_that_chooses_is_named_and_obeyed(given, two_sets, tmp_path, cho
 
 @pytest.mark.slow
 def test_killed_in_the_middle_of_a_grid_and_resumed(given, whole, tmp_path):
-    killed = process(*given, "-o", tmp_path / "out")
+    killed = processes.process(*given, "-o", tmp_path / "out")
     last = tmp_path / "out" / "runs" / NAMES[2] / "checkpoints"
-    while killed.poll() is None and not last.exists():
+    while killed.returncode is None and not last.exists():
         time.sleep(0.002)
-    os.kill(killed.pid, 9)
+    killed.kill()
     killed.communicate()
     assert kdcli(*given, "-o", tmp_path / "out", "--resume").exit_code == 0
     assert numbers_of(tmp_path / "out") == numbers_of(whole[0])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import own_files
+import processes
 import pytest
 import torch
 from encoders import tiny_config, tiny_tokenizer
-from own_files import NAMES, QUICK, kdcli, log_of, process, report_of
+from own_files import NAMES, QUICK, kdcli, log_of, report_of
 from questions import tokenizer_of
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -294,8 +295,9 @@ def test_a_compact_directory_is_judged_and_measured_like_any_other(given, pruned
 def test_a_compact_directory_is_judged_alone(given, pruned, tmp_path):
     # In a process of its own: what transformers finds out of a class it remembers of those made from it.
     asked = ["--task", "own", "--data", given[given.index("--data") + 1], "-o", tmp_path / "scores"]
-    alone = process("evaluate", pruned[0] / "compact", *asked)
-    assert alone.wait(timeout=300) == 0, alone.stderr.read()
+    alone = processes.process("evaluate", pruned[0] / "compact", *asked)
+    said = alone.communicate()
+    assert alone.returncode == 0, said
     (own,) = {tuple(e.metrics.items()) for e in report_of(pruned[0]).evaluations}
     assert tuple(report_of(tmp_path / "scores").evaluations[0].metrics.items()) == own
 
@@ -405,7 +407,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(given, tmp_path, o
 def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
     asked = [*given, "--max-steps", "60", "--set", "train.log_every=1", "--set", "train.checkpoint_every=5"]
     assert kdcli(*asked, "-o", tmp_path / "a").exit_code == 0
-    own_files.killed_at_random(*asked, "-o", tmp_path / "b")
+    processes.killed_at_random(*asked, out=tmp_path / "b")
     assert kdcli(*asked, "-o", tmp_path / "b", "--resume").exit_code == 0
     a, b = (load_file(tmp_path / side / "model.safetensors") for side in "ab")
     assert all(torch.equal(a[k], b[k]) for k in a)
@@ -419,9 +421,7 @@ def test_two_processes_are_one_with_the_same_global_batch(given, tmp_path):
     still = own_files.encoder(tmp_path / "still", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     asked = ["prune", still, *given[2:], "--max-steps", "10", "--device", "cpu", "--set", "train.log_every=1"]
     assert kdcli(*asked, "-o", tmp_path / "one").exit_code == 0
-    two = process(*asked, "-o", tmp_path / "two", "--processes", "2")
-    _, stderr = two.communicate(timeout=240)
-    assert two.returncode == 0, stderr
+    processes.two_ranks(*asked, "-o", tmp_path / "two")
     a, b = (read_mask(tmp_path / side / MASK).masks for side in ("one", "two"))
     same = sum(int((a[k] == b[k]).sum()) for k in a) / sum(m.numel() for m in a.values())
     assert same > 0.99, "sums in another order move scores near the threshold"
