@@ -25,16 +25,13 @@ demo: $(STAMP) ## distil the embedded teacher into a 2x64 student: no network, n
 
 # A process a core, each computing in one thread: the models of the tests are too small for more. Neighbours share what
 # their file sets up; a process without work takes the second half of another's.
-TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout 600 -n auto --dist worksteal
-
 test: lint ## lint, then the tests, fast ones first
-	$(TEST) -x -m "not slow and not browser"
-	$(TEST) -m "slow or browser"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -x --timeout 600 -n auto --dist worksteal
 
 lint: $(STAMP) ## ruff and the strict type checker
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers auto
 
 docs: $(STAMP) ## build the documentation, warnings are errors
 	$(BIN)/mkdocs build --strict --site-dir site

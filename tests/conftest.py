@@ -22,6 +22,11 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 
+def pytest_collection_modifyitems(items):
+    """Fast ones first."""
+    items.sort(key=lambda item: any(item.get_closest_marker(name) for name in ("slow", "browser")))
+
+
 @pytest.fixture(autouse=True)
 def fresh_accelerate():
     yield

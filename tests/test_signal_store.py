@@ -6,15 +6,14 @@ import errno
 import os
 import random
 import shutil
-import subprocess
-import sys
+import signal
 from collections import namedtuple
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from encoders import tiny_config
+from forked import Forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -288,23 +287,15 @@ def test_a_store_that_is_not_whole_is_made_anew(tmp_path, damage):
     assert told(said, "damaged")
 
 
-DIE = """
-import os, sys
-from pathlib import Path
-os.fsync = lambda _: os.kill(os.getpid(), 9)
-from test_signal_store import opened, rows_of
-opened(Path(sys.argv[1]), rows_of())
-"""
+def die_while_writing(folder):
+    os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+    opened(folder, rows_of())
 
 
 def test_what_a_killed_process_left_is_neither_read_nor_kept(tmp_path):
-    here = Path(__file__).parent
-    killed = subprocess.run(
-        [sys.executable, "-c", DIE, str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": f"{here}{os.pathsep}{here.parent}"},
-        check=False,
-    )
-    assert killed.returncode == -9
+    killed = Forked(die_while_writing, tmp_path)
+    killed.communicate()
+    assert killed.returncode == -signal.SIGKILL
     (left,) = tmp_path.glob(".*.part")
     assert (left / "tokens.bin").is_file()
     said = []
@@ -314,41 +305,32 @@ def test_what_a_killed_process_left_is_neither_read_nor_kept(tmp_path):
     assert list(tmp_path.glob(".*.part")) == []
 
 
-WAIT = """
-import sys
-from pathlib import Path
-from test_signal_store import opened, rows_of
-
 class Aloud:
-    append = print
+    @staticmethod
+    def append(line):
+        print(line, flush=True)
 
-opened(Path(sys.argv[1]), rows_of(), said=Aloud)
-"""
+
+def open_aloud(folder):
+    opened(folder, rows_of(), said=Aloud)
 
 
 def test_of_two_processes_one_makes_it_and_the_other_waits(tmp_path):
-    here = Path(__file__).parent
     others, heard = [], []
 
     class Slow(Counting):
         def forward(self, batch):
             # The first row only tells the widths.
             if self.read == 1:
-                other = subprocess.Popen(
-                    [sys.executable, "-u", "-c", WAIT, str(tmp_path)],
-                    env=os.environ | {"PYTHONPATH": f"{here}{os.pathsep}{here.parent}"},
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-                others.append(other)
-                heard.append(other.stdout.readline())
+                others.append(Forked(open_aloud, tmp_path))
+                heard.append(others[0].first_line())
             return super().forward(batch)
 
     opened(tmp_path, rows_of(), teacher=Slow(capture(headed(), EVERYTHING)))
-    rest, _ = others[0].communicate(timeout=120)
-    assert others[0].returncode == 0
+    said, stderr = others[0].communicate()
+    assert others[0].returncode == 0, stderr
     assert "waiting for it" in heard[0]
-    (read,) = rest.splitlines()
+    (_, read) = said.splitlines()
     assert "are read from" in read
 
 

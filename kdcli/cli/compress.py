@@ -79,10 +79,10 @@ def distill(
         return
     _refuse_without_task(given)
     own = {"teacher": teacher, "student.to": to, "method": method, "assistant": assistant, "eval.tasks": eval_task}
-    shipped = "demo" if teacher == "demo" and method in (None, "minilm") else None
     resolved = resolve(
         DistillRecipe,
-        recipe=shared["recipe"] or shipped,
+        recipe=shared["recipe"],
+        beneath=_embedded_default(method) if teacher == "demo" and not shared["recipe"] else None,
         sets=shared["sets"] or (),
         options=own | training_options(given),
     )
@@ -90,6 +90,16 @@ def distill(
     from kdcli.commands import distill as command
 
     show(command.run(resolved, invocation), as_json=shared["json"])
+
+
+def _embedded_default(method: str | None) -> dict[str, dict[str, Any]]:
+    """What `distill demo` starts from; another method than the recipe's takes all but the settings of its loss."""
+    from kdcli.recipe import flatten, read_recipe
+
+    values = dict(flatten(read_recipe("demo", "distill")))
+    if method not in (None, "minilm"):
+        values = {key: value for key, value in values.items() if not key.startswith("loss.")}
+    return {"recipe demo": values}
 
 
 def _distill_on_task(given: Mapping[str, Any]) -> None:

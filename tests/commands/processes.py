@@ -1,62 +1,21 @@
-"""Commands in processes of their own. They are forked from one that has imported what commands need: of a short
-command that is most of its time."""
+"""Commands in processes of their own: one, two that join, one that is killed."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import socket
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-import torch
+from forked import Forked
 
-FORKING = multiprocessing.get_context("forkserver")
-FORKING.set_forkserver_preload(
-    [
-        *(f"kdcli.commands.{verb}" for verb in ("cotrain", "distill", "evaluate", "finetune", "prune")),
-        "transformers.models.bert.modeling_bert",
-    ]
-)
+from kdcli.cli import main
 
 
-class Command:
-    """A running `kdcli`, as far as tests need of it like `subprocess.Popen`."""
-
-    def __init__(self, arguments: tuple[object, ...], environment: dict[str, str]) -> None:
-        self._said = Path(tempfile.mkdtemp(prefix="kdcli-said-"))
-        # Sums are only repeated to the bit by as many threads.
-        given = [str(a) for a in arguments], environment, torch.get_num_threads(), self._said
-        self._process = FORKING.Process(target=_run, args=given)
-        self._process.start()
-
-    @property
-    def returncode(self) -> int | None:
-        """Exit code, less than 0 for a signal; None while it runs."""
-        return self._process.exitcode
-
-    def kill(self) -> None:
-        """As `kill -9`."""
-        self._process.kill()
-
-    def communicate(self, timeout: float = 240) -> tuple[str, str]:
-        """Wait for its end; what it said on stdout and stderr."""
-        self._process.join(timeout)
-        if self.returncode is None:
-            self.kill()
-            raise TimeoutError(f"still running after {timeout} s: {self._read()}")
-        return self._read()
-
-    def _read(self) -> tuple[str, str]:
-        stdout, stderr = ((self._said / name).read_text("utf-8") for name in ("stdout", "stderr"))
-        return stdout, stderr
-
-
-def process(*arguments: object, **environment: str) -> Command:
+def process(*arguments: object, **environment: str) -> Forked:
     """Run a command in a process of its own."""
-    return Command(arguments, os.environ | environment)
+    return Forked(_command, [str(a) for a in arguments], **environment)
 
 
 def two_ranks(*arguments: object, code: int = 0) -> tuple[str, str]:
@@ -82,19 +41,11 @@ def killed_at_random(*arguments: object, out: Path, stage: str = ".") -> None:
             killed.kill()
             break
         time.sleep(0.005)
-    killed.communicate()
-    assert killed.returncode == -9
+    said = killed.communicate()
+    assert killed.returncode == -9, said
     assert not (out / stage / "report.json").exists()
 
 
-def _run(arguments: list[str], environment: dict[str, str], threads: int, said: Path) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
-    torch.set_num_threads(threads)
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        with (said / name).open("w") as file:
-            os.dup2(file.fileno(), number)
+def _command(arguments: list[str]) -> None:
     sys.argv = ["kdcli", *arguments]
-    from kdcli.cli import main
-
     main()

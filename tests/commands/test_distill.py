@@ -451,6 +451,18 @@ def test_an_environment_with_only_transformers_reloads_the_student(given, tmp_pa
     assert done.stdout.strip() == "torch.Size([1, 2, 32])"
 
 
+@pytest.mark.parametrize("method", [None, "minilm", "minilmv2", "tinybert"])
+def test_the_embedded_teacher_needs_no_network_by_any_method(monkeypatch, method):
+    asked = []
+    monkeypatch.setattr("kdcli.commands.distill.run", lambda resolved, invocation: asked.append(resolved))
+    kdcli("demo", "--to", "2x32", *(("--method", method) if method else ()), "--lr", "1e-4")
+    (resolved,) = asked
+    recipe = resolved.recipe
+    assert (recipe.data.source, recipe.train.max_steps, recipe.train.lr) == ("demo", 300, 1e-4)
+    assert (recipe.method, recipe.student.to) == (method or "minilm", ["2x32"])
+    assert ("loss.hidden" in resolved.origins) == (method in (None, "minilm"))
+
+
 @pytest.mark.slow
 def test_the_embedded_default(tmp_path):
     shutil.rmtree(tmp_path / "demo", ignore_errors=True)

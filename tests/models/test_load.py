@@ -245,21 +245,7 @@ def run(hub, home, *sources, **environment):  # noqa: F811
     return done.stdout.splitlines()
 
 
-def test_a_hub_id_is_downloaded_and_then_found_in_the_cache(hub, model_dir, tmp_path):  # noqa: F811
-    hub.add("someone/tiny-bert", model_dir)
-    first = run(hub, tmp_path, "someone/tiny-bert")
-    own = load_encoder(str(model_dir)).model.get_input_embeddings().weight.detach().double().sum()
-    assert first == [f"4x32:128@4 64 {float(own)}"]
-    assert ("GET", f"/someone/tiny-bert/resolve/{COMMIT}/model.safetensors") in hub.asked
-    hub.asked.clear()
-    offline = run(hub, tmp_path, "someone/tiny-bert", "someone/absent", HF_HUB_OFFLINE="1")
-    assert offline[0] == first[0]
-    assert "'someone/absent' was found neither as a directory, nor in the Hugging Face cache" in offline[1]
-    assert "a local directory or 'demo'" in offline[1]
-    assert hub.asked == []
-
-
-def test_what_a_hub_cannot_give_is_one_error(hub, model_dir, tmp_path):  # noqa: F811
+def test_a_hub_gives_a_model_once_or_one_error(hub, model_dir, tmp_path):  # noqa: F811
     cases = {
         "pickled": "error: someone/pickled has its weights as a pickle (pytorch_model.bin)",
         "gated": "error: model 'someone/gated' is on the hub, but you have no access to it",
@@ -267,7 +253,7 @@ def test_what_a_hub_cannot_give_is_one_error(hub, model_dir, tmp_path):  # noqa:
         "broken": "error: the weights of someone/broken cannot be read: peer closed connection",
         "absent": "error: model 'someone/absent' was found neither as a directory, nor in the Hugging Face cache",
     }
-    for name in cases:
+    for name in ("tiny-bert", *cases):
         hub.add(f"someone/{name}", model_dir)
     files = hub.repositories["someone/pickled"]
     files["pytorch_model.bin"] = files.pop("model.safetensors")
@@ -276,9 +262,17 @@ def test_what_a_hub_cannot_give_is_one_error(hub, model_dir, tmp_path):  # noqa:
         del hub.repositories["someone/speechless"][name]
     hub.broken.add("someone/broken/model.safetensors")
     del hub.repositories["someone/absent"]
-    lines = run(hub, tmp_path, *(f"someone/{name}" for name in cases))
-    assert len(lines) == len(cases)
-    for line, said in zip(lines, cases.values(), strict=True):
+    first, *errors = run(hub, tmp_path, "someone/tiny-bert", *(f"someone/{name}" for name in cases))
+    own = load_encoder(str(model_dir)).model.get_input_embeddings().weight.detach().double().sum()
+    assert first == f"4x32:128@4 64 {float(own)}"
+    assert ("GET", f"/someone/tiny-bert/resolve/{COMMIT}/model.safetensors") in hub.asked
+    for line, said in zip(errors, cases.values(), strict=True):
         assert line.startswith(said)
     # A pickle is neither fetched nor handed to the service that transformers would have convert it.
     assert not [path for _, path in hub.asked if path.endswith(".bin") or "commits" in path]
+    hub.asked.clear()
+    offline = run(hub, tmp_path, "someone/tiny-bert", "someone/absent", HF_HUB_OFFLINE="1")
+    assert offline[0] == first
+    assert "'someone/absent' was found neither as a directory, nor in the Hugging Face cache" in offline[1]
+    assert "a local directory or 'demo'" in offline[1]
+    assert hub.asked == []
