@@ -69,7 +69,7 @@ def open_labelled(
     Raises:
         UsageError: unknown task, no such data, or rows that do not fit the task (file and row are named).
     """
-    with _expected(name, split, training):
+    with _expected(name, split, training, withheld):
         task = _task(name, columns or {}, source, train_source, split, training, labels, log)
         train: list[Example] = []
         trained_set = ""
@@ -92,18 +92,18 @@ def open_labelled(
 
 
 @contextmanager
-def _expected(name: str, split: str, training: bool) -> Iterator[None]:
+def _expected(name: str, split: str, training: bool, withheld: bool) -> Iterator[None]:
     """What is not there is answered with what should be."""
     try:
         yield
     except NotFound as error:
         raise UsageError(
             f"task {name}: {error.message}",
-            f"give --data PATH (of distill: eval.source): {_layout(name, split, training)}",
+            f"give --data PATH (of distill: eval.source): {_layout(name, split, training, withheld)}",
         ) from None
 
 
-def _layout(name: str, split: str, training: bool) -> str:
+def _layout(name: str, split: str, training: bool, withheld: bool) -> str:
     """The files that a task is read from, and their columns, in words."""
     formats = f"({', '.join(f'.{f}' for f in FORMATS if f != 'txt')}, each also .gz)"
     needed = ["train.*"] if training else []
@@ -119,7 +119,8 @@ def _layout(name: str, split: str, training: bool) -> str:
         needed.append(f"LANGUAGE/{split}.* (LANGUAGE: {', '.join(task.sets)})")
     else:
         needed.append(f"{split}.*")
-    columns = [*task.texts, f"{task.label} ({', '.join(task.labels)})" if task.labels else task.label]
+    label = f"{task.label} ({', '.join(task.labels)})" if task.labels else task.label
+    columns = task.texts if withheld else (*task.texts, label)
     return f"a directory with {', '.join(needed)} {formats} and the columns {', '.join(columns)}"
 
 

@@ -466,7 +466,9 @@ def test_a_submission_without_a_test_split_or_of_two_models_is_refused(tmp_path)
     rows = [{"sentence": r["text"], "label": i % 2} for i, r in enumerate(own_files.rows("class", 20))]
     write(tmp_path / "data" / "validation.jsonl", rows)
     asked = ["--task", "sst2", "--data", tmp_path / "data", "--submission", tmp_path / "sub"]
-    assert "no test split" in refused(tmp_path, model, *asked)
+    said = refused(tmp_path, model, *asked)
+    assert "no test split" in said
+    assert said.rstrip(".").endswith("and the columns sentence"), "labels are what the server withholds"
     assert "--submission is of one model, 2 were given" in refused(tmp_path, model, model, *asked)
 
 
