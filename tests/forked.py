@@ -26,7 +26,8 @@ class Forked:
 
     def __init__(self, target: Callable[..., None], *arguments: object, **environment: str) -> None:
         """Start it; `environment` is added to this process's."""
-        self._said = Path(tempfile.mkdtemp(prefix="kdcli-said-"))
+        self._folder = tempfile.TemporaryDirectory(prefix="kdcli-said-")
+        self._said = Path(self._folder.name)
         # Sums are only repeated to the bit by as many threads.
         how = self._said, os.environ | environment, torch.get_num_threads()
         self._process = SERVER.Process(target=_run, args=(how, target, arguments))
