@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 
@@ -14,6 +15,7 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 from encoders import tiny_encoder, tiny_tokenizer
 from hypothesis import settings
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from kdcli.models.card import weights_hash
 
@@ -36,8 +38,11 @@ def fresh_accelerate():
 
 @pytest.fixture(autouse=True, scope="session")
 def graphs_recorded_once():
-    """Recording a graph takes torch seconds: models equal in class, settings and weights share theirs."""
+    """Recording a graph takes torch seconds: models equal in class, settings and weights share theirs, and all of them
+    the table of operators, which torch would read anew for each."""
     record, recorded = torch.onnx.export, {}
+    operators = ONNXRegistry.from_torchlib
+    ONNXRegistry.from_torchlib = staticmethod(functools.cache(operators))
 
     def once(named, example, **options):
         key = (type(named.model), weights_hash(named.model), *options["input_names"], *options["output_names"])
@@ -48,6 +53,7 @@ def graphs_recorded_once():
     torch.onnx.export = once
     yield
     torch.onnx.export = record
+    ONNXRegistry.from_torchlib = staticmethod(operators)
 
 
 @pytest.fixture

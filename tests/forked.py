@@ -3,19 +3,29 @@ time."""
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
+import runpy
+import signal
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
+
+from kdcli.bench import latency, worker
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     [
         *(f"kdcli.commands.{verb}" for verb in ("cotrain", "distill", "evaluate", "finetune", "prune")),
+        worker.__name__,
         "transformers.models.bert.modeling_bert",
     ]
 )
@@ -38,9 +48,10 @@ class Forked:
         """Exit code, less than 0 for a signal; None while it runs."""
         return self._process.exitcode
 
-    def kill(self) -> None:
-        """As `kill -9`."""
-        self._process.kill()
+    def kill(self, sent: signal.Signals = signal.SIGKILL) -> None:
+        """As `kill` does."""
+        assert self._process.pid
+        os.kill(self._process.pid, sent)
 
     def first_line(self) -> str:
         """What it says first on stdout, once it has."""
@@ -61,6 +72,56 @@ class Forked:
     def _read(self) -> tuple[str, str]:
         stdout, stderr = ((self._said / name).read_text("utf-8") for name in ("stdout", "stderr"))
         return stdout, stderr
+
+
+class _Asked(io.StringIO):
+    """What a worker is asked, complete when it is closed."""
+
+    def close(self) -> None:
+        self.request = self.getvalue()
+        super().close()
+
+
+class Worker:
+    """The latency worker, as far as `kdcli.bench.latency` needs of it like `subprocess.Popen`."""
+
+    def __init__(self, command: list[str], *, stderr: io.TextIOBase, **how: object) -> None:
+        assert command[-1] == worker.__name__
+        self.stdin, self._stderr = _Asked(), stderr
+
+    @property
+    def stdout(self) -> Iterator[str]:
+        """Its answers, once it has ended."""
+        self._process = Forked(_serve, self.stdin.request)
+        stdout, stderr = self._process.communicate()
+        self._stderr.write(stderr)
+        yield from stdout.splitlines()
+
+    def wait(self) -> int | None:
+        return self._process.returncode
+
+
+def workers_are_forked(patch: pytest.MonkeyPatch) -> None:
+    """Latency is measured by forked workers, not by real ones."""
+    patch.setattr(latency, "subprocess", SimpleNamespace(Popen=Worker, PIPE=subprocess.PIPE))
+
+
+def _serve(request: str) -> None:
+    sys.stdin = io.StringIO(request)
+    worker.main()
+
+
+def script(file: Path, *arguments: object) -> Forked:
+    """A Python file as `python FILE ARGUMENTS` in its folder runs it."""
+    return Forked(_script, file, [str(a) for a in arguments])
+
+
+def _script(file: Path, arguments: list[str]) -> None:
+    os.chdir(file.parent)
+    # A shell that started the tests in the background may have had SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = [str(file), *arguments]
+    runpy.run_path(str(file), run_name="__main__")
 
 
 def _run(how: tuple[Path, dict[str, str], int], target: Callable[..., None], arguments: tuple[object, ...]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from encoders import tiny_config, tiny_encoder
+from forked import workers_are_forked
 
 from kdcli.bench import latency as latency_file
 from kdcli.bench import worker
@@ -63,7 +64,8 @@ def test_two_models_in_one_real_worker(two_models, tmp_path, monkeypatch):
     assert all(0 < s.low <= s.median <= s.high for s in speedups.values())
 
 
-def test_worker_that_fails_says_why(tmp_path):
+def test_worker_that_fails_says_why(tmp_path, monkeypatch):
+    workers_are_forked(monkeypatch)
     with pytest.raises(MachineError, match=r"the latency worker failed: .*nowhere") as caught:
         measure_latency([Subject("teacher", str(tmp_path / "nowhere"))], FEW)
     assert caught.value.exit_code == 3

@@ -1,4 +1,4 @@
-"""Latency from old machines, there and back: real processes of the file that is written, and what it brings."""
+"""Latency from old machines, there and back: processes of the file that is written, and what it brings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import script
 
 from kdcli.bench import measure_encoders
 from kdcli.bench.device import known_devices
@@ -27,6 +28,16 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     command = [sys.executable, "measure_encoders.py", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
+
+
+def called(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    """The exit code of the file's `main` as if run in its folder."""
+    monkeypatch.setattr(measure_encoders, "__file__", str(folder / "measure_encoders.py"))
+    monkeypatch.setattr(sys, "argv", ["measure_encoders.py", *arguments])
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit) as caught:
+        measure_encoders.main()
+    return caught.value.code
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +129,12 @@ def test_the_result_says_what_it_was_measured_with(result):
     assert set(sums) == {"measure_encoders.py", "shapes.json"}
 
 
-def test_an_earlier_result_is_not_overwritten(result):
+def test_an_earlier_result_is_not_overwritten(result, monkeypatch, capsys):
     before = result.read_bytes()
-    done = run(result.parent, *FAST)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "result.json exists" in done.stderr
+    assert called(result.parent, monkeypatch, *FAST) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "result.json exists" in said.err
     assert result.read_bytes() == before
 
 
@@ -155,20 +167,11 @@ def test_a_cell_that_does_not_fit_is_a_failure_beside_the_others(tmp_path):
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_keeps_the_finished_cells(tmp_path, sent):
     write_portable(tmp_path, ["1x16@2"], [(1, 4), (2, 4), (3, 4)], vocab_size=50)
-    command = [sys.executable, "measure_encoders.py", "--device", "cpu", "--min-runs", "1", "--min-seconds", "1.5"]
-    # A shell that started the tests in the background may have had SIGINT ignored.
-    process = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    assert process.stdout
-    assert "1x16@2" in process.stdout.readline()
-    process.send_signal(sent)
-    _, said = process.communicate(timeout=60)
+    slowly = ["--device", "cpu", "--min-runs", "1", "--min-seconds", "1.5"]
+    process = script(tmp_path / "measure_encoders.py", *slowly)
+    assert "1x16@2" in process.first_line()
+    process.kill(sent)
+    _, said = process.communicate()
     assert process.returncode == 130
     assert "interrupted; result.json holds the finished cells" in said
     found = read_portable(tmp_path / "result.json")
@@ -216,13 +219,8 @@ def test_a_plan_that_cannot_be_used_names_its_file(tmp_path, capsys, plan, said)
     ],
 )
 def test_wrong_usage_is_said_before_anything_is_measured(tmp_path, monkeypatch, capsys, arguments, code, said):
-    paths = write_portable(tmp_path, ["1x16@2"], [(1, 4)])
-    monkeypatch.setattr(measure_encoders, "__file__", str(paths[0]))
-    monkeypatch.setattr(sys, "argv", ["measure_encoders.py", *arguments])
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as caught:
-        measure_encoders.main()
-    assert caught.value.code == code
+    write_portable(tmp_path, ["1x16@2"], [(1, 4)])
+    assert called(tmp_path, monkeypatch, *arguments) == code
     assert said in capsys.readouterr().err
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import own_files
 import pytest
+from forked import script
 from typer.testing import CliRunner
 
 from kdcli import backend_scores
@@ -287,8 +286,9 @@ def test_what_the_portable_runner_brings_back_is_reported(tmp_path):
     wrote = run(*SMALL, "--seq-len", "16", "--batch-size", "1", "--portable", tmp_path / "old")
     assert wrote.exit_code == 0, wrote.output
     result = tmp_path / "k80.json"
-    runner = [sys.executable, tmp_path / "old" / "measure_encoders.py", "--out", result]
-    subprocess.run(runner, check=True, capture_output=True, timeout=240)
+    runner = script(tmp_path / "old" / "measure_encoders.py", "--out", result)
+    said = runner.communicate()
+    assert runner.returncode == 0, said
     found = run("--compare", result, "-o", tmp_path / "out")
     assert found.exit_code == 0, found.output
     report = own_files.report_of(tmp_path / "out")

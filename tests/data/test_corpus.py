@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from encoders import tiny_tokenizer
+from forked import Forked
 from huggingface_hub import HfApi
 from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import httpx
@@ -189,19 +191,18 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, cache, monkeypatch):
     assert list((cache / "corpora").iterdir()) == []
 
 
-DIE = """
-import os, sys
-from texts import corpus
-os.getpid, own = lambda: 7, os.getpid()
-os.fsync = lambda _: os.kill(own, 9)
-corpus(sys.argv[1])
-"""
+def die_while_writing(path):
+    os.getpid, own = lambda: 7, os.getpid()
+    os.fsync = lambda _: os.kill(own, signal.SIGKILL)
+    corpus(path)
 
 
 def test_a_killed_tokenisation_is_neither_read_nor_in_the_way(tmp_path, cache, monkeypatch):
     """The process has number 7 both times, as in a container."""
     write(tmp_path / "c.txt", DOCUMENTS)
-    assert python(DIE, tmp_path / "c.txt", cache=cache).returncode == -9
+    killed = Forked(die_while_writing, tmp_path / "c.txt")
+    said = killed.communicate()
+    assert killed.returncode == -9, said
     (left,) = cache.rglob("*.part")
     assert (left / "train.bin").is_file()
     monkeypatch.setattr(os, "getpid", lambda: 7)
