@@ -32,12 +32,14 @@ def probe_demo(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> di
 
 @torch.no_grad()
 def _means(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Features:
-    """Mean over real tokens of the last hidden states, [texts, D]."""
+    """Mean over real tokens of the last hidden states, [texts, D]; texts of about one length share a batch."""
     device = next(model.parameters()).device
+    order = np.argsort([len(text) for text in texts], kind="stable")
     rows = []
     for start in range(0, len(texts), BATCH):
-        batch = tokenizer(texts[start : start + BATCH], padding=True, truncation=True, return_tensors="pt").to(device)
+        together = [texts[i] for i in order[start : start + BATCH]]
+        batch = tokenizer(together, padding=True, truncation=True, return_tensors="pt").to(device)
         hidden_BLD = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
         real_BL1 = batch["attention_mask"][:, :, None].to(hidden_BLD.dtype)
         rows.append(((hidden_BLD * real_BL1).sum(1) / real_BL1.sum(1)).float().cpu().numpy())
-    return np.concatenate(rows)
+    return np.concatenate(rows)[np.argsort(order)]

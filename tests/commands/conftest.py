@@ -3,6 +3,9 @@ forked from one that has imported what it needs; tests/bench starts a real one."
 
 from __future__ import annotations
 
+import functools
+
+import own_files
 import pytest
 from forked import workers_are_forked
 
@@ -17,6 +20,24 @@ def undrawn(request, monkeypatch):
         stub = [Picture("<svg></svg>", "a picture")]
         monkeypatch.setattr("kdcli.report.build.pictures", lambda report: stub)
         monkeypatch.setattr("kdcli.report.build.of_model", lambda pruned: stub)
+
+
+@pytest.fixture(scope="session")
+def teacher_of(tmp_path_factory):
+    """Kind of task → a teacher fine-tuned on it, made when first asked for; its data lie beside it."""
+    return functools.cache(lambda kind: own_files.teacher(tmp_path_factory.mktemp(kind), kind))
+
+
+@pytest.fixture(scope="module")
+def asked(request, teacher_of):
+    """Arguments of a distillation on an own task of a kind, as quick as the module says."""
+
+    def of(kind="class", to="2x16"):
+        teacher = teacher_of(kind)
+        shape = ["--to", to] if to else []
+        return ["distill", teacher, "--task", "own", "--data", teacher.parent / "data", *shape, *request.module.QUICK]
+
+    return of
 
 
 @pytest.fixture(autouse=True, scope="package")

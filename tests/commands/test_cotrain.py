@@ -340,14 +340,20 @@ def test_two_processes_are_one_with_the_same_global_batch(given, base, tmp_path)
 
 
 @pytest.mark.slow
-def test_an_environment_with_only_transformers_reloads_both(given, tmp_path):
-    assert kdcli(*given, "--no-standalone", "-o", tmp_path / "out").exit_code == 0
+def test_an_environment_with_only_transformers_reloads_what_is_trained(given, model_dir, text_file, tmp_path):
+    assert kdcli(*given, "--no-standalone", "-o", tmp_path / "cotrained").exit_code == 0
+    distilled = ["distill", model_dir, "--data", text_file, "--to", "2x32", *QUICK, "-o", tmp_path / "distilled"]
+    assert own_files.kdcli(*distilled).exit_code == 0
+    # Far from this checkout, and with kdcli made unimportable.
     program = (
         "import sys; sys.modules['kdcli'] = None\n"
-        "from transformers import AutoModelForMaskedLM, AutoTokenizer\n"
-        f"for part in ('teacher', 'student'):\n    folder = {str(tmp_path / 'out')!r} + '/' + part\n"
-        "    t, m = AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder)\n"
-        "    print(tuple(m(**t('w1 w2', return_tensors='pt')).logits.shape))"
+        "from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer\n"
+        "for folder, auto in zip(sys.argv[1:], (AutoModelForMaskedLM, AutoModelForMaskedLM, AutoModel)):\n"
+        "    t, m = AutoTokenizer.from_pretrained(folder), auto.from_pretrained(folder)\n"
+        "    print(tuple(m(**t('w1 w2', return_tensors='pt'))[0].shape))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd="/", capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[:2] == ["(1, 2, 64)"] * 2
+    folders = [tmp_path / name for name in ("cotrained/teacher", "cotrained/student", "distilled")]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, folders)], cwd="/", capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["(1, 2, 64)", "(1, 2, 64)", "(1, 2, 32)"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 
 import own_files
@@ -27,24 +26,6 @@ QUICK = [
 ]
 STUDENT, ALONE = "student", "student undistilled"
 ON_TASKS = [m for m in methods() if "task" in reads(m)]
-
-
-@pytest.fixture(scope="module")
-def teacher_of(tmp_path_factory):
-    """Kind of task → a teacher fine-tuned on it, made when first asked for; its data lie beside it."""
-    return functools.cache(lambda kind: own_files.teacher(tmp_path_factory.mktemp(kind), kind))
-
-
-@pytest.fixture(scope="module")
-def asked(teacher_of):
-    """Arguments of a quick distillation on an own task of a kind."""
-
-    def of(kind="class", to="2x16"):
-        teacher = teacher_of(kind)
-        shape = ["--to", to] if to else []
-        return ["distill", teacher, "--task", "own", "--data", teacher.parent / "data", *shape, *QUICK]
-
-    return of
 
 
 @pytest.fixture(scope="module")

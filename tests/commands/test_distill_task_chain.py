@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
 
-import own_files
 import pytest
 import torch
 from encoders import tiny_config
@@ -23,20 +21,6 @@ QUICK = [
 ]
 ON_TEXT = ["--set", "general.overrides.data={max_length: 16, held_out_blocks: 8}", "--set"]
 ON_TEXT.append("general.overrides.train={max_steps: 4, batch_size: 8, log_every: 1, checkpoint_every: 2}")
-
-
-@pytest.fixture(scope="module")
-def teacher_of(tmp_path_factory):
-    return functools.cache(lambda kind: own_files.teacher(tmp_path_factory.mktemp(kind), kind))
-
-
-@pytest.fixture(scope="module")
-def asked(teacher_of):
-    def of(kind="class", to="2x16"):
-        teacher = teacher_of(kind)
-        return ["distill", teacher, "--task", "own", "--data", teacher.parent / "data", "--to", to, *QUICK]
-
-    return of
 
 
 @pytest.fixture(scope="module")

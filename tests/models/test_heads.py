@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     RobertaTokenizerFast,
     pipeline,
@@ -21,7 +23,7 @@ from transformers import (
 
 from kdcli.errors import UsageError
 from kdcli.models.capture import capture
-from kdcli.models.heads import AUTO_CLASS, PROBLEM, load_for_task
+from kdcli.models.heads import AUTO_CLASS, PROBLEM, Headed, load_for_task
 from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import save_model
 from kdcli.types import Kind, Needs, Task
@@ -90,9 +92,29 @@ def same(one, two) -> None:
         assert torch.equal(tensor, two[name]), name
 
 
-CONTRACT = pytest.mark.parametrize(
-    ("model_type", "kind"), [(t, k) for t in TYPES for k in TASKS if (t, k) not in WITHOUT]
-)
+@dataclass
+class Case:
+    """A new head for a kind of task on a saved encoder, and what transformers loads of it once it is saved."""
+
+    model_type: str
+    kind: Kind
+    source: Path
+    headed: Headed
+    saved: Path
+    stock: PreTrainedModel
+
+
+CASES = [(t, k) for t in TYPES for k in TASKS if (t, k) not in WITHOUT]
+
+
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def case(request, encoder_dir, tmp_path_factory) -> Case:
+    model_type, kind = request.param
+    source, saved = encoder_dir(model_type), tmp_path_factory.mktemp("saved")
+    headed = load(source, kind)
+    assert not headed.model.training
+    save_model(headed.model, headed.tokenizer, saved)
+    return Case(model_type, kind, source, headed, saved, AUTO_CLASS[kind].from_pretrained(saved).eval())
 
 
 @pytest.mark.parametrize(("model_type", "kind"), sorted(WITHOUT))
@@ -101,18 +123,14 @@ def test_a_kind_for_which_transformers_has_no_head_is_refused(encoder_dir, model
         load(encoder_dir(model_type), kind)
 
 
-@CONTRACT
 @torch.no_grad()
-def test_a_new_head_stands_on_the_saved_encoder(encoder_dir, model_type, kind, tmp_path):
-    source, task = encoder_dir(model_type), TASKS[kind]
-    headed = load(source, kind)
-    model = headed.model
-    assert headed.note.startswith("a new head: ")
-    assert headed.token_types == (model_type in GIVES_TYPES)
-    assert not model.training
+def test_a_new_head_stands_on_the_saved_encoder(case):
+    kind, task, model, again = case.kind, TASKS[case.kind], case.headed.model, case.stock
+    assert case.headed.note.startswith("a new head: ")
+    assert case.headed.token_types == (case.model_type in GIVES_TYPES)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
-    kept, own = load_file(source / KEPT), model.base_model.state_dict()
+    kept, own = load_file(case.source / KEPT), model.base_model.state_dict()
     assert {name for name in set(kept) ^ set(own) if not name.startswith("pooler.")} == set()
     for name in set(kept) & set(own):
         assert torch.equal(kept[name], own[name]), name
@@ -130,36 +148,30 @@ def test_a_new_head_stands_on_the_saved_encoder(encoder_dir, model_type, kind, t
     logits = logits_of(model(**batch))
     assert logits.shape == ((2, 10, OUTPUTS[kind]) if kind in ("tokens", "span") else (2, OUTPUTS[kind]))
 
-    save_model(model, headed.tokenizer, tmp_path)
-    again = AUTO_CLASS[kind].from_pretrained(tmp_path).eval()
     assert type(again) is type(model)
     same(again.state_dict(), model.state_dict())
     torch.testing.assert_close(logits_of(again(**batch)), logits)
     for name in ("id2label", "label2id", "problem_type", "finetuning_task", "num_labels"):
         assert getattr(again.config, name) == getattr(config, name)
     # And it is a model that can do the task: not a word of a new head.
-    back = load(tmp_path, kind, new_head=False)
+    back = load(case.saved, kind, new_head=False)
     assert back.note == "its own head"
     same(back.model.state_dict(), model.state_dict())
 
 
-@CONTRACT
 @torch.no_grad()
-def test_capture_gives_the_logits_of_the_stock_forward(encoder_dir, model_type, kind, tmp_path):
-    headed = load(encoder_dir(model_type), kind)
-    save_model(headed.model, headed.tokenizer, tmp_path)
-    stock = AUTO_CLASS[kind].from_pretrained(tmp_path).eval()
-    listen = capture(headed.model, Needs(logits=True))
-    batch = batch_of(stock)
-    own, heard = logits_of(stock(**batch)), listen(batch).logits
+def test_capture_gives_the_logits_of_the_stock_forward(case):
+    listen = capture(case.headed.model, Needs(logits=True))
+    batch = batch_of(case.stock)
+    own, heard = logits_of(case.stock(**batch)), listen(batch).logits
     # Splinter moves padding to the smallest number there is.
     torch.testing.assert_close(heard, own, atol=1e-5, rtol=1e-4)
     assert not torch.equal(own[0], own[1])
-    if model_type in CONVOLVING:
+    if case.model_type in CONVOLVING:
         return
     # Without its padding the second row says the same.
     alone = listen({name: tensor[1:, :6] for name, tensor in batch.items()}).logits
-    padded = heard[1:, :6] if kind in ("tokens", "span") else heard[1:]
+    padded = heard[1:, :6] if case.kind in ("tokens", "span") else heard[1:]
     torch.testing.assert_close(alone, padded, atol=1e-5, rtol=1e-4)
 
 
