@@ -37,6 +37,14 @@ def fresh_accelerate():
 
 
 @pytest.fixture(autouse=True, scope="session")
+def not_synced():
+    """Only a loss of power tells a file that is on the disk from one that is on its way there, and the way is slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def graphs_recorded_once():
     """Recording a graph takes torch seconds: models equal in class, settings and weights share theirs, and all of them
     the table of operators, which torch would read anew for each."""

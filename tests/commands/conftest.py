@@ -1,5 +1,5 @@
-"""What tests of commands share: pictures of reports are not drawn again for each, and latency is measured by a process
-forked from one that has imported what it needs; tests/bench starts a real one."""
+"""What tests of commands share. What takes their time and is tested elsewhere is done once, or in a quicker way:
+pictures of reports (tests/report), multiply-adds (tests/models), the process that measures latency (tests/bench)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import own_files
 import pytest
 from forked import workers_are_forked
 
+from kdcli.models import card
+from kdcli.models.card import multiply_adds
 from kdcli.report.drawing import Picture
 
 
@@ -41,8 +43,18 @@ def asked(request, teacher_of):
 
 
 @pytest.fixture(autouse=True, scope="package")
-def forked_worker():
-    """Of the modules' own fixtures too."""
+def quicker():
+    """Of the modules' own fixtures too: multiply-adds of a shape are counted once, latency is measured by a process
+    forked from one that has imported what it needs."""
+    counted: dict[tuple[object, ...], int] = {}
+
+    def once(model):
+        key = type(model), *(weight.shape for weight in model.parameters())
+        if key not in counted:
+            counted[key] = multiply_adds(model)
+        return counted[key]
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(card, "multiply_adds", once)
         workers_are_forked(patch)
         yield
