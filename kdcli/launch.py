@@ -14,7 +14,7 @@ from accelerate.utils import broadcast_object_list
 
 from kdcli.bench.device import choose_device, choose_dtype
 from kdcli.engine import start, track
-from kdcli.errors import ChildFailed, UsageError
+from kdcli.errors import ChildFailed, KdcliError, UsageError
 from kdcli.processes import fan_out, joined
 from kdcli.run_dir import RunDir, numbered
 from kdcli.settings import Invocation, TrainSettings
@@ -87,8 +87,9 @@ def place(name: str, resolved: Any, invocation: Invocation, accelerator: Acceler
     """
     named = invocation.output_dir or numbered(name, taken=invocation.resume or invocation.overwrite)
     folder = Path(broadcast_object_list([named])[0])
-    if not invocation.dry_run and accelerator.is_main_process:
-        RunDir(folder).check(resolved.to_yaml(), resume=invocation.resume, overwrite=invocation.overwrite)
+    if not invocation.dry_run:
+        how = {"resume": invocation.resume, "overwrite": invocation.overwrite}
+        in_main(accelerator, lambda: RunDir(folder).check(resolved.to_yaml(), **how))
     return folder
 
 
@@ -98,10 +99,25 @@ def claim(run: Prepared, accelerator: Accelerator) -> None:
     Raises:
         KdcliError: see `RunDir.claim`.
     """
+    how = {"resume": run.invocation.resume, "overwrite": run.invocation.overwrite}
+    in_main(accelerator, lambda: RunDir.claim(run.folder, run.resolved.to_yaml(), **how))
+
+
+def in_main(accelerator: Accelerator, action: Callable[[], object]) -> None:
+    """Do something in the main process before any goes on.
+
+    Raises:
+        KdcliError: of `action`; in the other processes as `ChildFailed`, which says nothing.
+    """
+    error: KdcliError | None = None
     if accelerator.is_main_process:
-        how = run.invocation
-        RunDir.claim(run.folder, run.resolved.to_yaml(), resume=how.resume, overwrite=how.overwrite)
-    accelerator.wait_for_everyone()
+        try:
+            action()
+        except KdcliError as caught:
+            error = caught
+    (code,) = broadcast_object_list([error.exit_code if error else 0])
+    if code:
+        raise error or ChildFailed(code)
 
 
 def launch(dtype: str, invocation: Invocation) -> tuple[Accelerator, torch.device] | None:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-from kdcli.errors import UsageError
+from kdcli.errors import MachineError, UsageError
 
 POLL_SECONDS = 0.1
 
@@ -57,8 +57,15 @@ def is_main() -> bool:
     return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) == 0
 
 
+def lost_another(error: RuntimeError) -> bool:
+    """Whether an error of torch is about another process of the run that is no longer there."""
+    # Gloo and NCCL have no type for it.
+    gone = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited", "remote server shutdown")
+    return joined() and any(words in str(error) for words in gone)
+
+
 def fan_out(arguments: Sequence[str], count: int, *, on_cpu: bool) -> int:
-    """Run `kdcli ARGUMENTS` as `count` processes and return the exit code of the first that failed, else 0.
+    """Run `kdcli ARGUMENTS` as `count` processes and return the exit code of one that failed, else 0.
 
     Signals to this process are passed on; when one process fails, the others are stopped.
 
@@ -108,5 +115,6 @@ def _wait(children: list[subprocess.Popen[bytes]]) -> int:
                 child.kill()
         for number, handler in before.items():
             signal.signal(number, handler)
-    own = [child.returncode for child in children if child.returncode > 0]
+    # A process that lost another ends as by a fault of the machine; the code of the other says more.
+    own = sorted((c.returncode for c in children if c.returncode > 0), key=lambda code: code == MachineError.exit_code)
     return own[0] if own else next((128 - child.returncode for child in children if child.returncode), 0)

@@ -22,6 +22,13 @@ class Verbs(TyperGroup):
             error: KdcliError = Interrupted("interrupted; no checkpoint of this step was written")
         except KdcliError as caught:
             error = caught
+        except RuntimeError as caught:
+            from kdcli.processes import lost_another
+
+            if not lost_another(caught):
+                raise
+            message = "another process of this run has ended, and this one cannot go on without it"
+            error = MachineError(message, "what it said stands above, if it could; then go on with --resume")
         from rich.console import Console
 
         from kdcli.processes import is_main

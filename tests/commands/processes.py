@@ -18,17 +18,22 @@ def process(*arguments: object, **environment: str) -> Forked:
     return Forked(_command, [str(a) for a in arguments], **environment)
 
 
-def two_ranks(*arguments: object, code: int = 0) -> tuple[str, str]:
-    """Run a command as two processes that join by gloo, and end with `code`; what the first said on stdout and stderr.
-    The second says nothing."""
+def ranks(*arguments: object) -> list[Forked]:
+    """Run a command as two processes that join by gloo."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     common |= {"ACCELERATE_USE_CPU": "true"}
-    ranks = [process(*arguments, **common, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
-    first, second = (rank.communicate() for rank in ranks)
-    assert [rank.returncode for rank in ranks] == [code, code], (first, second)
+    return [process(*arguments, **common, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
+
+
+def two_ranks(*arguments: object, code: int = 0) -> tuple[str, str]:
+    """Run a command as two processes that end with `code`; what the first said on stdout and stderr. The second says
+    nothing."""
+    both = ranks(*arguments)
+    first, second = (rank.communicate() for rank in both)
+    assert [rank.returncode for rank in both] == [code, code], (first, second)
     assert second == ("", "")
     return first
 

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 import own_files
 import processes
@@ -428,11 +429,28 @@ def test_an_error_in_several_processes_keeps_its_exit_code(given, tmp_path, capf
     assert not (tmp_path / "out").exists()
 
 
-def test_one_of_several_processes_says_what_is_wrong(given, tmp_path):
-    _, said = processes.two_ranks("distill", *given, "--to", "banana", "-o", tmp_path / "out", code=2)
+@pytest.mark.parametrize(("to", "says"), [("banana", "not a shape"), ("2x32", "is not empty")])
+def test_one_of_several_processes_says_what_is_wrong(given, tmp_path, to, says):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("x")
+    _, said = processes.two_ranks("distill", *given, "--to", to, "-o", tmp_path / "out", code=2)
     assert "Traceback" not in said
-    assert said.count("not a shape") == 1
-    assert not (tmp_path / "out").exists()
+    assert said.count("error: ") == said.count(says) == 1
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["mine.txt"]
+
+
+def test_one_of_two_processes_ends_when_the_other_is_killed(given, tmp_path):
+    log = tmp_path / "out" / "log.jsonl"
+    long = [*given, "--to", "2x32", "--max-steps", "500", "-o", tmp_path / "out"]
+    first, second = processes.ranks("distill", *long)
+    while not (log.exists() and log.read_text("utf-8").count("\n") > 3):
+        assert second.returncode is None, second.communicate()
+        time.sleep(0.01)
+    second.kill()
+    _, said = first.communicate()
+    assert first.returncode == 3
+    assert said.count("error: ") == said.count("another process of this run has ended") == 1
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("method", [None, "minilm", "minilmv2", "tinybert"])
