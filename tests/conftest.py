@@ -9,6 +9,8 @@ import tempfile
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["KDCLI_CACHE"] = tempfile.mkdtemp(prefix="kdcli-cache-")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+# Threads that load a tiny model take longer to start than its weights to load.
+os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
 
 import pytest
 import torch
