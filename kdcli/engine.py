@@ -32,7 +32,7 @@ from kdcli.cpu_training import quick_training
 from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
 from kdcli.held_out import CPU_MICRO_BATCH, any_rank, pass_over, sum_over_ranks, to_device
 from kdcli.memory import is_out_of_memory
-from kdcli.processes import stop_requests
+from kdcli.processes import stop_requests, take_slurm
 from kdcli.progress import Progress
 from kdcli.run_dir import RunDir
 from kdcli.types import Batch, Job, Outcome, Pace, Plan, real_tokens
@@ -51,6 +51,7 @@ def start(device: torch.device, dtype: torch.dtype, report_to: str = "none") -> 
     """
     precision = {torch.float32: "no", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
     trackers = None if report_to == "none" else report_to
+    take_slurm()
     try:
         accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision, log_with=trackers)
     except ValueError as error:

@@ -1,15 +1,16 @@
 """The processes of a run: one for each device, and how they are asked to stop.
 
-Under torchrun, SLURM or `accelerate launch` the processes are there already and accelerate joins them by their
-environment. Otherwise `fan_out` starts the same command once for each device with that same environment. It does so
-itself because the launchers of torch and accelerate answer 1 for whatever a child answered, and the exit code is part
-of what kdcli promises.
+Under torchrun, `srun` or `accelerate launch` the processes are there already and accelerate joins them by their
+environment, which `take_slurm` completes. Otherwise `fan_out` starts the same command once for each device with that
+same environment. It does so itself because the launchers of torch and accelerate answer 1 for whatever a child
+answered, and the exit code is part of what kdcli promises.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -49,12 +50,37 @@ def stop_requests() -> Iterator[StopRequest]:
 
 def joined() -> bool:
     """True in a process that some launcher started as one of several."""
-    return "WORLD_SIZE" in os.environ or int(os.environ.get("SLURM_NTASKS", "1")) > 1
+    return "WORLD_SIZE" in os.environ or _slurm_tasks() > 1
+
+
+def _slurm_tasks() -> int:
+    # Of the step that `srun` began: a script of `sbatch` is one process, however many tasks it was given room for.
+    return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
+
+
+def take_slurm() -> None:
+    """Give what `srun` says of this process the names by which torch knows it, unless another launcher did."""
+    if "WORLD_SIZE" in os.environ or _slurm_tasks() == 1:
+        return
+    told = os.environ
+    # `gpu[03-07,11],login` begins with gpu03.
+    first = re.match(r"([^,\[]+)(?:\[(\w+))?", told.get("SLURM_STEP_NODELIST", "localhost"))
+    here = re.match(r"\d+", told.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    assert first
+    assert here
+    told["WORLD_SIZE"] = str(_slurm_tasks())
+    told["RANK"] = told["SLURM_PROCID"]
+    told["LOCAL_RANK"] = told["SLURM_LOCALID"]
+    told["LOCAL_WORLD_SIZE"] = here[0]
+    told.setdefault("MASTER_ADDR", first[1] + (first[2] or ""))
+    # The same for all processes of a step, another for another job.
+    told.setdefault("MASTER_PORT", str(20_000 + int(told["SLURM_JOB_ID"]) % 10_000))
 
 
 def is_main() -> bool:
     """True in the one process that may print and write."""
-    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) == 0
+    own = os.environ.get("SLURM_PROCID", "0") if _slurm_tasks() > 1 else "0"
+    return int(os.environ.get("RANK", own)) == 0
 
 
 def lost_another(error: RuntimeError) -> bool:

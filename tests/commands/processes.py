@@ -18,20 +18,24 @@ def process(*arguments: object, **environment: str) -> Forked:
     return Forked(_command, [str(a) for a in arguments], **environment)
 
 
-def ranks(*arguments: object) -> list[Forked]:
-    """Run a command as two processes that join by gloo."""
+def ranks(*arguments: object, slurm: bool = False) -> list[Forked]:
+    """Run a command as two processes that join by gloo, by what torchrun or what `srun` tells them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    if slurm:
+        common = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost"}
+        common |= {"SLURM_JOB_ID": "7", "MASTER_PORT": str(port)}
+        return [process(*arguments, **common, SLURM_PROCID=rank, SLURM_LOCALID=rank) for rank in "01"]
     common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     common |= {"ACCELERATE_USE_CPU": "true"}
     return [process(*arguments, **common, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
 
 
-def two_ranks(*arguments: object, code: int = 0) -> tuple[str, str]:
+def two_ranks(*arguments: object, code: int = 0, slurm: bool = False) -> tuple[str, str]:
     """Run a command as two processes that end with `code`; what the first said on stdout and stderr. The second says
     nothing."""
-    both = ranks(*arguments)
+    both = ranks(*arguments, slurm=slurm)
     first, second = (rank.communicate() for rank in both)
     assert [rank.returncode for rank in both] == [code, code], (first, second)
     assert second == ("", "")

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from kdcli.cli import app
 from kdcli.judge import Features
-from kdcli.processes import fan_out
+from kdcli.processes import fan_out, take_slurm
 from kdcli.report.schema import Report
 from kdcli.run_dir import RunDir
 
@@ -437,6 +437,38 @@ def test_one_of_several_processes_says_what_is_wrong(given, tmp_path, to, says):
     assert "Traceback" not in said
     assert said.count("error: ") == said.count(says) == 1
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["mine.txt"]
+
+
+def test_processes_of_srun_are_joined(given, tmp_path):
+    asked = [*given, "--to", "2x32", "--set", "student.dropout=0.0", "--device", "cpu"]
+    assert kdcli(*asked, "-o", tmp_path / "one").exit_code == 0
+    said, _ = processes.two_ranks("distill", *asked, "-o", tmp_path / "two", slurm=True)
+    assert said.count("model and report in") == 1
+    one, two = (log_of(tmp_path / name)[-1] for name in ("one", "two"))
+    assert two["tokens"] == one["tokens"]
+    assert two["held_out"]["loss"] == pytest.approx(one["held_out"]["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ({"SLURM_STEP_NODELIST": "gpu[03-07,11],login", "SLURM_STEP_TASKS_PER_NODE": "4(x6),2"}, ("gpu03", "26", "4")),
+        ({"SLURM_STEP_NODELIST": "a-b7,c1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, ("a-b7", "26", "1")),
+        ({"SLURM_STEP_NUM_TASKS": "1"}, (None, None, None)),
+        ({"WORLD_SIZE": "9", "MASTER_ADDR": "mine", "LOCAL_WORLD_SIZE": "3"}, ("mine", "9", "3")),
+    ],
+)
+def test_what_srun_says(monkeypatch, told, found):
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    common = {"SLURM_STEP_NUM_TASKS": "26", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "123456"}
+    for name, value in (common | told).items():
+        monkeypatch.setenv(name, value)
+    take_slurm()
+    assert tuple(os.environ.get(n) for n in ("MASTER_ADDR", "WORLD_SIZE", "LOCAL_WORLD_SIZE")) == found
+    if found[1] == "26":
+        assert tuple(os.environ[n] for n in ("RANK", "LOCAL_RANK", "MASTER_PORT")) == ("5", "1", "23456")
 
 
 def test_one_of_two_processes_ends_when_the_other_is_killed(given, tmp_path):
