@@ -1,7 +1,7 @@
 """Fine-tuning beside transformers.Trainer: the same rows, model, batch, dtype and settings, both in one run.
 
     python benchmarks/finetune.py speed MODEL DATA [--task sst2] [--steps 100] [--rounds 5] [--threads 2]
-    python benchmarks/finetune.py quality MODEL DATA --task cola --lr 1e-4 --seeds 3 [--first-seed 2] [--rows N]
+    python benchmarks/finetune.py quality MODEL DATA --task cola --lr 1e-4 --seeds 3 [--first-seed 2] [--dtype bf16]
 
 DATA is what `kdcli finetune --data` takes for the task. The Trainer is at its defaults with `DataCollatorWithPadding`:
 random order, each batch padded to its longest row. `speed` prints rows/s of both and the median of the ratios of
@@ -22,6 +22,7 @@ import torch
 import transformers
 from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
 
+from kdcli.bench.device import DTYPES
 from kdcli.downstream import Downstream, fitting, judged, load_model, prepare
 from kdcli.engine import start, train
 from kdcli.recipe import resolve
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="of the matrix products, of both")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     transformers.utils.logging.set_verbosity_error()
@@ -60,13 +62,13 @@ def main() -> None:
         "train.lr": options.lr,
         "train.batch_size": options.batch,
         "train.warmup_fraction": 0.05,
-        "train.dtype": "fp32",
+        "train.dtype": options.dtype,
         "train.log_every": 10**6,
         "train.eval_every": 10**6,
         "train.checkpoint_every": 10**6,
     }
     recipe = resolve(FinetuneRecipe, recipe=None, options=settings).recipe
-    task, _ = prepare(recipe, start(CPU, torch.float32), CPU, trust_remote_code=False)
+    task, _ = prepare(recipe, start(CPU, DTYPES[options.dtype]), CPU, trust_remote_code=False)
     (speed if options.what == "speed" else quality)(task, recipe, options)
 
 
@@ -126,6 +128,7 @@ def trainer(task: Downstream, recipe: FinetuneRecipe, steps: int) -> Trainer:
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,
+        bf16=recipe.train.dtype == "bf16",
     )
     return Trainer(
         model=headed.model,
