@@ -26,7 +26,7 @@ from kdcli.engine import train
 from kdcli.errors import UsageError
 from kdcli.estimate import Estimate, LegEstimate, probe_leg
 from kdcli.finish import Finished, measured
-from kdcli.launch import place, plan_of
+from kdcli.launch import finished_before, place, plan_of, taken_up
 from kdcli.losses.ctcd import STUDENT, TEACHER
 from kdcli.models.card import describe
 from kdcli.models.load import location, save_model
@@ -108,8 +108,7 @@ def _tasks(
 
 def run_pair(run: PairRun) -> Finished | None:
     """Train, save, compare and report in a claimed directory; only the main process writes."""
-    if RunDir(run.folder).done:
-        Progress.say(f"{run.folder} is done already")
+    if finished_before(run.folder):
         return Finished.read(run.folder)
     trained = _trained(run, run.resolved, run.first, run.folder)
     alone = _standalone(run)
@@ -151,11 +150,7 @@ def _standalone(run: PairRun) -> Finished | None:
     if not due_alone(run.recipe):
         return None
     folder, resolved = run.folder / STANDALONE, standalone(run.resolved)
-    if run.accelerator.is_main_process:
-        RunDir.claim(folder, resolved.to_yaml(), resume=True)
-    run.accelerator.wait_for_everyone()
-    if RunDir(folder).done:
-        Progress.say(f"{folder} is done already")
+    if taken_up(run.accelerator, folder, resolved):
         return Finished.read(folder)
     Progress.say("the same models without each other")
     pair = load_pair(run.recipe, trust_remote_code=run.invocation.trust_remote_code)

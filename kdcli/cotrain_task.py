@@ -21,7 +21,7 @@ from kdcli.errors import UsageError
 from kdcli.estimate import Estimate, LegEstimate, probe_leg
 from kdcli.finetune_run import WORST
 from kdcli.finish import Finished, finish, measured
-from kdcli.launch import place
+from kdcli.launch import finished_before, place, taken_up
 from kdcli.losses.ctcd import STUDENT, TEACHER
 from kdcli.models.card import describe
 from kdcli.models.heads import AUTO_CLASS, Headed
@@ -100,8 +100,7 @@ def _base(recipe: CotrainTaskRecipe) -> str:
 
 def run_task_pair(run: TaskPairRun) -> Finished | None:
     """Train both models, then both without each other, judge and report, in a claimed directory."""
-    if RunDir(run.folder).done:
-        Progress.say(f"{run.folder} is done already")
+    if finished_before(run.folder):
         return Finished.read(run.folder)
     models, outcome, evaluations = _fit(run, run.recipe, run.folder)
     folders = {name: run.folder / name for name in ROLES}
@@ -173,17 +172,12 @@ def _standalone(run: TaskPairRun) -> Finished | None:
     if not due_alone(run.recipe):
         return None
     folder, resolved = run.folder / STANDALONE, standalone(run.resolved)
-    main = run.task.accelerator.is_main_process
-    if main:
-        RunDir.claim(folder, resolved.to_yaml(), resume=True)
-    run.task.accelerator.wait_for_everyone()
-    if RunDir(folder).done:
-        Progress.say(f"{folder} is done already")
+    if taken_up(run.task.accelerator, folder, resolved):
         return Finished.read(folder)
     Progress.say("the same models without each other")
     models, outcome, evaluations = _fit(run, resolved.recipe, folder)
     folders = {name: folder / name for name in ROLES}
-    if main:
+    if run.task.accelerator.is_main_process:
         cards = _cards(folders, models)
         _finished(run, resolved.recipe, folder, folders, outcome, cards, evaluations, Latency())
     run.task.accelerator.wait_for_everyone()

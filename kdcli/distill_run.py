@@ -27,7 +27,7 @@ from kdcli.engine import train
 from kdcli.errors import UsageError
 from kdcli.estimate import Estimate, LegEstimate, probe_leg
 from kdcli.finish import Finished, finish, measured
-from kdcli.launch import place, plan_of
+from kdcli.launch import finished_before, place, plan_of, taken_up
 from kdcli.losses import bind, check_settings, reads
 from kdcli.losses.hard import labelled
 from kdcli.metrics.probe import probe_demo
@@ -165,12 +165,9 @@ def run_text(context: TextRun) -> Finished | None:
     result: Finished | None = None
     for leg in legs:
         run_dir = RunDir(leg.folder)
-        if accelerator.is_main_process and leg is not last:
-            # A leg before the last lives in the chain's directory and goes on whenever the chain does.
-            RunDir.claim(leg.folder, leg.resolved.to_yaml(), resume=True)
-        accelerator.wait_for_everyone()
-        if run_dir.done:
-            Progress.say(f"{leg.folder} is done already")
+        # A leg before the last lives in the chain's directory and goes on whenever the chain does.
+        inside = leg is not last
+        if taken_up(accelerator, leg.folder, leg.resolved) if inside else finished_before(leg.folder):
             result = Finished.read(leg.folder)
             continue
         of_leg = context.teacher

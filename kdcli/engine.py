@@ -16,6 +16,7 @@ import math
 import resource
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -53,7 +54,10 @@ def start(device: torch.device, dtype: torch.dtype, report_to: str = "none") -> 
     trackers = None if report_to == "none" else report_to
     take_slurm()
     try:
-        accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision, log_with=trackers)
+        with warnings.catch_warnings():
+            # How many threads each of several processes on a CPU was given, said by every one of them.
+            warnings.filterwarnings("ignore", message="OMP_NUM_THREADS")
+            accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision, log_with=trackers)
     except ValueError as error:
         if trackers is None:
             raise

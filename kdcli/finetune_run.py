@@ -8,6 +8,7 @@ from typing import Any
 from kdcli.bench.latency import Latency, Subject
 from kdcli.downstream import Downstream, fit, quality_of
 from kdcli.finish import Finished, finish, measured
+from kdcli.launch import taken_up
 from kdcli.models.card import describe
 from kdcli.models.heads import AUTO_CLASS, Headed
 from kdcli.models.load import save_model
@@ -26,11 +27,7 @@ WORST = 20
 
 def run_inside(task: Downstream, resolved: Resolved[FinetuneRecipe], folder: Path) -> Finished:
     """A run that lives in the directory of another and goes on whenever that does; read back when it is done."""
-    if task.accelerator.is_main_process:
-        RunDir.claim(folder, resolved.to_yaml(), resume=True)
-    task.accelerator.wait_for_everyone()
-    if RunDir(folder).done:
-        Progress.say(f"{folder} is done already")
+    if taken_up(task.accelerator, folder, resolved):
         return Finished.read(folder)
     Progress.say(f"run {folder.name}")
     return run_claimed(task, resolved.recipe, folder, headed=None, measure=False)

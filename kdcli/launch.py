@@ -16,6 +16,7 @@ from kdcli.bench.device import choose_device, choose_dtype
 from kdcli.engine import start, track
 from kdcli.errors import ChildFailed, KdcliError, UsageError
 from kdcli.processes import fan_out, joined
+from kdcli.progress import Progress
 from kdcli.run_dir import RunDir, numbered
 from kdcli.settings import Invocation, TrainSettings
 from kdcli.types import Plan
@@ -101,6 +102,27 @@ def claim(run: Prepared, accelerator: Accelerator) -> None:
     """
     how = {"resume": run.invocation.resume, "overwrite": run.invocation.overwrite}
     in_main(accelerator, lambda: RunDir.claim(run.folder, run.resolved.to_yaml(), **how))
+
+
+def taken_up(accelerator: Accelerator, folder: Path, resolved: Any) -> bool:
+    """Take the directory of a stage that lives inside a run's and goes on whenever that does.
+
+    Returns:
+        True when the stage was finished before, which is said.
+
+    Raises:
+        KdcliError: see `RunDir.claim`.
+    """
+    in_main(accelerator, lambda: RunDir.claim(folder, resolved.to_yaml(), resume=True))
+    return finished_before(folder)
+
+
+def finished_before(folder: Path) -> bool:
+    """True when the run of a directory wrote its report, which is said."""
+    done = RunDir(folder).done
+    if done:
+        Progress.say(f"{folder} is done already")
+    return done
 
 
 def in_main(accelerator: Accelerator, action: Callable[[], object]) -> None:

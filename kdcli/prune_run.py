@@ -20,6 +20,7 @@ from kdcli.downstream import Downstream, Fitted, judged, load_model, quality_of,
 from kdcli.errors import MachineError
 from kdcli.finish import Finished, finish, measured
 from kdcli.judge import summed_up
+from kdcli.launch import finished_before, taken_up
 from kdcli.models.card import describe
 from kdcli.models.heads import AUTO_CLASS, Headed
 from kdcli.models.layout import layout_for
@@ -64,11 +65,8 @@ class PruneRun:
 def run_inside(task: Downstream, of: PruneRun, teacher: Headed | None, folder: Path) -> Finished:
     """One sparsity in its directory, read back when it is done."""
     recipe, main = of.resolved.recipe, task.accelerator.is_main_process
-    if main and of.folder != folder:
-        RunDir.claim(of.folder, of.resolved.to_yaml(), resume=True)
-    task.accelerator.wait_for_everyone()
-    if RunDir(of.folder).done:
-        Progress.say(f"{of.folder} is done already")
+    inside = of.folder != folder
+    if taken_up(task.accelerator, of.folder, of.resolved) if inside else finished_before(of.folder):
         return Finished.read(of.folder)
     Progress.say(f"{recipe.method}, sparsity {of.name}")
     headed = load_model(recipe, task.data.task, trust_remote_code=task.trust_remote_code)

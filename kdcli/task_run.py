@@ -20,7 +20,7 @@ from kdcli.estimate import Estimate, LegEstimate, probe_leg
 from kdcli.finetune_run import WEIGHTS, WORST, run_inside
 from kdcli.finish import Finished, finish, measured
 from kdcli.judge import Features
-from kdcli.launch import claim
+from kdcli.launch import claim, finished_before, taken_up
 from kdcli.models.card import describe
 from kdcli.models.heads import AUTO_CLASS, Headed
 from kdcli.models.load import load_encoder, location, save_model
@@ -44,8 +44,7 @@ WITHOUT = f"{STUDENT}{UNDISTILLED}"
 def run_task(run: TaskRun) -> Finished | None:
     """Run every stage that is not done in a claimed directory, and report."""
     accelerator = run.task.accelerator
-    if RunDir(run.folder).done:
-        Progress.say(f"{run.folder} is done already")
+    if finished_before(run.folder):
         return Finished.read(run.folder)
     if run.text is not None:
         claim(run.text, accelerator)
@@ -118,11 +117,7 @@ def _stage_job(run: TaskRun, task: Downstream, store: Store | None) -> tuple[Stu
 def _intermediate(run: TaskRun, task: Downstream) -> str:
     """Train the method's own stage; returns where the student is then."""
     folder, main = run.folder / INTERMEDIATE, task.accelerator.is_main_process
-    if main:
-        RunDir.claim(folder, run.resolved.to_yaml(), resume=True)
-    task.accelerator.wait_for_everyone()
-    if RunDir(folder).done:
-        Progress.say(f"{folder} is done already")
+    if taken_up(task.accelerator, folder, run.resolved):
         return str(folder)
     Progress.say(f"{run.recipe.method} on {run.recipe.task}: intermediate stage")
     student, job, plan = _stage_job(run, task, store_in(run.folder, run.recipe.cache_gb))

@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "metrics": {"data", "errors", "types"},
     "chain": {"errors", "models", "recipe", "settings", "types"},
     "estimate": {"engine", "errors", "report", "types"},
-    "launch": {"bench", "engine", "errors", "processes", "run_dir", "settings", "types"},
+    "launch": {"bench", "engine", "errors", "processes", "progress", "run_dir", "settings", "types"},
     "judge": {"data", "metrics", "types"},
     "downstream": {
         *("data", "engine", "errors", "held_out", "judge", "launch", "losses", "models", "progress"),
@@ -56,7 +56,8 @@ ALLOWED: dict[str, set[str]] = {
         *("settings", "types"),
     },
     "finetune_run": {
-        *("bench", "downstream", "finish", "models", "progress", "recipe", "report", "run_dir", "settings", "types"),
+        *("bench", "downstream", "finish", "launch", "models", "progress", "recipe", "report", "run_dir", "settings"),
+        "types",
     },
     "signal_records": {"data", "errors", "memory", "types"},
     "signal_store": {"data", "disk", "signal_records", "types"},
@@ -97,8 +98,8 @@ ALLOWED: dict[str, set[str]] = {
         *("disk", "distill_job", "downstream", "models", "pruners", "settings", "task_teacher", "types"),
     },
     "prune_run": {
-        *("bench", "downstream", "engine", "errors", "finish", "judge", "models", "progress", "prune_job", "pruners"),
-        *("recipe", "report", "run_dir", "settings", "sparse", "task_teacher", "types"),
+        *("bench", "downstream", "engine", "errors", "finish", "judge", "launch", "models", "progress", "prune_job"),
+        *("pruners", "recipe", "report", "run_dir", "settings", "sparse", "task_teacher", "types"),
     },
     "backend_scores": {
         *("bench", "data", "downstream", "errors", "judge", "metrics", "models", "progress", "settings", "sparse"),

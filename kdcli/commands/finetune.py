@@ -21,13 +21,12 @@ from kdcli.estimate import Estimate, probe_leg
 from kdcli.finetune_run import WEIGHTS, chosen_on, finish_run, run_claimed, run_inside
 from kdcli.finish import Finished
 from kdcli.judge import summed_up
-from kdcli.launch import carry_out, place
+from kdcli.launch import carry_out, finished_before, place
 from kdcli.models.card import describe
 from kdcli.models.heads import Headed
-from kdcli.progress import Progress
 from kdcli.recipe import Resolved, combinations
 from kdcli.report.views import FINETUNED
-from kdcli.run_dir import RECIPE, REPORT, RunDir
+from kdcli.run_dir import RECIPE, REPORT
 from kdcli.settings import FinetuneRecipe, Invocation
 from kdcli.types import Outcome
 
@@ -89,8 +88,7 @@ def _prepared(
 def _train(grid: _Grid) -> Finished | None:
     """Train every run that is not done in a claimed directory, and report the chosen one."""
     task, recipe, folder = grid.task, grid.resolved.recipe, grid.folder
-    if RunDir(folder).done:
-        Progress.say(f"{folder} is done already")
+    if finished_before(folder):
         return Finished.read(folder)
     if len(grid.runs) == 1:
         return run_claimed(task, recipe, folder, headed=grid.headed, measure=True)

@@ -25,7 +25,8 @@ def ranks(*arguments: object, slurm: bool = False) -> list[Forked]:
         port = free.getsockname()[1]
     if slurm:
         common = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost"}
-        common |= {"SLURM_JOB_ID": "7", "MASTER_PORT": str(port)}
+        # Nobody said how many threads: to accelerate 0 is as good as unset.
+        common |= {"SLURM_JOB_ID": "7", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "0"}
         return [process(*arguments, **common, SLURM_PROCID=rank, SLURM_LOCALID=rank) for rank in "01"]
     common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     common |= {"ACCELERATE_USE_CPU": "true"}
@@ -38,7 +39,7 @@ def two_ranks(*arguments: object, code: int = 0, slurm: bool = False) -> tuple[s
     both = ranks(*arguments, slurm=slurm)
     first, second = (rank.communicate() for rank in both)
     assert [rank.returncode for rank in both] == [code, code], (first, second)
-    assert second == ("", "")
+    assert second == ("", ""), second
     return first
 
 
