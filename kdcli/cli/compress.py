@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,7 +82,7 @@ def distill(
     resolved = resolve(
         DistillRecipe,
         recipe=shared["recipe"],
-        beneath=_embedded_default(method) if teacher == "demo" and not shared["recipe"] else None,
+        beneath=_embedded_default(method, shared["sets"] or ()) if teacher == "demo" and not shared["recipe"] else None,
         sets=shared["sets"] or (),
         options=own | training_options(given),
     )
@@ -92,11 +92,12 @@ def distill(
     show(command.run(resolved, invocation), as_json=shared["json"])
 
 
-def _embedded_default(method: str | None) -> dict[str, dict[str, Any]]:
+def _embedded_default(method: str | None, sets: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What `distill demo` starts from; another method than the recipe's takes all but the settings of its loss."""
     from kdcli.recipe import flatten, read_recipe
 
     values = dict(flatten(read_recipe("demo", "distill")))
+    method = method or dict(each.split("=", 1) for each in sets if "=" in each).get("method")
     if method not in (None, "minilm"):
         values = {key: value for key, value in values.items() if not key.startswith("loss.")}
     return {"recipe demo": values}

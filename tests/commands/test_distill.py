@@ -485,11 +485,13 @@ def test_one_of_two_processes_ends_when_the_other_is_killed(given, tmp_path):
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("named", [["--method"], ["--set", "train.seed=1", "--set"]])
 @pytest.mark.parametrize("method", [None, "minilm", "minilmv2", "tinybert"])
-def test_the_embedded_teacher_needs_no_network_by_any_method(monkeypatch, method):
+def test_the_embedded_teacher_needs_no_network_by_any_method(monkeypatch, method, named):
     asked = []
     monkeypatch.setattr("kdcli.commands.distill.run", lambda resolved, invocation: asked.append(resolved))
-    kdcli("demo", "--to", "2x32", *(("--method", method) if method else ()), "--lr", "1e-4")
+    given = [*named, method if named == ["--method"] else f"method={method}"] if method else []
+    kdcli("demo", "--to", "2x32", *given, "--lr", "1e-4")
     (resolved,) = asked
     recipe = resolved.recipe
     assert (recipe.data.source, recipe.train.max_steps, recipe.train.lr) == ("demo", 300, 1e-4)
