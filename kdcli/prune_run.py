@@ -55,7 +55,7 @@ LOSSLESS = 1e-4
 
 @dataclass(frozen=True)
 class PruneRun:
-    """One sparsity: its recipe and its directory."""
+    """One method and sparsity: what it is called beside others, its recipe and its directory."""
 
     name: str
     resolved: Resolved[PruneRecipe]
@@ -63,12 +63,12 @@ class PruneRun:
 
 
 def run_inside(task: Downstream, of: PruneRun, teacher: Headed | None, folder: Path) -> Finished:
-    """One sparsity in its directory, read back when it is done."""
+    """One run in its directory, read back when it is done."""
     recipe, main = of.resolved.recipe, task.accelerator.is_main_process
     inside = of.folder != folder
     if taken_up(task.accelerator, of.folder, of.resolved) if inside else finished_before(of.folder):
         return Finished.read(of.folder)
-    Progress.say(f"{recipe.method}, sparsity {of.name}")
+    Progress.say(f"{recipe.method}, sparsity {recipe.sparsity[0]:g}")
     headed = load_model(recipe, task.data.task, trust_remote_code=task.trust_remote_code)
     store = store_in(of.folder, recipe.cache_gb)
     ready = prepared(task, recipe, headed, teacher, folder=of.folder if main else None, store=store)

@@ -1,4 +1,5 @@
-"""Recipes that follow from another one: of a task's distillation, of its stages, of what it is compared with.
+"""Recipes that follow from another one: of a task's distillation, of its stages, of what it is compared with; of the
+methods of a pruning.
 
 Like `kdcli.recipe`, this file imports neither torch nor transformers.
 """
@@ -13,7 +14,14 @@ from pydantic import ValidationError
 
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.recipe import Resolved, defaulted, explain, flatten, read_recipe, resolve, shipped, verb_of
-from kdcli.settings import DistillRecipe, DownstreamSettings, FinetuneRecipe, FinetuneTrainSettings, TaskDistillRecipe
+from kdcli.settings import (
+    DistillRecipe,
+    DownstreamSettings,
+    FinetuneRecipe,
+    FinetuneTrainSettings,
+    PruneRecipe,
+    TaskDistillRecipe,
+)
 
 
 def downstream_recipe(settings: DownstreamSettings, task: str, seed: int) -> Resolved[FinetuneRecipe]:
@@ -92,6 +100,41 @@ def task_recipe(
     stage = TaskDistillRecipe().intermediate
     rest = {f"intermediate.{k}": v for k, v in stage.items() if k not in resolved.recipe.intermediate}
     return defaulted(resolved, rest, "default")
+
+
+def prune_recipes(
+    methods: Sequence[str], *, recipe: str | None, sets: Sequence[str], options: Mapping[str, Any]
+) -> list[Resolved[PruneRecipe]]:
+    """A recipe for each method of pruning, alike but for what belongs to the method.
+
+    Unless a recipe is named, the shipped one of a method and the task is that method's; what it says of data and budget
+    holds for the others too, so that all train on the same examples for as long.
+
+    Args:
+        methods: none asks for that of the recipe.
+        recipe, sets, options: as in `resolve`.
+
+    Raises:
+        UsageError: see `resolve`.
+    """
+    first = resolve(PruneRecipe, recipe=recipe, sets=sets, options=options).recipe
+    asked = list(methods) or [first.method]
+    of_task = {method: f"{method}-{first.task}" for method in asked} if recipe is None else {}
+    there = {m: dict(flatten(read_recipe(name, "prune"))) for m, name in of_task.items() if name in shipped("prune")}
+    found = []
+    for method in asked:
+        beneath = {
+            f"recipe {of_task[other]}": values if other == method else _budget(values)
+            for other, values in there.items()
+        }
+        own = {**options, "method": method if methods else None}
+        found.append(resolve(PruneRecipe, recipe=recipe, beneath=beneath, sets=sets, options=own))
+    return found
+
+
+def _budget(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What methods share of a recipe: the examples and the steps, not the learning rate."""
+    return {k: v for k, v in values.items() if k.startswith(("data.", "train.")) and k != "train.lr"}
 
 
 def ablations(name: str) -> dict[str, dict[str, Any]]:

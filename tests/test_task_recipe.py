@@ -13,8 +13,15 @@ from kdcli.errors import UsageError
 from kdcli.losses import check_settings, methods, on_tasks, reads
 from kdcli.models.shape import parse_shape
 from kdcli.recipe import resolve, shipped
-from kdcli.settings import DistillRecipe, TaskDistillRecipe
-from kdcli.stage_recipes import ablations, general_recipe, stage_settings, task_recipe, undistilled_recipe
+from kdcli.settings import DistillRecipe, PruneRecipe, TaskDistillRecipe
+from kdcli.stage_recipes import (
+    ablations,
+    general_recipe,
+    prune_recipes,
+    stage_settings,
+    task_recipe,
+    undistilled_recipe,
+)
 from kdcli.types import ModelShape
 from kdcli.yaml_text import read_yaml
 
@@ -253,3 +260,38 @@ def test_a_recipe_that_a_run_left_gives_the_same_run_again(tmp_path):
     again = task_recipe(recipe=str(file), sets=(), options={})
     assert again.recipe == first.recipe
     assert resolve(TaskDistillRecipe, recipe=str(file)).recipe == first.recipe
+
+
+def pruned(*methods, recipe=None, sets=(), **options):
+    """What `prune` does with these methods: each one's recipe and where its values came from."""
+    given = {key.replace("__", "."): value for key, value in options.items()}
+    return prune_recipes(methods, recipe=recipe, sets=sets, options=given)
+
+
+def test_methods_of_pruning_share_examples_and_steps_and_no_learning_rate():
+    theirs = resolve(PruneRecipe, recipe="smp-mrpc").recipe
+    plain = PruneRecipe()
+    for order in (("smp", "movement"), ("movement", "smp")):
+        found = {of.recipe.method: of for of in pruned(*order, task="mrpc")}
+        assert list(found) == list(order)
+        smp, movement = (found[m].recipe for m in ("smp", "movement"))
+        assert smp == theirs
+        assert movement.data == smp.data
+        assert movement.train == smp.train.model_copy(update={"lr": plain.train.lr})
+        assert (movement.pruner, movement.kd) == (plain.pruner, plain.kd)
+        assert found["movement"].origins["train.epochs"] == "recipe smp-mrpc"
+        assert "train.lr" not in found["movement"].origins, "the method's own may stand there"
+    (alone,) = pruned("movement", task="mrpc")
+    assert alone.recipe.train == plain.train
+
+
+def test_the_recipe_of_pruning_is_that_of_the_method_and_task_in_the_end():
+    theirs = resolve(PruneRecipe, recipe="smp-mrpc").recipe
+    (found,) = pruned(sets=["task=mrpc"])
+    assert found.recipe == theirs
+    (found,) = pruned(sets=["method=magnitude"], task="mrpc")
+    assert found.recipe == PruneRecipe(task="mrpc", method="magnitude")
+    assert found.origins["method"] == "--set"
+    (found,) = pruned("smp", task="mrpc", recipe="smp-sst2", train__epochs=1.0)
+    assert found.recipe.train.batch_size == resolve(PruneRecipe, recipe="smp-sst2").recipe.train.batch_size
+    assert (found.recipe.task, found.recipe.train.epochs) == ("mrpc", 1.0)

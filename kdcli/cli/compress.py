@@ -148,7 +148,8 @@ def _refuse_without_task(given: Mapping[str, Any]) -> None:
 def prune(
     model: Annotated[str | None, typer.Argument(help="Hub id, directory, or 'demo'.")] = None,
     method: Annotated[
-        str | None, typer.Option(help="smp, magnitude, movement, soft-movement, l0 or cap.", show_default=False)
+        list[str] | None,
+        typer.Option(help="smp, magnitude, movement, soft-movement, l0 or cap; may be repeated.", show_default=False),
     ] = None,
     sparsity: Annotated[
         list[float] | None, typer.Option(help="Share of the weights that goes, e.g. 0.9; may be repeated.")
@@ -162,22 +163,14 @@ def prune(
 ) -> None:
     """Remove weights of an encoder while it learns a task (SMP and its baselines)."""
     given = locals() | shared
-    from kdcli.recipe import resolve, shipped
-    from kdcli.settings import PruneRecipe
-
-    own = {"model": model, "task": task, "method": method, "sparsity": sparsity, "teacher": teacher}
-    own |= {"pruner.masking": masking}
-    named = f"{method or 'smp'}-{task or 'sst2'}"
-    of_task = named if named in shipped("prune") else None
-    resolved = resolve(
-        PruneRecipe,
-        recipe=shared["recipe"] or of_task,
-        sets=shared["sets"] or (),
-        options=own | training_options(given),
-    )
     from kdcli.commands import prune as command
+    from kdcli.stage_recipes import prune_recipes
 
-    show(command.run(resolved, invocation_of(given)), as_json=shared["json"])
+    own = {"model": model, "task": task, "sparsity": sparsity, "teacher": teacher, "pruner.masking": masking}
+    asked = prune_recipes(
+        method or [], recipe=shared["recipe"], sets=shared["sets"] or (), options=own | training_options(given)
+    )
+    show(command.run(asked, invocation_of(given)), as_json=shared["json"])
 
 
 @app.command()

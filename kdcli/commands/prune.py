@@ -1,4 +1,4 @@
-"""`kdcli prune`: an encoder learns a task by what is removed from it; one run for each sparsity.
+"""`kdcli prune`: an encoder learns a task by what is removed from it; one run for each method and sparsity.
 
 Data flow: examples → rows of tokens → logits of the masked model → hard loss, a teacher's soft loss, the method's own
 terms → engine → masks → the masked, the compacted and the sparse form of the model, measured beside the dense one.
@@ -6,7 +6,9 @@ terms → engine → masks → the masked, the compacted and the sparse form of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +43,11 @@ class _Runs:
     teacher: Headed | None
 
 
-def run(resolved: Resolved[PruneRecipe], invocation: Invocation) -> Finished | Estimate | None:
-    """Prune once for each sparsity and report.
+def run(asked: Sequence[Resolved[PruneRecipe]], invocation: Invocation) -> Finished | Estimate | None:
+    """Prune once for each method and sparsity and report.
+
+    Args:
+        asked: a recipe for each method, alike but for what belongs to the method.
 
     Returns:
         The report, of several runs the one that compares them; the estimate of a dry run; None in a process that has
@@ -51,34 +56,41 @@ def run(resolved: Resolved[PruneRecipe], invocation: Invocation) -> Finished | E
     Raises:
         KdcliError: see `kdcli.errors`; nothing was claimed or written if recipe, models or data cannot be used.
     """
-    recipe = resolved.recipe
+    recipe, methods = asked[0].recipe, [of.recipe.method for of in asked]
     if recipe.model is None or recipe.task is None:
         raise UsageError("prune needs a model and a task", "kdcli prune MODEL --task TASK --sparsity 0.9")
-    check_settings(recipe.method, recipe.pruner)
-    resolved = _by_method(resolved)
-    recipe = resolved.recipe
-    twice = sorted({s for s in recipe.sparsity if recipe.sparsity.count(s) > 1})
-    if twice:
-        raise UsageError(f"sparsity {twice[0]:g} was asked for twice", "give each once")
-    return carry_out(resolved, invocation, prepare=_prepared, probe=_dry_run, run=_train)
+    for of in asked:
+        check_settings(of.recipe.method, of.recipe.pruner)
+    for what, given in (("method", methods), ("sparsity", [f"{s:g}" for s in recipe.sparsity])):
+        if twice := [one for one in given if given.count(one) > 1]:
+            raise UsageError(f"{what} {twice[0]} was asked for twice", "give each once")
+    complete = [_by_method(of) for of in asked]
+    return carry_out(complete[0], invocation, prepare=partial(_prepared, complete), probe=_dry_run, run=_train)
 
 
 def _prepared(
-    resolved: Resolved[PruneRecipe], invocation: Invocation, accelerator: Accelerator, device: torch.device
+    asked: Sequence[Resolved[PruneRecipe]],
+    first: Resolved[PruneRecipe],
+    invocation: Invocation,
+    accelerator: Accelerator,
+    device: torch.device,
 ) -> _Runs:
     """Check models and data against each other and tokenise; claims nothing."""
-    recipe = resolved.recipe
-    folder = place(f"prune-{Path(str(recipe.model)).name}-{recipe.task}", resolved, invocation, accelerator)
-    runs = _runs(resolved, folder)
+    recipe = first.recipe
+    folder = place(f"prune-{Path(str(recipe.model)).name}-{recipe.task}", first, invocation, accelerator)
+    runs = _runs(asked, folder)
     task, headed = prepare(recipe, accelerator, device, trust_remote_code=invocation.trust_remote_code)
     teacher = load_soft_teacher(task, recipe, headed)
-    for of in runs:
-        planned(task, of.resolved.recipe)
-    return _Runs(resolved, invocation, folder, runs, task, teacher)
+    # What a later run would stumble over is found before the first begins: each method has a head of its own.
+    for of in asked[1:]:
+        load_model(of.recipe, task.data.task, trust_remote_code=invocation.trust_remote_code)
+    for run in runs:
+        planned(task, run.resolved.recipe)
+    return _Runs(first, invocation, folder, runs, task, teacher)
 
 
 def _train(all_of: _Runs) -> Finished:
-    """Prune once for each sparsity in a claimed directory."""
+    """Prune once for each method and sparsity in a claimed directory."""
     task, recipe, folder = all_of.task, all_of.resolved.recipe, all_of.folder
     found = [run_inside(task, of, all_of.teacher, folder) for of in all_of.runs]
     if len(found) > 1 and task.accelerator.is_main_process:
@@ -93,25 +105,31 @@ def _by_method(resolved: Resolved[PruneRecipe]) -> Resolved[PruneRecipe]:
     return defaulted(resolved, found, origin)
 
 
-def _runs(resolved: Resolved[PruneRecipe], folder: Path) -> list[PruneRun]:
+def _runs(asked: Sequence[Resolved[PruneRecipe]], folder: Path) -> list[PruneRun]:
+    """One run for each method and sparsity, in `METHOD/`, `sparsity-S/` or `METHOD/sparsity-S/` where there are several
+    of the one, of the other or of both; a method that no density can be asked of has one run."""
     found = []
-    for sparsity in resolved.recipe.sparsity:
-        own = Resolved(resolved.recipe.model_copy(update={"sparsity": [sparsity]}), resolved.origins)
-        name = f"{sparsity:g}"
-        several = len(resolved.recipe.sparsity) > 1
-        found.append(PruneRun(name, own, folder / f"sparsity-{name}" if several else folder))
+    for resolved in asked:
+        recipe = resolved.recipe
+        exact = defaults(recipe.method).exact and recipe.pruner.get("masking") != "threshold"
+        several = exact and len(recipe.sparsity) > 1
+        for sparsity in recipe.sparsity if exact else recipe.sparsity[:1]:
+            own = Resolved(recipe.model_copy(update={"sparsity": [sparsity]}), resolved.origins)
+            inside = [recipe.method] * (len(asked) > 1) + [f"sparsity-{sparsity:g}"] * several
+            shown = [recipe.method] * (len(asked) > 1) + [f"{100 * sparsity:g} %"] * (several or len(asked) == 1)
+            found.append(PruneRun(" ".join(shown), own, folder.joinpath(*inside)))
     return found
 
 
 def _together(
     task: Downstream, recipe: PruneRecipe, folder: Path, runs: list[PruneRun], found: list[Finished]
 ) -> Finished:
-    """The report that compares the sparsities; each run has its own, with the latencies."""
+    """The report that compares the runs; each has its own, with the latencies."""
     cards: dict[str, dict[str, Any]] = {}
     evaluations: list[dict[str, Any]] = []
     pruning: list[dict[str, Any]] = []
     for of, result in zip(runs, found, strict=True):
-        report, name = result.report, f"{100 * of.resolved.recipe.sparsity[0]:g} %"
+        report, name = result.report, of.name
         # The form whose size says what was won; with zeros in it every model is as big as the dense one.
         form = COMPACT if COMPACT in report.models else MASKED
         cards.setdefault(DENSE, report.models[DENSE].model_dump())
@@ -127,7 +145,7 @@ def _together(
         latency=Latency(),
         outcome=None,
         quality=quality_of(evaluations),
-        notes=[*task.notes, *(f"sparsity {of.name}: {of.folder}" for of in runs)],
+        notes=[*task.notes, *(f"{of.name}: {of.folder}" for of in runs)],
         evaluations=evaluations,
         pruning=pruning,
     )

@@ -19,7 +19,7 @@ methods, check_settings = _METHODS.names, _METHODS.settings
 
 
 def defaults(method: str) -> Defaults:
-    """Learning rate and teacher's share of a method's authors.
+    """What a method's authors ran it with.
 
     Raises:
         UsageError: unknown method.

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from kdcli.pruners.masked import MaskedWeight, attach
 from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, freeze_embeddings
 
-DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9)
+DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9, exact=False)
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
 EDGE = 1e-6

@@ -25,11 +25,13 @@ class Defaults:
         lr: the plan's learning rate.
         teacher: share of the teacher's term in the loss where there is a teacher; the labels' is the rest.
         head: frozen, of label words (`embedding`), or trained (`scratch`).
+        exact: a density can be asked for; else gates or thresholds and the regulariser decide it.
     """
 
     lr: float
     teacher: float
     head: Literal["embedding", "scratch"] = "scratch"
+    exact: bool = True
 
 
 @dataclass

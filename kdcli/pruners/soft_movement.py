@@ -19,7 +19,7 @@ from kdcli.pruners.movement import Ramp
 from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, freeze_embeddings
 from kdcli.pruners.selection import threshold
 
-DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9)
+DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9, exact=False)
 
 
 class Settings(Ramp):

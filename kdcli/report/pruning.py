@@ -41,6 +41,11 @@ def sparsities(report: Report) -> str:
     return ", ".join(f"{100 * sparsity:g} %" for sparsity in dict.fromkeys(p.sparsity for p in report.pruning))
 
 
+def methods(report: Report) -> str:
+    """How it was made to go: `smp, movement`."""
+    return ", ".join(dict.fromkeys(p.method for p in report.pruning))
+
+
 def by_type(report: Report) -> Listing | None:
     """A row a pruned model: the share kept of each type and of all, beside what was asked for; None where nothing was
     pruned."""

@@ -14,7 +14,7 @@ from kdcli.report.console import latency_parts, rich_table, section
 from kdcli.report.cotraining import COTRAIN, pair_made, pair_origin, pair_title
 from kdcli.report.evaluations import MOST_LABELS, comparisons, confusion_listing, matrix, scores, set_name, tasks
 from kdcli.report.latency import BENCHMARK, Cell, cells, interval, not_measured, speedup_of
-from kdcli.report.pruning import by_type, sparsities
+from kdcli.report.pruning import by_type, methods, sparsities
 from kdcli.report.schema import Card, Report
 from kdcli.report.selection import setting_table
 from kdcli.report.text import Listing, bytes_of, count, duration, filled, names_of, number, percent, plain, table
@@ -105,7 +105,7 @@ def title(report: Report) -> str:
         return pair_title(report, short)
     if report.pruning:
         of = " on ".join(filter(None, [short(_origin(report)), ", ".join(_tasks(report))]))
-        return f"{of}, {report.pruning[0].method} {sparsities(report)}"
+        return f"{of}, {methods(report)} {sparsities(report)}"
     if TEACHER not in report.models:
         models = [short(_origin(report)) if name == FINETUNED else name for name in report.models]
         return " on ".join(filter(None, [", ".join(models), ", ".join(_tasks(report))]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import own_files
 import processes
@@ -318,6 +319,46 @@ def test_several_sparsities_are_runs_of_their_own(given, tmp_path):
     assert json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))["pruning"] == json.loads(before)["pruning"]
 
 
+def test_several_methods_are_compared_on_the_same_examples(given, tmp_path):
+    methods_asked = ["--method", "magnitude", "--method", "smp", "--max-steps", "6"]
+    result = kdcli(*given, *methods_asked, "--sparsity", "0.5", "--sparsity", "0.8", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    report = report_of(tmp_path / "out")
+    names = ["magnitude 50 %", "magnitude 80 %", "smp 50 %", "smp 80 %"]
+    assert [p.model for p in report.pruning] == [e.model for e in report.evaluations] == names
+    assert [p.method for p in report.pruning] == ["magnitude"] * 2 + ["smp"] * 2
+    assert "magnitude, smp 50 %, 80 %" in result.stdout
+    runs = {m: report_of(tmp_path / "out" / m / "sparsity-0.8").recipe for m in ("magnitude", "smp")}
+    assert {m: r["head"]["kind"] for m, r in runs.items()} == {"magnitude": "scratch", "smp": "embedding"}
+    assert runs["magnitude"]["train"]["lr"] < runs["smp"]["train"]["lr"]
+    alike = [r | {"method": None, "head": None, "kd": None} for r in runs.values()]
+    assert alike[0] | {"train": None} == alike[1] | {"train": None}
+    # Alone it would have been the same.
+    alone = kdcli(*given, *methods_asked[2:], "--sparsity", "0.8", "-o", tmp_path / "alone")
+    assert alone.exit_code == 0, alone.output
+    same = [
+        load_file(folder / "model.safetensors") for folder in (tmp_path / "alone", tmp_path / "out/smp/sparsity-0.8")
+    ]
+    assert all(torch.equal(same[0][k], same[1][k]) for k in same[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "folders"),
+    [
+        (["--method", "magnitude", "--method", "smp"], ["magnitude", "smp"]),
+        (["--method", "smp", "--sparsity", "0.5"], ["sparsity-0.5", "sparsity-0.9"]),
+        (["--method", "smp", "--method", "l0", "--sparsity", "0.5"], ["smp/sparsity-0.5", "smp/sparsity-0.9", "l0"]),
+        (["--method", "l0", "--sparsity", "0.5"], [""]),
+        (["--masking", "threshold", "--sparsity", "0.5"], [""]),
+    ],
+)
+def test_a_run_each_where_a_density_can_be_asked_for(given, tmp_path, options, folders):
+    result = kdcli(*given, *options, "--sparsity", "0.9", "--dry-run", "--json", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    legs = json.loads(result.stdout)["legs"]
+    assert [Path(leg["folder"]) for leg in legs] == [tmp_path / "out" / folder for folder in folders]
+
+
 @pytest.mark.parametrize("head", ["embedding", "scratch"])
 def test_in_bf16_what_is_frozen_is_held_in_it_and_saved_as_it_was(head, base, given, tmp_path, monkeypatch):
     held = {}
@@ -388,6 +429,9 @@ def test_a_dry_run_leaves_nothing(given, tmp_path):
         (["--sparsity", "1.0"], "'sparsity.0' must be less than 1, got 1.0"),
         (["--sparsity", "-0.1"], "'sparsity.0' must be greater than or equal to 0"),
         (["--sparsity", "0.5", "--sparsity", "0.5"], "sparsity 0.5 was asked for twice"),
+        (["--method", "smp", "--method", "smp"], "method smp was asked for twice"),
+        (["--method", "smp", "--method", "smpp"], "unknown method 'smpp'"),
+        (["--method", "magnitude", "--method", "smp", "--set", "head.words=[w40]"], "1 label words for the 2 outputs"),
         (["--method", "smpp"], "unknown method 'smpp'; did you mean 'smp'?"),
         (["--masking", "lokal"], "'pruner.masking' must be 'local', 'global', 'proportional' or 'threshold'"),
         (["--set", "pruner.regulariser=1"], "unknown key 'pruner.regulariser' of method smp; did you mean"),
