@@ -145,10 +145,16 @@ def _together(
         latency=Latency(),
         outcome=None,
         quality=quality_of(evaluations),
-        notes=[*task.notes, *(f"{of.name}: {of.folder}" for of in runs)],
+        notes=[*task.notes, *(f"{of.name}: {of.folder}" for of in runs), *_whose_recipe(runs)],
         evaluations=evaluations,
         pruning=pruning,
     )
+
+
+def _whose_recipe(runs: list[PruneRun]) -> list[str]:
+    """Which run's recipe a report of several methods holds."""
+    first, *others = dict.fromkeys(of.resolved.recipe.method for of in runs)
+    return [f"recipe.yaml here is that of {first}; {', '.join(others)} have their own"] if others else []
 
 
 def _dry_run(all_of: _Runs) -> Estimate:

@@ -26,7 +26,7 @@ from kdcli.report.latency import (
 )
 from kdcli.report.markdown import markdown
 from kdcli.report.pictures import pictures
-from kdcli.report.pruning import by_layer, by_type
+from kdcli.report.pruning import by_layer, by_type, foremost
 from kdcli.report.pruning import facts as pruning_facts
 from kdcli.report.pruning_pictures import of_model
 from kdcli.report.schema import Report
@@ -122,8 +122,8 @@ def _about(report: Report) -> str:
 
 
 def _foremost(report: Report) -> str:
-    """The model that the first numbers are of: the last, but of variants the recipe as it is."""
-    return (variants(report) or list(report.models)[-1:])[0]
+    """The model that the first numbers are of: the last, of variants the recipe as it is, of pruned ones the best."""
+    return foremost(report) or (variants(report) or list(report.models)[-1:])[0]
 
 
 def _heading(report: Report) -> str:
@@ -164,7 +164,7 @@ def _distilled(report: Report) -> list[tuple[str, str]]:
 
 def _judged(report: Report) -> list[tuple[str, str]]:
     """A model by itself, or beside the first of several."""
-    first, *_, name = [*report.models, *report.models]
+    first, name = next(iter(report.models)), _foremost(report)
     facts = []
     for task, found in tasks(report).items():
         own, base = ({e.set: e.metrics for e in found if e.model == m} for m in (name, first))

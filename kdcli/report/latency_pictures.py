@@ -9,7 +9,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 from kdcli.report.drawing import COLOURS, DASHES, INK, Picture, apart, figure, legend, logarithmic, svg
 from kdcli.report.latency import PLAIN, Cell, cell_name, cells, comparable, ran_as
 from kdcli.report.schema import LatencyRow, Report
-from kdcli.report.text import cut, names_of
+from kdcli.report.text import cut, names_of, percent
 
 MOST_LINES = 12
 """Lines of one picture at most."""
@@ -163,11 +163,12 @@ def quality_against(report: Report, what: Literal["latency", "size", "density"])
 
 
 def _costs(report: Report, what: Literal["latency", "size", "density"]) -> tuple[str, str, dict[str, float]]:
-    """Unit, name of the axis, and what each model costs; of pruned ones the size only where it differs."""
+    """Unit, name of the axis, and what each model costs; of pruned ones only what differs."""
     if what == "density":
         # Nothing of the first model is gone.
         kept = dict.fromkeys(list(report.models)[:1], 100.0) | {p.model: 100 * p.density for p in report.pruning}
-        return "%", "weights kept, %", kept
+        several = len({percent(p.density, 1) for p in report.pruning}) > 1
+        return "%", "weights kept, %", kept if several else {}
     rows = [row for row in comparable(report) if row.model in report.models]
     if what == "latency":
         on = f"{rows[0].backend} {rows[0].dtype}" if rows else ""

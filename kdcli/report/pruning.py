@@ -82,11 +82,25 @@ def density_points(report: Report) -> list[tuple[int, dict[str, float] | None]]:
     return sorted(found.items())
 
 
+def foremost(report: Report) -> str | None:
+    """Of several pruned models the best of those from which most was asked to go; None of one model in its forms."""
+    if len(report.pruning) < 2:
+        return None
+    most = max(p.sparsity for p in report.pruning)
+    # The first metric of a task is the one that matters.
+    reached = {
+        name: sum(next(iter(of[name].values()), 0.0) for of in report.quality.values() if name in of)
+        for name in (p.model for p in report.pruning if p.sparsity == most)
+    }
+    return max(reached, key=reached.__getitem__)
+
+
 def facts(report: Report) -> list[tuple[str, str]]:
-    """How little is kept at the least, and the form of the model that is fastest."""
+    """How little is kept of the foremost model, and the form that is fastest."""
     if not report.pruning:
         return []
-    least = min(report.pruning, key=lambda p: p.density)
+    name = foremost(report)
+    least = next(p for p in report.pruning if name in (None, p.model))
     found = [(f"{percent(least.density, 1)} %", f"of the layers' weights kept, {least.method}")]
     cell, rows = next(iter(cells(report).items()), ((0, 0), []))
     if ratios := [(s, row) for row in rows if (s := speedup_of(report, row))]:

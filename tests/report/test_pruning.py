@@ -12,7 +12,7 @@ from test_views import Page
 
 from kdcli.report.build import html
 from kdcli.report.markdown import markdown
-from kdcli.report.pruning import by_layer, by_type, density_points, kept, types_of
+from kdcli.report.pruning import by_layer, by_type, density_points, foremost, kept, types_of
 from kdcli.report.schema import Pruning, Report
 from kdcli.report.text import percent
 from kdcli.report.views import model_card, overview, terminal, title
@@ -108,6 +108,19 @@ def test_title(pruned, sparsities):
     assert title(sparsities) == "bert-base-uncased on sst2, smp 50 %, 90 %, 97 %"
     unjudged = Report.model_validate(prune_values() | {"evaluations": [], "quality": {}})
     assert title(unjudged) == "bert-base-uncased on sst2, smp 90 %"
+
+
+def test_of_several_methods_the_best_is_told_of():
+    values = sparsities_values()
+    asked = {"0.5": ("smp", 0.5), "0.9": ("smp", 0.9), "0.97": ("movement", 0.9)}
+    values["pruning"] = [pruned_values(name, s, method=m) for name, (m, s) in asked.items()]
+    report = Report.model_validate(values)
+    assert title(report) == "bert-base-uncased on sst2, smp, movement 50 %, 90 %"
+    assert foremost(report) == "0.9", "the densest is not compared with the others"
+    text = " ".join(" ".join(Page(html(report)).text).split())
+    assert "In short, for 0.9:" in text
+    assert "of the layers' weights kept, smp" in text
+    assert "0.9 accuracy on sst2" in text
 
 
 def test_title_keeps_directories_to_itself(tmp_path):

@@ -150,3 +150,5 @@ def test_no_picture_of_sizes_that_are_all_the_same():
     values["models"] = {name: card | {"bytes": 90_900_000} for name, card in cards.items()}  # type: ignore[attr-defined]
     (density,) = pictures(Report.model_validate(values))
     assert "against density" in density.caption
+    values["pruning"] = [pruned_values(name, 0.9, method=name) for name in ("0.5", "0.9", "0.97")]
+    assert not pictures(Report.model_validate(values)), "nor of densities"
