@@ -59,7 +59,7 @@ class _Judged:
     headed: Headed
     max_length: int
     judge: Judge
-    predictions: list[Prediction]
+    predictions: list[Prediction] = field(default_factory=list)
 
 
 def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extras) -> Finished | None:
@@ -92,10 +92,13 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
         check_submission(data.task)
         if (given := max(len(recipe.models), len(recipe.masks))) > 1:
             raise UsageError(f"--submission is of one model, {given} were given")
-    found = {}
     sources = recipe.masks or recipe.models
-    for name, source in zip(_names(sources), sources, strict=True):
-        found[name] = _judged(recipe, invocation, data, source, accelerator, device)
+    # All are loaded before the first is judged, for the last may be the one that cannot be.
+    ready = [_ready(recipe, invocation, data, source) for source in sources]
+    found = {
+        name: replace(of, predictions=judged(accelerator, device, of.judge, of.headed))
+        for name, of in zip(_names(sources), ready, strict=True)
+    }
     to_submit: dict[str, list[Any]] = {}
     if extras.submission is not None:
         (only,) = found.values()
@@ -123,14 +126,8 @@ def _names(models: list[str]) -> list[str]:
     return names
 
 
-def _judged(
-    recipe: EvaluateRecipe,
-    invocation: Invocation,
-    data: Labelled,
-    source: str,
-    accelerator: Accelerator,
-    device: torch.device,
-) -> _Judged:
+def _ready(recipe: EvaluateRecipe, invocation: Invocation, data: Labelled, source: str) -> _Judged:
+    """A model, or the base under a mask, with the examples as it reads them; it has said nothing yet."""
     if recipe.masks:
         headed = _under_mask(recipe.models[0], Path(source), data.task, invocation)
     else:
@@ -145,7 +142,7 @@ def _judged(
     Progress.say(f"{source}: {headed.note}")
     how = features_of(recipe.data, data.task, headed, as_tuned=True)
     judge = Judge.of(data.task, data.sets, headed.tokenizer, **how)
-    return _Judged(headed, how["max_length"], judge, judged(accelerator, device, judge, headed))
+    return _Judged(headed, how["max_length"], judge)
 
 
 def _under_mask(base: str, file: Path, task: Task, invocation: Invocation) -> Headed:
