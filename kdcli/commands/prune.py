@@ -154,7 +154,7 @@ def _together(
 def _whose_recipe(runs: list[PruneRun]) -> list[str]:
     """Which run's recipe a report of several methods holds."""
     first, *others = dict.fromkeys(of.resolved.recipe.method for of in runs)
-    return [f"recipe.yaml here is that of {first}; {', '.join(others)} have their own"] if others else []
+    return [f"recipe.yaml here is that of {first}; each run has its own"] if others else []
 
 
 def _dry_run(all_of: _Runs) -> Estimate:

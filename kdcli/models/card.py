@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -14,6 +17,9 @@ from transformers import PreTrainedModel
 
 from kdcli.models.layout import layout_for, starts_with_any
 from kdcli.models.shape import shape_of
+
+_NAMES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+"""What safetensors calls a type → what kdcli does."""
 
 TOKENS = 128
 """Length of the one sequence that `multiply_adds` counts."""
@@ -30,7 +36,8 @@ def describe(model: PreTrainedModel, name: str, folder: Path | None) -> dict[str
 
     Returns:
         Keys as in the artefact format: parameters (of the embeddings and of the rest apart), non-zero ones,
-        multiply-adds of one sequence of 128 tokens, bytes of the weights on disk and their hash.
+        multiply-adds of one sequence of 128 tokens, bytes of the weights on disk, the type that most of these are in,
+        and their hash.
     """
     layout = layout_for(model.config)
     shape = shape_of(model.config)
@@ -38,11 +45,14 @@ def describe(model: PreTrainedModel, name: str, folder: Path | None) -> dict[str
     embedding = sum(c for n, c in counts.items() if starts_with_any(n, layout.embeddings))
     total = sum(p.numel() for p in model.parameters())
     weights = sorted(folder.glob("*.safetensors")) if folder else []
-    digest = hashlib.sha256()
+    digest, held = hashlib.sha256(), Counter[str]()
     for file in weights:
         with file.open("rb") as stream:
             while block := stream.read(1 << 20):
                 digest.update(block)
+        with safe_open(file, "pt") as tensors:
+            for of in (tensors.get_slice(key) for key in tensors.keys()):  # noqa: SIM118  # not a mapping
+                held[of.get_dtype()] += math.prod(of.get_shape())
     return {
         "id": name,
         "model_type": str(model.config.model_type),
@@ -56,6 +66,7 @@ def describe(model: PreTrainedModel, name: str, folder: Path | None) -> dict[str
         "params_nonzero": sum(int(p.count_nonzero()) for p in model.parameters() if not p.is_meta),
         "multiply_adds": multiply_adds(model.base_model),
         "bytes": sum(f.stat().st_size for f in weights) if weights else 4 * total,
+        "held_in": _NAMES.get(most := held.most_common(1)[0][0], most) if held else "fp32",
         "sha256": digest.hexdigest() if weights else None,
     }
 

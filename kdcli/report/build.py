@@ -31,7 +31,7 @@ from kdcli.report.pruning import facts as pruning_facts
 from kdcli.report.pruning_pictures import of_model
 from kdcli.report.schema import Report
 from kdcli.report.selection import run_table, setting_table
-from kdcli.report.text import Listing, bytes_of, cut, duration, names_of, number
+from kdcli.report.text import Listing, bytes_of, cut, duration, names_of, number, on_disk
 from kdcli.report.views import (
     ASSISTANT,
     FEW_SETS,
@@ -175,7 +175,7 @@ def _judged(report: Report) -> list[tuple[str, str]]:
             beside = _first_scores(base, metric).get(part)
             facts.append(_fact(number(value), f"{metric} on {set_name(task, part)}", first, name, beside))
     card, baseline = report.models[name], report.models[first]
-    facts.append(_fact(bytes_of(card.bytes), "on disk", first, name, bytes_of(baseline.bytes)))
+    facts.append(_fact(on_disk(card), "on disk", first, name, on_disk(baseline)))
     rows = {row.model: row for row in reversed(report.latency)}
     # Of the forms of a pruned model the fastest one is told of.
     if name in rows and not report.pruning:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from kdcli.report.schema import Agreement, Failure, LatencyRow, Report, Speedup
-from kdcli.report.text import Listing, bytes_of, filled, number
+from kdcli.report.text import Listing, bytes_of, filled, number, on_disk
 
 BENCHMARK = "benchmark"
 """The command whose reports are about latency."""
@@ -250,8 +250,8 @@ def facts(report: Report) -> list[tuple[str, str]]:
         label = f"the speed of {baseline}: {ran_as(row)}, {cell_name(cell)} ({best.low:.1f}–{best.high:.1f})"
         found.append((f"{best.median:.1f}×", label))
     name, smallest = min(report.models.items(), key=lambda pair: pair[1].bytes)
-    beside = "" if name == baseline else f", the smallest; {baseline} {bytes_of(report.models[baseline].bytes)}"
-    found.append((bytes_of(smallest.bytes), f"on disk: {name}{beside}"))
+    beside = "" if name == baseline else f", the smallest; {baseline} {on_disk(report.models[baseline])}"
+    found.append((on_disk(smallest), f"on disk: {name}{beside}"))
     if rows:
         row, first = min(rows, key=lambda row: row.p50_ms), rows[0]
         beside = "" if row is first else f"; {ran_as(first)} {first.p50_ms:.1f} ms"

@@ -21,8 +21,9 @@ class _Part(BaseModel):
 
 
 class Card(_Part):
-    """What a model is. `bytes` of its weights on disk; `multiply_adds` of one sequence of 128 tokens; the `paper_`
-    counts as the papers take them, None where they were not asked for."""
+    """What a model is. `bytes` of its weights on disk, which are of the type `held_in` (`fp32`, `fp16` …);
+    `multiply_adds` of one sequence of 128 tokens; the `paper_` counts as the papers take them, None where they were not
+    asked for."""
 
     id: str
     model_type: str
@@ -36,6 +37,7 @@ class Card(_Part):
     params_nonzero: int
     multiply_adds: int
     bytes: int
+    held_in: str = "fp32"
     sha256: str | None
     paper_params_embedding: int | None = None
     paper_params_transformer: int | None = None

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kdcli.report.schema import Card
+
 
 @dataclass(frozen=True)
 class Listing:
@@ -77,6 +79,12 @@ def count(value: int) -> str:
         if value >= size:
             return f"{value / size:.3g} {unit}"
     return str(value)
+
+
+def on_disk(card: Card) -> str:
+    """How large a model is: `90.9 MB`, and of another type than float32 `2.0 MB, fp16`, for half the bytes are no fewer
+    weights."""
+    return bytes_of(card.bytes) + (f", {card.held_in}" if card.held_in != "fp32" else "")
 
 
 def bytes_of(value: int) -> str:

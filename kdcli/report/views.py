@@ -17,7 +17,7 @@ from kdcli.report.latency import BENCHMARK, Cell, cells, interval, not_measured,
 from kdcli.report.pruning import by_type, methods, sparsities
 from kdcli.report.schema import Card, Report
 from kdcli.report.selection import setting_table
-from kdcli.report.text import Listing, bytes_of, count, duration, filled, names_of, number, percent, plain, table
+from kdcli.report.text import Listing, count, duration, filled, names_of, number, on_disk, percent, plain, table
 
 TEACHER = "teacher"
 """Name of the model that a report of `distill` compares with."""
@@ -88,7 +88,7 @@ def _sizes(card: Card, pruned: bool) -> list[str]:
         *map(count, (card.params_total, card.params_embedding, card.params_transformer)),
         *("" if value is None else count(value) for value in of_papers),
         count(card.params_nonzero) if pruned else "",
-        bytes_of(card.bytes),
+        on_disk(card),
         count(card.multiply_adds),
     ]
 

@@ -70,3 +70,13 @@ def test_bytes_and_hash_are_those_of_the_file(tmp_path):
     content = (tmp_path / "model.safetensors").read_bytes()
     card = describe(model, "tiny", tmp_path)
     assert (card["bytes"], card["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "said"), [(torch.float32, "fp32"), (torch.float16, "fp16"), (torch.bfloat16, "bf16")]
+)
+def test_the_type_on_the_disk_is_said(tmp_path, dtype, said):
+    tiny_encoder("bert").to(dtype).save_pretrained(tmp_path)
+    card = describe(tiny_encoder("bert"), "tiny", tmp_path)
+    assert card["held_in"] == said
+    assert card["bytes"] == pytest.approx(dtype.itemsize * card["params_total"], rel=0.1)

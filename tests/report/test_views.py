@@ -255,3 +255,16 @@ def test_report_is_written_last_of_all(report, tmp_path, monkeypatch):
 )
 def test_bytes_are_said_in_the_unit_that_shows_them(value, said):
     assert bytes_of(value) == said
+
+
+def test_half_the_bytes_of_other_weights_are_not_taken_for_fewer(report):
+    first, *others = report.models.values()
+    half = report.model_copy(
+        update={
+            "models": dict(zip(report.models, [first.model_copy(update={"held_in": "fp16"}), *others], strict=True))
+        }
+    )
+    header, rows = overview(half)
+    sizes = [row[header.index("size")] for row in rows]
+    assert sizes[0] == f"{bytes_of(first.bytes)}, fp16"
+    assert sizes[1] == bytes_of(others[0].bytes)
