@@ -1,5 +1,5 @@
-"""Recipes that follow from another one: of a task's distillation, of its stages, of what it is compared with; of the
-methods of a pruning.
+"""Recipes that follow from another one: of a task, of the stages of a distillation on it, of what that is compared
+with; of the methods of a pruning.
 
 Like `kdcli.recipe`, this file imports neither torch nor transformers.
 """
@@ -24,6 +24,24 @@ from kdcli.settings import (
 )
 
 
+def finetune_recipe(
+    *, recipe: str | None = None, sets: Sequence[str] = (), options: Mapping[str, Any]
+) -> Resolved[FinetuneRecipe]:
+    """How a model is fine-tuned: by the recipe that is named, else by the one shipped for the task, if there is one.
+
+    Args:
+        recipe, sets, options: as in `resolve`.
+
+    Raises:
+        UsageError: see `resolve`.
+    """
+    resolved = resolve(FinetuneRecipe, recipe=recipe, sets=sets, options=options)
+    of_task = resolved.recipe.task
+    if recipe is not None or of_task not in shipped("finetune"):
+        return resolved
+    return resolve(FinetuneRecipe, recipe=of_task, sets=sets, options=options)
+
+
 def downstream_recipe(settings: DownstreamSettings, task: str, seed: int) -> Resolved[FinetuneRecipe]:
     """How a task of `eval` is fine-tuned on: its shipped recipe if there is one, with the overrides.
 
@@ -40,7 +58,7 @@ def downstream_recipe(settings: DownstreamSettings, task: str, seed: int) -> Res
             "of several tasks each has a folder of its name",
         )
     options = {"task": task, "data.source": source, "train.seed": seed} | dict(flatten(settings.overrides))
-    return resolve(FinetuneRecipe, recipe=task if task in shipped("finetune") else None, options=options)
+    return finetune_recipe(options=options)
 
 
 def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
@@ -198,5 +216,4 @@ def undistilled_recipe(recipe: TaskDistillRecipe, student: str) -> Resolved[Fine
     options |= {f"data.{key}": value for key, value in recipe.data.model_dump().items() if value not in (None, {})}
     options |= {f"train.{key}": getattr(recipe.train, key) for key in ("seed", "dtype", "max_steps", "eval_every")}
     options |= {f"head.{key}": getattr(recipe.head, key) for key in ("kind", "words")}
-    name = recipe.task if recipe.task in shipped("finetune") else None
-    return resolve(FinetuneRecipe, recipe=name, options=options | dict(flatten(recipe.undistilled.overrides)))
+    return finetune_recipe(options=options | dict(flatten(recipe.undistilled.overrides)))

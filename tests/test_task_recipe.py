@@ -13,9 +13,10 @@ from kdcli.errors import UsageError
 from kdcli.losses import check_settings, methods, on_tasks, reads
 from kdcli.models.shape import parse_shape
 from kdcli.recipe import resolve, shipped
-from kdcli.settings import DistillRecipe, PruneRecipe, TaskDistillRecipe
+from kdcli.settings import DistillRecipe, FinetuneRecipe, PruneRecipe, TaskDistillRecipe
 from kdcli.stage_recipes import (
     ablations,
+    finetune_recipe,
     general_recipe,
     prune_recipes,
     stage_settings,
@@ -295,3 +296,14 @@ def test_the_recipe_of_pruning_is_that_of_the_method_and_task_in_the_end():
     (found,) = pruned("smp", task="mrpc", recipe="smp-sst2", train__epochs=1.0)
     assert found.recipe.train.batch_size == resolve(PruneRecipe, recipe="smp-sst2").recipe.train.batch_size
     assert (found.recipe.task, found.recipe.train.epochs) == ("mrpc", 1.0)
+
+
+def test_fine_tuning_is_by_the_recipe_of_the_task_however_that_is_said(tmp_path):
+    theirs = resolve(FinetuneRecipe, recipe="mrpc").recipe
+    assert finetune_recipe(options={"task": "mrpc"}).recipe == theirs
+    assert finetune_recipe(sets=["task=mrpc"], options={}).recipe == theirs
+    assert finetune_recipe(options={"task": "own"}).recipe == FinetuneRecipe(task="own")
+    file = tmp_path / "mine.yaml"
+    file.write_text("task: mrpc\ntrain: {batch_size: 8}\n", encoding="utf-8")
+    mine = finetune_recipe(recipe=str(file), options={}).recipe
+    assert mine.train == FinetuneRecipe().train.model_copy(update={"batch_size": 8}), "a file says all that differs"

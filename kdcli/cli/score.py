@@ -25,16 +25,13 @@ def finetune(
 ) -> None:
     """Fine-tune an encoder on a labelled task and report what it scores."""
     given = locals() | shared
-    from kdcli.recipe import grid_options, resolve, shipped
+    from kdcli.recipe import grid_options
     from kdcli.settings import FinetuneRecipe
+    from kdcli.stage_recipes import finetune_recipe
 
     own = {"model": model, "task": task, "seeds": seeds, **grid_options(FinetuneRecipe, grid or ())}
-    of_task = task if task in shipped("finetune") else None
-    resolved = resolve(
-        FinetuneRecipe,
-        recipe=shared["recipe"] or of_task,
-        sets=shared["sets"] or (),
-        options=own | training_options(given),
+    resolved = finetune_recipe(
+        recipe=shared["recipe"], sets=shared["sets"] or (), options=own | training_options(given)
     )
     invocation = invocation_of(given)
     from kdcli.commands import finetune as command
