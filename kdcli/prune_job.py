@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from transformers import PreTrainedModel
 
 from kdcli.disk import write_atomic
 from kdcli.distill_job import compute_dtype
-from kdcli.downstream import Downstream, fitting, planned, task_loss
+from kdcli.downstream import Downstream, fitting, load_model, planned, task_loss
 from kdcli.models.capture import Capture, capture, prepare_teacher
 from kdcli.models.heads import Headed
 from kdcli.models.layout import layout_for
@@ -54,7 +53,6 @@ def _job(
     task: Downstream,
     recipe: PruneRecipe,
     headed: Headed,
-    dense: PreTrainedModel,
     pruner: Pruner,
     teacher: Headed | None,
     store: Store | None,
@@ -74,7 +72,8 @@ def _job(
     before: Teacher | None = None
     if pruner.contrast is not None:
         listened.needs = listened.needs | _last(headed.model)
-        pretrained = prepare_teacher(copy.deepcopy(dense.base_model).to(task.device), torch.float32)
+        untouched = load_model(recipe, task.data.task, trust_remote_code=task.trust_remote_code).model.base_model
+        pretrained = prepare_teacher(untouched.to(task.device), torch.float32)
         before = Teacher(str(recipe.model), capture(pretrained, _last(pretrained)))
 
     def step(batch: Batch) -> StepLoss:
@@ -116,9 +115,8 @@ def _thaw_or_freeze_head(headed: Headed, recipe: PruneRecipe) -> None:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model under masks, ready to be trained; `dense` is a copy from before."""
+    """A model under masks, ready to be trained."""
 
-    dense: PreTrainedModel
     pruner: Pruner
     job: Job
     plan: Plan
@@ -141,17 +139,16 @@ def prepared(
         folder: where density and scores over training are noted; None notes nothing.
     """
     _, plan = planned(task, recipe)
-    dense = copy.deepcopy(headed.model)
     pruner = bind(
         recipe.method, recipe.pruner, headed.model, density=1 - recipe.sparsity[0], steps=plan.steps, lr=recipe.train.lr
     )
     _thaw_or_freeze_head(headed, recipe)
     trace = Trace(pruner, folder, max(1, plan.steps // NOTED), plan.steps)
-    job, plan = _job(task, recipe, headed, dense, pruner, teacher, store, trace)
+    job, plan = _job(task, recipe, headed, pruner, teacher, store, trace)
     if not pruner.trains_weights:
         # Not before: making the job asks the model once, without autocast.
         _to_compute_dtype(headed.model, task.accelerator.mixed_precision)
-    return Prepared(dense, pruner, job, plan)
+    return Prepared(pruner, job, plan)
 
 
 def _to_compute_dtype(model: PreTrainedModel, precision: str) -> None:

@@ -84,8 +84,10 @@ def run_inside(task: Downstream, of: PruneRun, teacher: Headed | None, folder: P
 
 def _finished(task: Downstream, of: PruneRun, ready: Prepared, fitted: Fitted) -> None:
     """Save every form of the model, measure them beside the dense one, report."""
-    headed, dense, pruner = fitted.headed, ready.dense, ready.pruner
+    headed, pruner = fitted.headed, ready.pruner
     recipe, folder, model = of.resolved.recipe, of.folder, headed.model.cpu()
+    # As it was, and only now: a copy kept all along would be as large as the model.
+    dense = load_model(recipe, task.data.task, trust_remote_code=task.trust_remote_code).model
     masks, scores, warnings = pruner.masks.masks(), pruner.masks.scores(), _warnings(recipe, ready)
     to_full_precision(model, dense)
     pruner.masks.fold()
