@@ -32,8 +32,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from kdcli.data.masked_words import MaskedWords
-from kdcli.data.words import read
+from kdcli.data.augment.masked_words import MaskedWords
+from kdcli.data.augment.words import read
 
 CANDIDATES = 15
 

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from kdcli.bench.device import choose_dtype
 from kdcli.data.batches import BatchPlan
 from kdcli.models.load import load_encoder
 from kdcli.models.shape import build_student, parse_shape
+from kdcli.training.device import choose_dtype
 
 TEXTS = {"sst2": ("sentence",), "mrpc": ("sentence1", "sentence2"), "rte": ("sentence1", "sentence2")}
 

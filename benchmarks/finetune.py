@@ -22,11 +22,11 @@ import torch
 import transformers
 from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
 
-from kdcli.bench.device import DTYPES
-from kdcli.downstream import Downstream, fitting, judged, load_model, prepare
-from kdcli.engine import start, train
-from kdcli.recipe import resolve
-from kdcli.settings import FinetuneRecipe
+from kdcli.downstream.settings import FinetuneRecipe
+from kdcli.downstream.task import Downstream, fitting, judged, load_model, prepare
+from kdcli.recipe.resolve import resolve
+from kdcli.training.device import DTYPES
+from kdcli.training.engine import start, train
 from kdcli.types import Job, Plan
 
 CPU = torch.device("cpu")

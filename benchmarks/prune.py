@@ -30,12 +30,12 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from kdcli.bench.shapes import config_of
-from kdcli.memory import peak_of
 from kdcli.models.matrices import matrices
 from kdcli.pruners import bind
 from kdcli.sparse.bank import Bank
 from kdcli.sparse.csr import sparsify
 from kdcli.sparse.mask_file import MaskInfo, apply_masks, base_hash, write_mask
+from kdcli.training.memory import peak_of
 
 
 def main() -> None:

@@ -41,18 +41,19 @@ from transformers import (
 )
 from transformers.masking_utils import eager_mask
 
-from kdcli.bench.device import choose_dtype
+from kdcli.commands.distill.student import Student
 from kdcli.data.batches import BatchPlan, BucketPlan
-from kdcli.data.features import Encoded, encode
-from kdcli.data.labelled import open_labelled
-from kdcli.distill_job import Student, heard
-from kdcli.engine import start, train
+from kdcli.data.labelled.features import Encoded, encode
+from kdcli.data.labelled.task_data import open_labelled
 from kdcli.losses import bind
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.models.capture import Capture, capture, prepare_teacher
 from kdcli.models.heads import load_for_task
 from kdcli.models.shape import build_student, parse_shape, shape_of
-from kdcli.signal_store import SignalStore
+from kdcli.teachers.cache import SignalStore
+from kdcli.teachers.teacher import heard
+from kdcli.training.device import choose_dtype
+from kdcli.training.engine import start, train
 from kdcli.types import Batch, Examples, Job, Objective, Plan, Signals, StepLoss, real_tokens
 
 CPU = torch.device("cpu")

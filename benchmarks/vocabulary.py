@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kdcli.losses.vocabulary import masked_ce, soft_kl
-from kdcli.memory import peak_of
+from kdcli.training.memory import peak_of
 
 P, V, T = round(0.15 * 32 * 128), 30_522, 2.0
 

@@ -24,12 +24,12 @@ import time
 import torch
 from transformers import BertConfig, BertModel
 
-from kdcli.bench.device import choose_dtype
-from kdcli.cpu_training import quick_training
 from kdcli.losses import bind
 from kdcli.models.capture import capture, prepare_teacher
 from kdcli.models.card import multiply_adds
 from kdcli.models.shape import build_student, parse_shape, shape_of
+from kdcli.training.cpu_kernels import quick_training
+from kdcli.training.device import choose_dtype
 from kdcli.types import Needs
 
 BATCH, LENGTH = 16, 128

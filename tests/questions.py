@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from kdcli.data.spans import windows
+from kdcli.data.labelled.spans import windows
 from kdcli.types import Answer, Example
 
 WORDS = st.builds(

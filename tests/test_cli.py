@@ -147,7 +147,7 @@ def test_every_error_has_the_exit_code_it_promises(monkeypatch):
         def fail(*_, error=error, **__):
             raise error
 
-        monkeypatch.setattr("kdcli.commands.distill.run", fail)
+        monkeypatch.setattr("kdcli.commands.distill.run.run", fail)
         result = run("distill", "demo")
         assert result.exit_code == getattr(error, "exit_code", 130)
         assert "Traceback" not in result.stderr

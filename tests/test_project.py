@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
 
 import kdcli
+from kdcli.commands.distill.settings import DistillRecipe
 from kdcli.errors import KdcliError
 from kdcli.models.layout import LAYOUTS
-from kdcli.settings import DistillRecipe
-from kdcli.yaml_text import read_yaml
+from kdcli.recipe.yaml import read_yaml
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "kdcli"
@@ -45,35 +48,13 @@ def tracked() -> list[Path]:
     return [p for n in names if (p := ROOT / n).is_file()]
 
 
-def map_of_readme() -> dict[str, str]:
-    """Path → its line in the README's map of kdcli/; the tree is drawn by two spaces a level."""
+def test_the_map_names_every_room():
     readme = (ROOT / "README.md").read_text("utf-8")
     block = re.search(r"```\n(kdcli/\n.*?)```", readme, re.DOTALL)
     assert block
-    found, open_folders = {}, []
-    for line in block[1].splitlines():
-        name, _, said = line.strip().partition(" ")
-        depth = (len(line) - len(line.lstrip())) // 2
-        open_folders[depth:] = [name]
-        found["".join(open_folders)] = said.strip()
-    return {path: said for path, said in found.items() if path.startswith("kdcli/") and path != "kdcli/"}
-
-
-def test_the_map_names_every_file_and_folder_and_no_other():
-    there = set()
-    for path in PACKAGE.rglob("*"):
-        name = path.relative_to(ROOT).as_posix()
-        inside = name.startswith(("kdcli/recipes/", "kdcli/data/demo_teacher/"))
-        empty = path.is_dir() and not any(path.iterdir())
-        if empty or "__pycache__" in name or inside or (path.name == "__init__.py" and path.parent != PACKAGE):
-            continue
-        there.add(f"{name}/" if path.is_dir() else name)
-    assert set(map_of_readme()) == there
-
-
-def test_every_file_of_the_map_is_described():
-    bare = [p for p, said in map_of_readme().items() if not said and not p.endswith(("/", ".jinja"))]
-    assert bare == []
+    lines = [line.strip().split(maxsplit=1) for line in block[1].splitlines()[1:]]
+    folders = {p.parent.name for p in PACKAGE.glob("*/__init__.py")}
+    assert {name.rstrip("/") for name, _ in lines if name.endswith("/")} >= folders
 
 
 def test_the_readme_begins_with_the_two_commands():
@@ -82,7 +63,7 @@ def test_the_readme_begins_with_the_two_commands():
     assert f"{len(LAYOUTS)} model types" in (ROOT / "README.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "kdcli/recipes/README.md"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "recipes/README.md"])
 def test_links_lead_to_files_that_exist(name):
     text = (ROOT / name).read_text("utf-8")
     targets = [t.split("#")[0] for t in re.findall(r"\]\(([^)]+)\)", text) if "://" not in t]
@@ -103,11 +84,44 @@ def test_every_direct_dependency_is_pinned():
     assert names <= pinned
 
 
-def test_the_package_data_covers_every_file_that_is_not_code():
-    data = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["package-data"]["kdcli"]
-    covered = {p for pattern in data for p in PACKAGE.glob(pattern)}
-    files = {p for p in PACKAGE.rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")}
-    assert files <= covered
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The wheel unpacked, and the names in the sdist."""
+    folder = tmp_path_factory.mktemp("built")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-d", folder], cwd=ROOT, capture_output=True, check=True
+    )
+    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    zipfile.ZipFile(wheel).extractall(folder / "wheel")
+    return folder / "wheel", {name.split("/", 1)[1] for name in tarfile.open(sdist).getnames()}
+
+
+def test_wheel_and_sdist_hold_every_recipe_and_every_file_of_the_package(built):
+    wheel, sdist = built
+    of_package = {p.relative_to(ROOT).as_posix() for p in PACKAGE.rglob("*") if p.is_file() and p.suffix != ".pyc"}
+    recipes = {p.relative_to(ROOT).as_posix() for p in (ROOT / "recipes").rglob("*") if p.is_file()}
+    in_wheel = {p.relative_to(wheel).as_posix() for p in (wheel / "kdcli").rglob("*") if p.is_file()}
+    assert recipes
+    assert in_wheel == of_package | {f"kdcli/{name}" for name in recipes}
+    assert sdist >= of_package | recipes | {"pyproject.toml", "README.md", "LICENSE"}
+
+
+def test_recipes_are_listed_from_a_wheel_and_from_a_bare_checkout(built, tmp_path):
+    listed = [
+        subprocess.run(
+            [sys.executable, "-m", "kdcli", "recipes", "ls"],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(where)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for where in (built[0], ROOT)
+    ]
+    assert listed[0] == listed[1]
+    assert len(listed[0].splitlines()) == len(list((ROOT / "recipes").glob("*/*.yaml"))) - len(
+        list((ROOT / "recipes" / "ablations").glob("*.yaml"))
+    )
 
 
 def test_what_ci_runs_is_what_a_developer_runs():

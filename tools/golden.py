@@ -183,7 +183,7 @@ def net() -> dict[str, Any]:
     for verb in VERBS:
         found[f"help {verb}"] = kdcli(verb, "--help")[1].splitlines()
     found["help"] = kdcli("--help")[1].splitlines()
-    found["recipes"] = kdcli("recipes", "ls")[1].splitlines()
+    found["recipes"] = sorted(kdcli("recipes", "ls")[1].splitlines())
     with tempfile.TemporaryDirectory() as aside:
         os.chdir(aside)
         for name, arguments in CASES.items():
@@ -216,6 +216,7 @@ if __name__ == "__main__":
     if mode == "record":
         file.write_text(json.dumps(recorded, indent=1), "utf-8")
     else:
+        file.with_suffix(".new.json").write_text(json.dumps(recorded, indent=1), "utf-8")
         lines = differences(json.loads(file.read_text("utf-8")), recorded)
         print("\n".join(lines) or "no difference", file=sys.stderr)
         sys.exit(bool(lines))

@@ -21,8 +21,8 @@ from tokenizers import BertWordPieceTokenizer
 from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, get_linear_schedule_with_warmup
 
 from kdcli.data.batches import BatchPlan
-from kdcli.data.corpus import open_corpus
 from kdcli.data.demo import demo_documents
+from kdcli.data.text.corpus import open_corpus
 
 LENGTH, BATCH, SEED = 64, 64, 0
 CARD = """---

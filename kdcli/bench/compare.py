@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kdcli.bench.portable import read_portable
+from kdcli.bench.old_machines.portable import read_portable
 from kdcli.errors import UsageError
 
 REPORT = "report.json"

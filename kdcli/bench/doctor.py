@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from kdcli.bench.device import choose_device, choose_dtype, device_table, no_cuda
 from kdcli.bench.environment import environment, versions
 from kdcli.errors import MachineError
+from kdcli.training.device import choose_device, choose_dtype, device_table, no_cuda
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Subject:
     Attributes:
         name: of the model in the report.
         source: directory, hub id, or a shape such as `6x384`, for which random weights do.
-        backend, precision: see `kdcli.bench.backends`.
+        backend, precision: see `kdcli.backends.runners`.
     """
 
     name: str

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
-from kdcli.bench.backends import LIMITS, Runner, agreement, runner
+from kdcli.backends.runners import LIMITS, Runner, agreement, runner
 from kdcli.bench.shapes import config_of
-from kdcli.memory import is_out_of_memory, peak_of
 from kdcli.models.shape import is_shape
 from kdcli.sparse.load import is_compact, load
+from kdcli.training.memory import is_out_of_memory, peak_of
 from kdcli.types import Batch
 
 WARM_RUNS, WARM_SECONDS = 10, 1.0

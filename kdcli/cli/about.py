@@ -7,15 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from kdcli.cli.app import app, recipes
+from kdcli.cli.app import app
 from kdcli.cli.options import show, with_options
 from kdcli.errors import UsageError
+
+recipes = typer.Typer(no_args_is_help=True, help="List, show and check the recipes.")
+app.add_typer(recipes, name="recipes")
 
 
 @recipes.command("ls")
 def recipes_ls() -> None:
     """List the shipped recipes."""
-    from kdcli.recipe import summary
+    from kdcli.recipe.resolve import summary
 
     for line in summary():
         typer.echo(line)
@@ -45,10 +48,10 @@ def doctor(**shared: Any) -> None:
 
 
 def _resolved(name: str, verb: str | None) -> Any:
-    from kdcli.recipe import resolve, verb_of
-    from kdcli.settings import VERBS
+    from kdcli.recipe.resolve import recipe_models, resolve, verb_of
 
+    models = recipe_models()
     verb = verb or verb_of(name)
-    if verb not in VERBS:
-        raise UsageError(f"no recipes for verb '{verb}'; known: {', '.join(VERBS)}")
-    return resolve(VERBS[verb], recipe=name)
+    if verb not in models:
+        raise UsageError(f"no recipes for verb '{verb}'; known: {', '.join(models)}")
+    return resolve(models[verb], recipe=name)

@@ -23,7 +23,7 @@ class Verbs(TyperGroup):
         except KdcliError as caught:
             error = caught
         except RuntimeError as caught:
-            from kdcli.processes import lost_another
+            from kdcli.training.processes import lost_another
 
             if not lost_another(caught):
                 raise
@@ -31,7 +31,7 @@ class Verbs(TyperGroup):
             error = MachineError(message, "what it said stands above, if it could; then go on with --resume")
         from rich.console import Console
 
-        from kdcli.processes import is_main
+        from kdcli.training.processes import is_main
 
         # What is wrong with the input every process finds; what is wrong with a machine, perhaps only one of them.
         if error.message and (is_main() or isinstance(error, MachineError)):
@@ -50,10 +50,6 @@ app = typer.Typer(
     help="Make Hugging Face encoders small and fast, and prove it.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-recipes = typer.Typer(no_args_is_help=True, help="List, show and check the recipes.")
-app.add_typer(recipes, name="recipes")
-mask = typer.Typer(no_args_is_help=True, help="Mask files: look, compare, apply, compact.")
-app.add_typer(mask, name="mask")
 
 
 @app.callback(invoke_without_command=True)

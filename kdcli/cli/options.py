@@ -101,7 +101,7 @@ def invocation_of(given: Mapping[str, Any]) -> Any:
     """What is no part of a recipe, from the parameters of a verb."""
     import dataclasses
 
-    from kdcli.settings import Invocation
+    from kdcli.recipe.sections import Invocation
 
     names = {field.name for field in dataclasses.fields(Invocation)}
     return Invocation(arguments=tuple(sys.argv[1:]), **{name: given[name] for name in names & set(given)})
@@ -115,7 +115,7 @@ def prepare_libraries(quiet: bool, verbose: bool) -> None:
     if not verbose:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    from kdcli.progress import Progress
+    from kdcli.training.progress import Progress
 
     Progress.console.quiet = quiet
 

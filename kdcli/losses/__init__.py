@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kdcli.errors import UsageError
-from kdcli.methods import Methods
+from kdcli.recipe.methods import Methods
 from kdcli.types import ModelShape, Objective
 
 _METHODS = Methods(__name__, "objective", "loss")

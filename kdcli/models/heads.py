@@ -26,8 +26,8 @@ from transformers import (
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from kdcli.errors import UsageError
+from kdcli.models.custom_class import LABEL_WORDS, class_named, forget_own, own_class
 from kdcli.models.load import load_config, load_tokenizer, load_weights
-from kdcli.models.own_class import LABEL_WORDS, class_named, forget_own, own_class
 from kdcli.types import Kind, Task
 
 AUTO_CLASS: dict[Kind, Any] = {

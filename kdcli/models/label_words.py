@@ -32,10 +32,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.errors import UsageError
+from kdcli.models.custom_class import blank, filled, own_class
 from kdcli.models.heads import AUTO_CLASS, Headed, describe_task, load_for_task, tokenizer_for
 from kdcli.models.masked_lm import load_masked_lm
 from kdcli.models.modeling_kdcli import vocabulary_of_head
-from kdcli.models.own_class import blank, filled, own_class
 from kdcli.types import Task
 
 SMALL = {"tanh": (2.0**-10, 1.0)} | dict.fromkeys(

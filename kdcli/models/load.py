@@ -31,8 +31,8 @@ from transformers.utils import logging as transformers_logging
 
 from kdcli.disk import disk_errors
 from kdcli.errors import UsageError
+from kdcli.models.custom_class import CODE, COMPACT, describe_code, forget_own, is_own
 from kdcli.models.layout import LAYOUTS, layout_for, row_of
-from kdcli.models.own_class import CODE, COMPACT, describe_code, forget_own, is_own
 from kdcli.models.shape import shape_of
 from kdcli.types import ModelShape
 

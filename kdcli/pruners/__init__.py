@@ -9,8 +9,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from kdcli.errors import UsageError
-from kdcli.methods import Methods
 from kdcli.pruners.pruner import Defaults, Pruner
+from kdcli.recipe.methods import Methods
 
 __all__ = ["Pruner", "bind", "check_settings", "defaults", "methods"]
 

@@ -10,9 +10,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from kdcli.disk import write_atomic
-from kdcli.report.drawing import Picture
-from kdcli.report.evaluations import comparisons, headline, matrix, per_class, scores, set_name, tasks, worst
-from kdcli.report.latency import (
+from kdcli.report.markdown import markdown
+from kdcli.report.pictures.curves import pictures
+from kdcli.report.pictures.drawing import Picture
+from kdcli.report.pictures.pruning import of_model
+from kdcli.report.schema import Report
+from kdcli.report.sections.evaluations import comparisons, headline, matrix, per_class, scores, set_name, tasks, worst
+from kdcli.report.sections.latency import (
     BENCHMARK,
     NOISE,
     agreement_table,
@@ -24,13 +28,9 @@ from kdcli.report.latency import (
     published_speedups,
     remarks,
 )
-from kdcli.report.markdown import markdown
-from kdcli.report.pictures import pictures
-from kdcli.report.pruning import by_layer, by_type, foremost
-from kdcli.report.pruning import facts as pruning_facts
-from kdcli.report.pruning_pictures import of_model
-from kdcli.report.schema import Report
-from kdcli.report.selection import run_table, setting_table
+from kdcli.report.sections.pruning import by_layer, by_type, foremost
+from kdcli.report.sections.pruning import facts as pruning_facts
+from kdcli.report.sections.selection import run_table, setting_table
 from kdcli.report.text import Listing, bytes_of, cut, duration, names_of, number, on_disk
 from kdcli.report.views import (
     ASSISTANT,

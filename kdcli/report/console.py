@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from rich.markup import escape
 from rich.table import Table
 
-from kdcli.report.latency import (
+from kdcli.report.schema import Report
+from kdcli.report.sections.latency import (
     agreement_table,
     cell_tables,
     not_measured,
@@ -15,7 +16,6 @@ from kdcli.report.latency import (
     published_speedups,
     remarks,
 )
-from kdcli.report.schema import Report
 from kdcli.report.text import Listing
 
 WIDE = 80

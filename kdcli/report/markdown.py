@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kdcli.report.evaluations import comparisons, confusion_listing, headline, matrix, per_class, scores, worst
-from kdcli.report.latency import (
+from kdcli.report.schema import Evaluation, Report
+from kdcli.report.sections.evaluations import comparisons, confusion_listing, headline, matrix, per_class, scores, worst
+from kdcli.report.sections.latency import (
     BENCHMARK,
     agreement_table,
     cell_tables,
@@ -12,9 +13,8 @@ from kdcli.report.latency import (
     published_speedups,
     remarks,
 )
-from kdcli.report.pruning import by_layer, by_type, density_points
-from kdcli.report.schema import Evaluation, Report
-from kdcli.report.selection import run_table, setting_table
+from kdcli.report.sections.pruning import by_layer, by_type, density_points
+from kdcli.report.sections.selection import run_table, setting_table
 from kdcli.report.text import Listing, bytes_of, duration, names_of, number, plain, table
 from kdcli.report.views import FEW_LABELS, overview, title
 

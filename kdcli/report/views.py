@@ -11,12 +11,20 @@ from rich.markup import escape
 from rich.table import Table
 
 from kdcli.report.console import latency_parts, rich_table, section
-from kdcli.report.cotraining import COTRAIN, pair_made, pair_origin, pair_title
-from kdcli.report.evaluations import MOST_LABELS, comparisons, confusion_listing, matrix, scores, set_name, tasks
-from kdcli.report.latency import BENCHMARK, Cell, cells, interval, not_measured, speedup_of
-from kdcli.report.pruning import by_type, methods, sparsities
 from kdcli.report.schema import Card, Report
-from kdcli.report.selection import setting_table
+from kdcli.report.sections.cotraining import COTRAIN, pair_made, pair_origin, pair_title
+from kdcli.report.sections.evaluations import (
+    MOST_LABELS,
+    comparisons,
+    confusion_listing,
+    matrix,
+    scores,
+    set_name,
+    tasks,
+)
+from kdcli.report.sections.latency import BENCHMARK, Cell, cells, interval, not_measured, speedup_of
+from kdcli.report.sections.pruning import by_type, methods, sparsities
+from kdcli.report.sections.selection import setting_table
 from kdcli.report.text import Listing, count, duration, filled, names_of, number, on_disk, percent, plain, table
 
 TEACHER = "teacher"

@@ -23,9 +23,9 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from kdcli.errors import UsageError
+from kdcli.models.custom_class import COMPACT, blank, filled, own_class
 from kdcli.models.layout import layout_for, linears
 from kdcli.models.modeling_kdcli import PATHS
-from kdcli.models.own_class import COMPACT, blank, filled, own_class
 
 WORTH_SKIPPING = 0.5
 """Share of a matrix's rows, or columns, that must be empty for the rest to be computed apart. Picking them out costs as

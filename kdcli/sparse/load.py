@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
 from kdcli.errors import UsageError
+from kdcli.models.custom_class import COMPACT, blank, class_named, filled, own_class
 from kdcli.models.load import load_config, load_weights
 from kdcli.models.matrices import matrices
-from kdcli.models.own_class import COMPACT, blank, class_named, filled, own_class
 from kdcli.sparse.mask_file import MaskFile, MaskInfo, apply_masks, check_base, read_mask
 
 PASSING = ("architectures", "dtype", "transformers_version", "_name_or_path", "torch_dtype", "auto_map")

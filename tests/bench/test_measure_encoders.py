@@ -14,8 +14,8 @@ import torch
 from encoders import tiny_encoder
 from transformers import BertModel
 
-from kdcli.bench import measure_encoders as there
 from kdcli.bench import worker
+from kdcli.bench.old_machines import measure_encoders as there
 from kdcli.bench.shapes import config_of, shape
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kdcli.bench import measure_encoders as there
+from kdcli.bench.old_machines import measure_encoders as there
 
 CPU = torch.device("cpu")
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from forked import script
 
-from kdcli.bench import measure_encoders
-from kdcli.bench.device import known_devices
-from kdcli.bench.portable import read_portable, write_portable
+from kdcli.bench.old_machines import measure_encoders
+from kdcli.bench.old_machines.portable import read_portable, write_portable
 from kdcli.errors import MachineError, UsageError
 from kdcli.report.schema import Failure, LatencyRow, Speedup
+from kdcli.training.device import known_devices
 
 FAST = ["--device", "cpu", "--min-runs", "4", "--min-seconds", "0.01"]
 

@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from kdcli.bench import projection
-from kdcli.bench.device import device_table, known_devices
-from kdcli.bench.projection import (
+from kdcli.bench.old_machines import projection
+from kdcli.bench.old_machines.projection import (
     TILE_START,
     check_against_published,
     known_cards,
@@ -19,6 +18,7 @@ from kdcli.bench.projection import (
 )
 from kdcli.bench.shapes import PRESETS, counts, shape
 from kdcli.errors import UsageError
+from kdcli.training.device import device_table, known_devices
 from kdcli.types import ModelShape
 
 # GFLOP/s of cuBLAS 7.0 SGEMM on a K40 at 875 MHz by size of a square product: what the two constants come from.

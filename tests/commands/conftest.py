@@ -11,7 +11,7 @@ from forked import workers_are_forked
 
 from kdcli.models import card
 from kdcli.models.card import multiply_adds
-from kdcli.report.drawing import Picture
+from kdcli.report.pictures.drawing import Picture
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,12 @@ import pytest
 from forked import script
 from typer.testing import CliRunner
 
-from kdcli import backend_scores
 from kdcli.bench import latency
 from kdcli.bench.latency import Latency
 from kdcli.cli import app
-from kdcli.commands import benchmark as command
-from kdcli.report.latency import speedup_of
+from kdcli.commands.benchmark import run as command
+from kdcli.commands.benchmark import scores as backend_scores
+from kdcli.report.sections.latency import speedup_of
 
 SMALL = ["2x24:48@12", "1x24:48@12"]
 FEW = ["--set", "measure.min_runs=3", "--set", "measure.min_seconds=0.0", "--seq-len", "16", "--batch-size", "1"]

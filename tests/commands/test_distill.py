@@ -20,10 +20,10 @@ from transformers import AutoModel, AutoTokenizer
 from typer.testing import CliRunner
 
 from kdcli.cli import app
-from kdcli.judge import Features
-from kdcli.processes import fan_out, take_slurm
+from kdcli.downstream.predictions import Features
 from kdcli.report.schema import Report
-from kdcli.run_dir import RunDir
+from kdcli.training.processes import fan_out, take_slurm
+from kdcli.training.run_dir import RunDir
 
 QUICK = [
     *("--max-steps", "6", "--batch-size", "8", "--dtype", "fp32", "--set", "data.max_length=16"),
@@ -422,7 +422,7 @@ def test_an_error_in_several_processes_keeps_its_exit_code(given, tmp_path, capf
     # What typer refuses is refused before anything heavy is imported.
     refused = ["recipes", "none"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kdcli.launch.fan_out", lambda arguments, count, **how: fan_out(refused, count, **how))
+        patch.setattr("kdcli.training.launch.fan_out", lambda arguments, count, **how: fan_out(refused, count, **how))
         result = kdcli(*given, "--to", "2x32", "-o", tmp_path / "out", "--processes", "2", "--device", "cpu")
     assert result.exit_code == 2
     assert capfd.readouterr().err.count("No such command 'none'") == 2
@@ -489,7 +489,7 @@ def test_one_of_two_processes_ends_when_the_other_is_killed(given, tmp_path):
 @pytest.mark.parametrize("method", [None, "minilm", "minilmv2", "tinybert"])
 def test_the_embedded_teacher_needs_no_network_by_any_method(monkeypatch, method, named):
     asked = []
-    monkeypatch.setattr("kdcli.commands.distill.run", lambda resolved, invocation: asked.append(resolved))
+    monkeypatch.setattr("kdcli.commands.distill.run.run", lambda resolved, invocation: asked.append(resolved))
     given = [*named, method if named == ["--method"] else f"method={method}"] if method else []
     kdcli("demo", "--to", "2x32", *given, "--lr", "1e-4")
     (resolved,) = asked

@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification
 from kdcli.losses import methods, on_tasks, reads
 from kdcli.models.heads import AUTO_CLASS
 from kdcli.report.views import FINETUNED
-from kdcli.run_dir import RunDir
+from kdcli.training.run_dir import RunDir
 from kdcli.types import Kind
 
 QUICK = [

@@ -11,8 +11,8 @@ from own_files import kdcli, log_of, report_of, said_by, write
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
+from kdcli.commands.distill.recipes import ablations
 from kdcli.data.demo import demo_task
-from kdcli.stage_recipes import ablations
 
 QUICK = [
     *("--max-steps", "4", "--batch-size", "8", "--lr", "1e-3", "--dtype", "fp32", "--set", "intermediate.lr=1e-3"),

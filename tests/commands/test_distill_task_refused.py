@@ -187,7 +187,7 @@ def test_a_disk_that_is_full(data, teacher, tmp_path, monkeypatch):
 
     arguments = ["distill", teacher, "--task", "own", "--data", data, "--to", "2x16", *QUICK, "-o", tmp_path / "out"]
     with monkeypatch.context() as patch:
-        patch.setattr("kdcli.signal_store._sync", full)
+        patch.setattr("kdcli.teachers.cache._sync", full)
         result = kdcli(*arguments)
     assert result.exit_code == 3
     assert result.stderr.count("error: ") == 1

@@ -368,7 +368,7 @@ def test_a_checkpoint_of_another_kind(data, tmp_path):
 
 
 def test_the_second_of_two_models_is_checked_before_the_first_is_judged(models, data, tmp_path, monkeypatch):
-    monkeypatch.setattr("kdcli.commands.evaluate.judged", None)
+    monkeypatch.setattr("kdcli.commands.evaluate.run.judged", None)
     bare = own_files.encoder(tmp_path / "plain")
     assert "fine-tune it first" in refused(tmp_path, models[0], bare, "--task", "own", "--data", data)
 

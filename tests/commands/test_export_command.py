@@ -22,9 +22,9 @@ from transformers import (
     AutoTokenizer,
 )
 
-from kdcli.commands import export
+from kdcli.backends import export as files
+from kdcli.commands.export import run as export
 from kdcli.errors import MachineError, UsageError
-from kdcli.models import export as files
 from kdcli.models.load import save_model
 from kdcli.models.matrices import matrices
 from kdcli.sparse.compact import compact

@@ -238,7 +238,7 @@ def test_overwrite_starts_anew(given, tmp_path):
 
 def stop_after(monkeypatch, step):
     """Make the run end as by a power cut, once the log holds a step."""
-    from kdcli.run_dir import RunDir
+    from kdcli.training.run_dir import RunDir
 
     whole = RunDir.log
 

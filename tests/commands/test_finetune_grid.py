@@ -81,7 +81,7 @@ def test_the_setting_of_the_best_mean_is_chosen_and_its_best_seed(whole):
 
 def test_a_setting_is_not_chosen_for_one_lucky_seed(given, tmp_path, monkeypatch):
     scores = iter([0.1, 0.95, 0.6, 0.7, 0.65, 0.6])
-    monkeypatch.setattr("kdcli.commands.finetune.summed_up", lambda *_: {"accuracy": next(scores)})
+    monkeypatch.setattr("kdcli.commands.finetune.run.summed_up", lambda *_: {"accuracy": next(scores)})
     asked = ["--grid", "lr=1e-3,2e-3,3e-3", "--max-steps", "1"]
     assert kdcli(*given, *asked, "-o", tmp_path / "out").exit_code == 0
     selection = report_of(tmp_path / "out").selection
@@ -126,7 +126,7 @@ def test_a_grid_that_is_done_is_not_done_again(given, whole):
 @pytest.mark.parametrize("cut", [7, 23, 40])
 def test_a_grid_cut_anywhere_goes_on_without_repeating_a_finished_run(given, whole, tmp_path, monkeypatch, cut):
     """Cut while a record is logged: in the first run, in the third, or in the last one just before its end."""
-    from kdcli.run_dir import RunDir
+    from kdcli.training.run_dir import RunDir
 
     log, seen = RunDir.log, [0]
 

@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, BertForMaskedLM
 
 import kdcli as package
-from kdcli import downstream
+from kdcli.downstream import task as downstream
 from kdcli.models.matrices import matrices
 from kdcli.pruners import methods
-from kdcli.run_dir import RunDir
 from kdcli.sparse.bank import Bank
 from kdcli.sparse.mask_file import read_mask
+from kdcli.training.run_dir import RunDir
 
 EXACT = [m for m in methods() if m not in ("soft-movement", "l0")]
 """Methods whose density is chosen; thresholds and gates decide it themselves."""
@@ -367,7 +367,7 @@ def test_in_bf16_what_is_frozen_is_held_in_it_and_saved_as_it_was(head, base, gi
         held.update({name: (p.dtype, p.requires_grad) for name, p in headed.model.named_parameters()})
         return downstream.trained(task, headed, job, plan, run_dir)
 
-    monkeypatch.setattr("kdcli.prune_run.trained", trained)
+    monkeypatch.setattr("kdcli.commands.prune.one_run.trained", trained)
     words = ["head.words=[w40, w41]"] if head == "embedding" else []
     other = [x for x in given if not str(x).startswith("head.words")]
     other.remove("--set")

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from questions import CONTEXTS, KINDS, WORDS, tokenizer_of
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizer
 
-from kdcli.data import augment as module
-from kdcli.data.augment import Augmented, augment, rows, words_of
-from kdcli.data.examples import example_of
-from kdcli.data.masked_words import Candidates, MaskedWords
-from kdcli.data.neighbours import Neighbours
-from kdcli.data.own import own_task
-from kdcli.data.spans import misplaced
+from kdcli.data.augment import copies as module
+from kdcli.data.augment.copies import Augmented, augment, rows, words_of
+from kdcli.data.augment.masked_words import Candidates, MaskedWords
+from kdcli.data.augment.neighbours import Neighbours
+from kdcli.data.augment.words import spans_in
+from kdcli.data.labelled.examples import example_of
+from kdcli.data.labelled.own import own_task
+from kdcli.data.labelled.spans import misplaced
 from kdcli.data.tasks import task_of
-from kdcli.data.words import spans_in
 from kdcli.errors import MachineError, UsageError
 from kdcli.types import Answer, Example, Task
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from texts import DOCUMENTS, corpus, write
 
 from kdcli.data import files
-from kdcli.data.corpus import LEFT_BEHIND, Blocks, _portions
+from kdcli.data.text.corpus import LEFT_BEHIND, Blocks, _portions
 from kdcli.errors import MachineError, UsageError
 
 HERE = Path(__file__).parent
@@ -158,7 +158,7 @@ def test_too_little_text_for_a_block(tmp_path):
 
 def test_what_a_tokenizer_was_last_used_for_does_not_matter(tmp_path):
     """Truncation and padding stay set inside a fast tokenizer after a call with them."""
-    from kdcli.data.corpus import open_corpus
+    from kdcli.data.text.corpus import open_corpus
 
     write(tmp_path / "c.txt", DOCUMENTS)
     said = []
@@ -234,7 +234,7 @@ def test_a_damaged_cache_is_made_again(tmp_path, cache, damage):
 def test_the_faster_of_two_processes_wins(tmp_path, cache, monkeypatch):
     """The second finds the directory in place when it is done with its own."""
     write(tmp_path / "c.txt", DOCUMENTS)
-    from kdcli.data import corpus as module
+    from kdcli.data.text import corpus as module
 
     put = module._put
 
@@ -248,7 +248,7 @@ def test_the_faster_of_two_processes_wins(tmp_path, cache, monkeypatch):
 
 
 def test_a_document_is_tokenised_in_portions_that_lose_nothing(monkeypatch):
-    monkeypatch.setattr("kdcli.data.corpus.AT_ONCE", 12)
+    monkeypatch.setattr("kdcli.data.text.corpus.AT_ONCE", 12)
 
     @settings(max_examples=200)
     @given(st.lists(st.text("ab ", min_size=1, max_size=60), max_size=8))
@@ -270,7 +270,7 @@ def test_a_document_is_tokenised_in_portions_that_lose_nothing(monkeypatch):
 def test_a_document_cut_in_portions_gives_the_tokens_of_the_whole(tmp_path, monkeypatch):
     write(tmp_path / "c.txt", [" ".join(DOCUMENTS)])
     whole = corpus(tmp_path / "c.txt").train.stream_T.tolist()
-    monkeypatch.setattr("kdcli.data.corpus.AT_ONCE", 50)
+    monkeypatch.setattr("kdcli.data.text.corpus.AT_ONCE", 50)
     monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
     assert corpus(tmp_path / "c.txt").train.stream_T.tolist() == whole
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from questions import KINDS, tokenizer_of
 from transformers import EsmTokenizer
 
-from kdcli.data import features
-from kdcli.data.features import encode
+from kdcli.data.labelled import features
+from kdcli.data.labelled.features import encode
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED, Example, Task
 

@@ -10,7 +10,7 @@ import pytest
 
 from kdcli.data import files
 from kdcli.data.demo import demo_task
-from kdcli.data.labelled import HELD_BACK, Labelled, check_training, open_labelled
+from kdcli.data.labelled.task_data import HELD_BACK, Labelled, check_training, open_labelled
 from kdcli.errors import UsageError
 from kdcli.types import Answer, Example, Task
 

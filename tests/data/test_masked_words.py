@@ -8,9 +8,9 @@ from encoders import tiny_config
 from questions import KINDS, tokenizer_of
 from transformers import AutoModelForMaskedLM
 
-from kdcli.data import masked_words
-from kdcli.data.masked_words import MaskedWords
-from kdcli.data.words import SPACELESS, whole_words
+from kdcli.data.augment import masked_words
+from kdcli.data.augment.masked_words import MaskedWords
+from kdcli.data.augment.words import SPACELESS, whole_words
 from kdcli.errors import UsageError
 
 TYPES = ("bert", "roberta", "distilbert", "electra", "modernbert", "deberta-v2", "albert", "mpnet", "convbert")

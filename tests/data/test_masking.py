@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from kdcli.data.batches import BatchPlan
-from kdcli.data.masking import Masked, PassOrder, tokens_of
+from kdcli.data.text.masking import Masked, PassOrder, tokens_of
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED
 

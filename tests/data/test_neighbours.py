@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from questions import KINDS, tokenizer_of
 from transformers import PreTrainedTokenizer
 
-from kdcli.data import neighbours
-from kdcli.data.neighbours import Neighbours
-from kdcli.data.words import whole_words
+from kdcli.data.augment import neighbours
+from kdcli.data.augment.neighbours import Neighbours
+from kdcli.data.augment.words import whole_words
 from kdcli.errors import UsageError
 
 LINES = ["the 0 0 1", "cat 1 0.1 0", "dog 1 0.2 0", "river 0 1 0", "stream 0.1 1 0", "1872 1 0.11 0", "sea 0.4 1 0"]

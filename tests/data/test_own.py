@@ -11,8 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kdcli.data.files import open_source
-from kdcli.data.own import HEAD, own_task
-from kdcli.data.own_labels import MANY_ROWS, MOST_CLASSES, number_of
+from kdcli.data.labelled.own import HEAD, own_task
+from kdcli.data.labelled.own_labels import MANY_ROWS, MOST_CLASSES, number_of
 from kdcli.data.tasks import task_of
 from kdcli.errors import UsageError
 from kdcli.types import Task

@@ -10,7 +10,7 @@ import sys
 import pytest
 from transformers import AutoTokenizer
 
-from kdcli.data.own_tokenizer import SPECIAL, own_tokenizer
+from kdcli.data.text.own_tokenizer import SPECIAL, own_tokenizer
 from kdcli.errors import UsageError
 
 TEXT = "\n".join(
@@ -52,7 +52,7 @@ def test_size_pieces_and_frame(source):
 
 def test_another_process_trains_the_same(source, cache):
     program = (
-        "import json, sys; from kdcli.data.own_tokenizer import own_tokenizer\n"
+        "import json, sys; from kdcli.data.text.own_tokenizer import own_tokenizer\n"
         "print(json.dumps(own_tokenizer(sys.argv[1], None, 70, 512, log=lambda line: None).get_vocab()))"
     )
     found = trained(source).get_vocab()

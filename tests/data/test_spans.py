@@ -10,7 +10,7 @@ from questions import CONTEXTS, KINDS, SPECIAL, asking, mixed, one_hot, random_l
 from tokenizers import processors
 from transformers import CanineTokenizer, PreTrainedTokenizerFast
 
-from kdcli.data.spans import check_answers, decode, misplaced, windows
+from kdcli.data.labelled.spans import check_answers, decode, misplaced, windows
 from kdcli.errors import UsageError
 from kdcli.types import Example
 
@@ -232,7 +232,7 @@ def test_withheld_labels_and_no_examples():
 def test_portions_make_no_difference(monkeypatch):
     examples = mixed()
     whole = windows_of(examples, max_length=50, stride=16)
-    monkeypatch.setattr("kdcli.data.spans.AT_ONCE", 5)
+    monkeypatch.setattr("kdcli.data.labelled.spans.AT_ONCE", 5)
     parts = windows_of(examples, max_length=50, stride=16)
     assert parts.rows.example.tolist() == whole.rows.example.tolist()
     assert parts.rows.example[-1] == len(examples) - 1

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from questions import KINDS, WORDS, asking, mixed, random_logits, row, windows_of
 
-from kdcli.data.spans import Decoded, decode
+from kdcli.data.labelled.spans import Decoded, decode
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""kdcli.data.submission: the GLUE server's files to the byte."""
+"""kdcli.data.labelled.submission: the GLUE server's files to the byte."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kdcli.data.submission import check_submission, write_submission
+from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.tasks import task_of, tasks
 from kdcli.errors import MachineError, UsageError
 

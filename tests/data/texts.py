@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from encoders import tiny_tokenizer
 
-from kdcli.data.corpus import Corpus, open_corpus
+from kdcli.data.text.corpus import Corpus, open_corpus
 
 DOCUMENTS = [f"w{i % 50} w{i % 7} w{i % 11}" for i in range(400)]
 

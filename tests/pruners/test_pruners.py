@@ -10,13 +10,13 @@ import pytest
 import torch
 from encoders import tiny_encoder
 
-from kdcli.engine import start, train
 from kdcli.errors import UsageError
 from kdcli.pruners import bind, check_settings, defaults, methods
 from kdcli.pruners.cap import FINETUNED, PRETRAINED, contrastive
 from kdcli.pruners.l0 import gates
 from kdcli.pruners.masked import is_score
-from kdcli.run_dir import RunDir
+from kdcli.training.engine import start, train
+from kdcli.training.run_dir import RunDir
 from kdcli.types import Job, Plan, StepLoss
 
 CPU = torch.device("cpu")

@@ -13,7 +13,9 @@ from test_evaluations import words
 from test_views import Page, shown
 
 from kdcli.report.build import html, write_report
-from kdcli.report.latency import (
+from kdcli.report.markdown import markdown
+from kdcli.report.schema import Agreement, Report
+from kdcli.report.sections.latency import (
     NOISE,
     agreement_table,
     cell_tables,
@@ -26,8 +28,6 @@ from kdcli.report.latency import (
     remarks,
     speedup_of,
 )
-from kdcli.report.markdown import markdown
-from kdcli.report.schema import Agreement, Report
 from kdcli.report.views import overview, title
 
 FAILED = (

@@ -10,11 +10,20 @@ from reports import HOSTILE, card, evaluate_values, evaluation, finetune_values,
 from test_views import Page, front_matter, shown
 
 from kdcli.report.build import html, write_report
-from kdcli.report.evaluations import MEAN, MOST_LABELS, MOST_TEXT, comparisons, matrix, per_class, scores, worst
 from kdcli.report.markdown import markdown
-from kdcli.report.pictures import pictures
+from kdcli.report.pictures.curves import pictures
 from kdcli.report.schema import Evaluation, Report, Selection
-from kdcli.report.selection import run_table, setting_table
+from kdcli.report.sections.evaluations import (
+    MEAN,
+    MOST_LABELS,
+    MOST_TEXT,
+    comparisons,
+    matrix,
+    per_class,
+    scores,
+    worst,
+)
+from kdcli.report.sections.selection import run_table, setting_table
 from kdcli.report.views import model_card, overview, title
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"

@@ -6,8 +6,8 @@ import re
 
 from benchmark_reports import benchmark_row, benchmark_values, compared_benchmark_values, report_of
 
-from kdcli.report.latency_pictures import MOST_LINES
-from kdcli.report.pictures import pictures
+from kdcli.report.pictures.curves import pictures
+from kdcli.report.pictures.latency import MOST_LINES
 from kdcli.report.schema import Report
 
 

@@ -12,8 +12,8 @@ from test_views import Page
 
 from kdcli.report.build import html
 from kdcli.report.markdown import markdown
-from kdcli.report.pruning import by_layer, by_type, density_points, foremost, kept, types_of
 from kdcli.report.schema import Pruning, Report
+from kdcli.report.sections.pruning import by_layer, by_type, density_points, foremost, kept, types_of
 from kdcli.report.text import percent
 from kdcli.report.views import model_card, overview, terminal, title
 

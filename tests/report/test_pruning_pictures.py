@@ -7,9 +7,9 @@ import re
 import pytest
 from pruning_reports import pruned_values, sparsities_values
 
-from kdcli.report.drawing import Picture
-from kdcli.report.pictures import pictures
-from kdcli.report.pruning_pictures import (
+from kdcli.report.pictures.curves import pictures
+from kdcli.report.pictures.drawing import Picture
+from kdcli.report.pictures.pruning import (
     MOST_NUMBERS,
     MOST_RIDGES,
     density_curve,

@@ -15,10 +15,10 @@ from rich.console import Console
 from kdcli.errors import MachineError
 from kdcli.report.build import html, write_report
 from kdcli.report.console import rich_table
-from kdcli.report.latency import latency_csv
 from kdcli.report.markdown import markdown
-from kdcli.report.pictures import pictures
+from kdcli.report.pictures.curves import pictures
 from kdcli.report.schema import Report
+from kdcli.report.sections.latency import latency_csv
 from kdcli.report.text import Listing, bytes_of
 from kdcli.report.views import model_card, overview, short, terminal, title
 

@@ -21,10 +21,10 @@ from transformers import (
     dynamic_module_utils,
 )
 
+from kdcli.backends.export import export_onnx
+from kdcli.backends.sessions import onnx_caller
 from kdcli.errors import UsageError
 from kdcli.models import modeling_kdcli
-from kdcli.models.engines import onnx_caller
-from kdcli.models.export import export_onnx
 from kdcli.models.layout import layout_for, linears
 from kdcli.models.load import save_model
 from kdcli.sparse.compact import compact

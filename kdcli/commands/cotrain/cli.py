@@ -1,0 +1,75 @@
+"""The options of `kdcli cotrain`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from kdcli.cli.app import app
+from kdcli.cli.options import (
+    TRAINING,
+    Task,
+    invocation_of,
+    show,
+    training_options,
+    with_options,
+)
+from kdcli.errors import UsageError
+
+
+@app.command()
+@with_options(*TRAINING)
+def cotrain(
+    teacher: Annotated[str | None, typer.Argument(help="LxH, hub id or directory.")] = None,
+    student: Annotated[str | None, typer.Argument(help="LxH, hub id or directory.")] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(help="co-distillation, one-way, reversed or standalone.", show_default=False),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A:B:C:D", help="Student against labels, from teacher; teacher against labels, from student."
+        ),
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of both softmaxes.")] = None,
+    community: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="A frozen teacher of both, from which shapes are copied.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Tokenizer and configuration of shapes; on a task weights too.")
+    ] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Of a tokenizer trained from the text.")] = None,
+    standalone: Annotated[
+        bool | None,
+        typer.Option("--standalone/--no-standalone", help="Also train both without each other, to compare."),
+    ] = None,
+    task: Task = None,
+    eval_task: Annotated[
+        list[str] | None, typer.Option(metavar="TASK", help="Also fine-tune all models on this task and compare.")
+    ] = None,
+    **shared: Any,
+) -> None:
+    """Train two models in one loop that learn from each other: on unlabelled text, or on a task with --task."""
+    given = locals() | shared
+    from kdcli.commands.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
+    from kdcli.recipe.resolve import resolve, verb_of
+
+    on_task = task is not None or (shared["recipe"] is not None and verb_of(shared["recipe"]) == "cotrain-task")
+    for name in ("community", "vocab_size", "eval_task") if on_task else ():
+        if given[name]:
+            raise UsageError(f"--{name.replace('_', '-')} belongs to co-training on text, not on a task")
+    from kdcli.commands.cotrain import run as command
+
+    own = {name: given[name] for name in ("teacher", "student", "base", "mode", "temperature", "standalone")}
+    own |= {"weights": command.weights(weights)} | training_options(given)
+    if on_task:
+        of_task = resolve(
+            CotrainTaskRecipe, recipe=shared["recipe"], sets=shared["sets"] or (), options=own | {"task": task}
+        )
+        show(command.run_on_task(of_task, invocation_of(given)), as_json=shared["json"])
+        return
+    own |= {"community.model": community, "vocab_size": vocab_size, "eval.tasks": eval_task}
+    resolved = resolve(CotrainRecipe, recipe=shared["recipe"], sets=shared["sets"] or (), options=own)
+    show(command.run(resolved, invocation_of(given)), as_json=shared["json"])

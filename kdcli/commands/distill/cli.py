@@ -1,0 +1,151 @@
+"""The options of `kdcli distill`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kdcli.cli.app import app
+from kdcli.cli.options import (
+    ON_TASK,
+    TRAINING,
+    Task,
+    invocation_of,
+    show,
+    training_options,
+    with_options,
+)
+from kdcli.errors import UsageError
+
+
+@app.command()
+@with_options(*TRAINING)
+def distill(
+    teacher: Annotated[str | None, typer.Argument(help="Hub id, directory, or 'demo'.")] = None,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LxH[:FFN][@HEADS]", help="Student shape, e.g. 6x768; may be repeated."),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="minilm, minilmv2, tinybert, distilbert, mlm-kd, masked-lm; on tasks tinybert, minilm, minilmv2, pkd, "
+            "soft-targets.",
+            show_default=False,
+        ),
+    ] = None,
+    task: Task = None,
+    student: Annotated[
+        str | None, typer.Option(metavar="DIR", help="On a task: start from this encoder.", rich_help_panel=ON_TASK)
+    ] = None,
+    general: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="First distil on text, in this directory.", rich_help_panel=ON_TASK),
+    ] = None,
+    corpus: Annotated[
+        str | None,
+        typer.Option(metavar="SOURCE", help="The text of that stage; it is wanted then.", rich_help_panel=ON_TASK),
+    ] = None,
+    more_teachers: Annotated[
+        list[str] | None,
+        typer.Option("--also-teacher", help="A further teacher of the task; repeatable.", rich_help_panel=ON_TASK),
+    ] = None,
+    augment: Annotated[
+        bool | None,
+        typer.Option("--augment/--no-augment", help="Train on copies with other words too.", rich_help_panel=ON_TASK),
+    ] = None,
+    augment_model: Annotated[
+        str | None, typer.Option(help="Masked language model that names words.", rich_help_panel=ON_TASK)
+    ] = None,
+    glove: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Word vectors for long words.", rich_help_panel=ON_TASK)
+    ] = None,
+    augment_only: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the copies as jsonl and stop.", rich_help_panel=ON_TASK),
+    ] = None,
+    ablate: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Also run the variants of this list; one table.", rich_help_panel=ON_TASK),
+    ] = None,
+    assistant: Annotated[str | None, typer.Option(help="Teacher assistant: auto, none or LxH.")] = None,
+    eval_task: Annotated[
+        list[str] | None, typer.Option(metavar="TASK", help="Also fine-tune all models on this task and compare.")
+    ] = None,
+    **shared: Any,
+) -> None:
+    """Train a smaller student of an encoder: on unlabelled text (MiniLM, TinyBERT …), or on a task with --task."""
+    given = locals() | shared
+    from kdcli.commands.distill.settings import DistillRecipe
+    from kdcli.recipe.resolve import resolve, verb_of
+
+    if task is not None or (shared["recipe"] is not None and verb_of(shared["recipe"]) == "distill-task"):
+        _distill_on_task(given)
+        return
+    _refuse_without_task(given)
+    own = {"teacher": teacher, "student.to": to, "method": method, "assistant": assistant, "eval.tasks": eval_task}
+    resolved = resolve(
+        DistillRecipe,
+        recipe=shared["recipe"],
+        beneath=_embedded_default(method, shared["sets"] or ()) if teacher == "demo" and not shared["recipe"] else None,
+        sets=shared["sets"] or (),
+        options=own | training_options(given),
+    )
+    invocation = invocation_of(given)
+    from kdcli.commands.distill import run as command
+
+    show(command.run(resolved, invocation), as_json=shared["json"])
+
+
+def _embedded_default(method: str | None, sets: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What `distill demo` starts from; another method than the recipe's takes all but the settings of its loss."""
+    from kdcli.recipe.resolve import flatten, read_recipe
+
+    values = dict(flatten(read_recipe("demo", "distill")))
+    method = method or dict(each.split("=", 1) for each in sets if "=" in each).get("method")
+    if method not in (None, "minilm"):
+        values = {key: value for key, value in values.items() if not key.startswith("loss.")}
+    return {"recipe demo": values}
+
+
+def _distill_on_task(given: Mapping[str, Any]) -> None:
+    from kdcli.commands.distill.recipes import ablations, task_recipe
+
+    for name in ("assistant", "eval_task"):
+        if given[name]:
+            raise UsageError(f"--{name.replace('_', '-')} belongs to distilling on text, not on a task")
+    text = given["general"] or given["corpus"]
+    copies = True if given["augment_only"] or given["glove"] or given["augment_model"] else None
+    own = {
+        **{name: given[name] for name in ("teacher", "method", "task", "more_teachers")},
+        "student.to": given["to"],
+        "student.source": given["student"],
+        "general.use": True if text else None,
+        "general.run": given["general"],
+        "general.source": given["corpus"],
+        "augment.use": given["augment"] if given["augment"] is not None else copies,
+        "augment.model": given["augment_model"],
+        "augment.glove": given["glove"],
+    }
+    asked = {"recipe": given["recipe"], "sets": given["sets"] or (), "options": own | training_options(given)}
+    from kdcli.commands.distill import run as command
+
+    resolved, invocation = task_recipe(**asked), invocation_of(given)
+    if given["augment_only"] is not None:
+        show(command.write_copies(resolved, invocation, given["augment_only"]), as_json=given["json"])
+    elif given["ablate"] is not None:
+        variants = {name: task_recipe(**asked, overrides=over) for name, over in ablations(given["ablate"]).items()}
+        show(command.run_variants(variants, invocation), as_json=given["json"])
+    else:
+        show(command.run_on_task(resolved, invocation), as_json=given["json"])
+
+
+def _refuse_without_task(given: Mapping[str, Any]) -> None:
+    names = ("student", "general", "corpus", "more_teachers", "augment", "augment_model", "glove", "augment_only")
+    for name in (*names, "ablate"):
+        if given[name]:
+            option = {"more_teachers": "also_teacher"}.get(name, name).replace("_", "-")
+            raise UsageError(f"--{option} needs --task", "it belongs to distilling on a task")

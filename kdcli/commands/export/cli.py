@@ -1,0 +1,36 @@
+"""The options of `kdcli export`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from kdcli.cli.app import app
+from kdcli.cli.options import (
+    LOADING,
+    show,
+    with_options,
+)
+
+
+@app.command()
+@with_options(*LOADING)
+def export(
+    model: Annotated[str, typer.Argument(help="Hub id, directory, or 'demo'; its head goes with it.")],
+    file_format: Annotated[str, typer.Option("--format", metavar="onnx|openvino", help="What to write.")],
+    int8: Annotated[bool, typer.Option("--int8", help="Quantise to 8 bits.")] = False,
+    **shared: Any,
+) -> None:
+    """Write a model as ONNX or OpenVINO, compared with torch before it is kept."""
+    from kdcli.commands.export import run as command
+
+    result = command.run(
+        model,
+        format=file_format,
+        int8=int8,
+        output_dir=shared["output_dir"],
+        overwrite=shared["overwrite"],
+        trust_remote_code=shared["trust_remote_code"],
+    )
+    show(result, as_json=shared["json"])

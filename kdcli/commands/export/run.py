@@ -1,0 +1,261 @@
+"""`kdcli export`: an encoder or a fine-tuned model as a directory that ONNX Runtime or OpenVINO runs without torch.
+
+The directory holds the model file, the tokenizer, config.json with the labels, a README.md with the lines that use it,
+and export.json with what was measured. It is written aside and renamed: it is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+
+from kdcli.backends.export import EXACT, LIMITS, ModelFile, export_onnx, export_openvino
+from kdcli.backends.sessions import library
+from kdcli.bench.environment import versions
+from kdcli.disk import disk_errors, write_atomic
+from kdcli.errors import UsageError, did_you_mean
+from kdcli.models.custom_class import own_class
+from kdcli.models.heads import AUTO_CLASS, PROBLEM, kind_of_head
+from kdcli.models.load import load_config, load_tokenizer, load_weights
+from kdcli.models.shape import positions_of
+from kdcli.report.text import bytes_of
+from kdcli.report.views import short
+from kdcli.training.progress import Progress
+from kdcli.training.run_dir import numbered
+from kdcli.types import Kind
+
+FORMATS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
+"""Format → the libraries it needs."""
+FACTS = "export.json"
+
+OPEN = {
+    "onnx": """import onnxruntime
+{imports}
+tokenizer = AutoTokenizer.from_pretrained(".")
+session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+
+
+def run(inputs):
+    return session.run(None, {{i.name: inputs[i.name] for i in session.get_inputs()}})
+
+""",
+    "openvino": """import openvino
+{imports}
+tokenizer = AutoTokenizer.from_pretrained(".")
+# Left to itself OpenVINO computes in lower precision where the processor has one.
+model = openvino.Core().compile_model("model.xml", "CPU", {{"INFERENCE_PRECISION_HINT": "f32"}})
+
+
+def run(inputs):
+    return list(model({{i.any_name: inputs[i.any_name] for i in model.inputs}}).values())
+
+""",
+}
+"""Format → the lines that load a file and define `run`: arrays by name → list of outputs."""
+
+ONE = '["A first text.", "A second and somewhat longer one."]'
+USE: dict[Kind | None, tuple[str, str]] = {
+    None: (ONE, "(last_hidden_state,) = run(inputs)\nprint(last_hidden_state.shape)  # texts, tokens, width"),
+    "class": (ONE, "(logits,) = run(inputs)\nprint([labels[i] for i in logits.argmax(-1)])"),
+    "multi": (ONE, "(logits,) = run(inputs)\nprint([[labels[i] for i in (row > 0).nonzero()[0]] for row in logits])"),
+    "score": (ONE, "(logits,) = run(inputs)\nprint(logits[:, 0].tolist())"),
+    "tokens": (ONE, "(logits,) = run(inputs)\nprint([[labels[i] for i in row] for row in logits.argmax(-1)])"),
+    "span": (
+        '["Where is it?"], ["It is in the house."]',
+        "start_logits, end_logits = run(inputs)\n"
+        "begin, end = start_logits[0].argmax(), end_logits[0].argmax()\n"
+        'print(tokenizer.decode(inputs["input_ids"][0][begin : end + 1]))',
+    ),
+}
+"""Kind of the head (None: none) → what is tokenised, and what is done with the inputs."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What `kdcli export` left: `facts` as in export.json."""
+
+    facts: dict[str, Any]
+    folder: Path
+
+    def to_json(self) -> str:
+        """export.json."""
+        return json.dumps(self.facts, indent=2)
+
+    def renderables(self) -> Iterable[Any]:
+        """One table, the notes, and where to look further."""
+        table = Table("", "", show_header=False, box=None)
+        for key in ("source", "format", "precision"):
+            table.add_row(key, self.facts[key])
+        table.add_row("inputs", ", ".join(self.facts["inputs"]))
+        table.add_row("outputs", ", ".join(self.facts["outputs"]))
+        table.add_row("size", bytes_of(sum(self.facts["files"].values())))
+        table.add_row("beside torch", _said(self.facts))
+        yield table
+        yield from self.facts["notes"]
+        yield f"model in {self.folder} (README.md shows how to run it)"
+
+
+def run(
+    source: str, *, format: str, int8: bool, output_dir: Path | None, overwrite: bool, trust_remote_code: bool
+) -> Exported:
+    """Export a model and measure how near the file is to torch.
+
+    Args:
+        source: hub id, directory or `demo`.
+        format: `onnx` or `openvino`.
+        int8: quantised weights and activations.
+        output_dir: default runs/export-NAME-FORMAT, numbered.
+        overwrite: replace an earlier export there.
+
+    Raises:
+        UsageError: an unknown format, a directory that is not ours to replace, a model that cannot be loaded or
+            exported.
+        MachineError: a library is missing, the disk is full, the file does not compute what torch does.
+    """
+    if format not in FORMATS:
+        raise UsageError(f"unknown format '{format}'{did_you_mean(format, FORMATS)}", f"allowed: {', '.join(FORMATS)}")
+    for name in FORMATS[format]:
+        library(name, format)
+    precision = "int8" if int8 else "fp32"
+    named = f"export-{Path(short(source)).name}-{format}" + ("-int8" if int8 else "")
+    folder = output_dir or numbered(named, taken=overwrite)
+    _check_folder(folder, overwrite)
+    model, tokenizer, kind, notes = _load(source, trust_remote_code)
+    Progress.say(f"exporting {short(source)} to {format}, {precision}")
+    whole = folder.resolve()
+    aside = whole.with_name(f".{whole.name}.part")
+    try:
+        with disk_errors(folder):
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+            file = {"onnx": export_onnx, "openvino": export_openvino}[format](model, aside, int8=int8)
+            facts = _facts(source, format, precision, model, kind, file, notes)
+            model.config.save_pretrained(aside)
+            tokenizer.save_pretrained(aside)
+            write_atomic(aside / "README.md", _readme(facts, model, kind))
+            write_atomic(aside / FACTS, json.dumps(facts, indent=2))
+            _put(aside, folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return Exported(facts, folder)
+
+
+def _check_folder(folder: Path, overwrite: bool) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file; --output-dir must be a directory")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    ours = (folder / FACTS).is_file()
+    if not (ours and overwrite):
+        raise UsageError(
+            f"output directory {folder} is not empty",
+            "--overwrite replaces its export; or choose another with -o"
+            if ours
+            else "it holds no export of kdcli, so it is left alone; choose another with -o",
+        )
+
+
+def _put(aside: Path, folder: Path) -> None:
+    """Rename a directory into place. One that is there stays, for it may be the current one, and is emptied; what marks
+    it as an export comes last."""
+    if not folder.exists():
+        aside.rename(folder)
+        return
+    for old in folder.iterdir():
+        if old.is_dir() and not old.is_symlink():
+            shutil.rmtree(old)
+        else:
+            old.unlink()
+    for file in sorted(aside.iterdir(), key=lambda f: f.name == FACTS):
+        file.rename(folder / file.name)
+
+
+def _load(
+    source: str, trust_remote_code: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Kind | None, list[str]]:
+    """The model with the head that its config.json names, the kind of that head, and what there is to say about it."""
+    config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
+    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    named = next(iter(config.architectures or ()), type(config).__name__)
+    kind: Kind | None = kind_of_head(config, named)
+    auto = own_class(config) or (AUTO_CLASS[kind] if kind else AutoModel)
+    if kind == "class" and config.num_labels == 1 and config.problem_type is None:
+        kind = "score"
+    elif kind == "class":
+        kind = next((k for k, problem in PROBLEM.items() if problem == config.problem_type), kind)
+    model = load_weights(source, auto, trust_remote_code=trust_remote_code).eval()
+    left = kind is None and named != type(model).__name__
+    notes = [f"the head of {named} is left out: the file gives the last hidden state"] if left else []
+    return model, tokenizer, kind, notes
+
+
+def _facts(
+    source: str,
+    format: str,
+    precision: str,
+    model: PreTrainedModel,
+    kind: Kind | None,
+    file: ModelFile,
+    notes: list[str],
+) -> dict[str, Any]:
+    names = sorted(f for f in file.path.parent.iterdir() if f.is_file())
+    return {
+        "source": short(source),
+        "format": format,
+        "precision": precision,
+        "architecture": type(model).__name__,
+        "kind": kind,
+        "inputs": list(file.inputs),
+        "outputs": list(file.outputs),
+        "files": {f.name: f.stat().st_size for f in names},
+        "max_abs": file.max_abs,
+        "relative": file.relative,
+        "limits": {"max_abs": EXACT if precision == "fp32" else None, "relative": LIMITS[precision]},
+        "notes": notes,
+        "versions": versions() | {name: library(name, format).__version__ for name in FORMATS[format]},
+    }
+
+
+def _said(facts: dict[str, Any]) -> str:
+    return f"{facts['max_abs']:.1e} largest difference, {facts['relative']:.1e} relative error"
+
+
+def _readme(facts: dict[str, Any], model: PreTrainedModel, kind: Kind | None) -> str:
+    """What the directory is and the lines that run it."""
+    texts, rest = USE[kind]
+    room = positions_of(model.config)
+    options = [*(["truncation=True", f"max_length={room}"] if room else []), "padding=True"]
+    options += ["return_token_type_ids=True"] if "token_type_ids" in facts["inputs"] else []
+    labelled = "labels[" in rest
+    lines = [
+        OPEN[facts["format"]].format(
+            imports="from transformers import " + ("AutoConfig, " * labelled) + "AutoTokenizer\n"
+        ),
+        *(['labels = AutoConfig.from_pretrained(".").id2label'] if labelled else []),
+        f'inputs = tokenizer({texts}, {", ".join(options)}, return_tensors="np")',
+        rest,
+    ]
+    code = "\n".join(lines)
+    install = {"onnx": "onnxruntime", "openvino": "openvino"}[facts["format"]]
+    notes = "".join(f"\n* {note}" for note in facts["notes"])
+    return f"""# {facts["source"]} as {facts["format"]}, {facts["precision"]}
+
+{facts["architecture"]}, exported by kdcli. Any batch size and length.
+
+* inputs: {", ".join(facts["inputs"])}
+* outputs: {", ".join(facts["outputs"])}
+* beside torch in float32: {_said(facts)} over the real tokens of padded batches of random tokens{notes}
+
+`pip install {install} transformers`, then in this directory:
+
+```python
+{code}
+```
+"""

@@ -1,0 +1,11 @@
+"""What a recipe of `kdcli finetune` may hold."""
+
+from __future__ import annotations
+
+from kdcli.downstream.settings import (
+    FinetuneRecipe,
+)
+from kdcli.recipe.sections import Section
+
+RECIPES: dict[str, type[Section]] = {"finetune": FinetuneRecipe}
+"""Folder of `recipes/` and settings model of each kind of recipe of this verb."""

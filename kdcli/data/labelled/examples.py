@@ -1,0 +1,134 @@
+"""A row of a labelled data set → an `Example`, or an error that names the row and what is wrong with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kdcli.data.files import Row, whole_text
+from kdcli.data.labelled.own_labels import number_of
+from kdcli.errors import UsageError
+from kdcli.types import Answer, Example, Kind, Task
+
+IDS = ("id", "idx", "guid")
+"""Columns that may name an example."""
+
+
+def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> Example:
+    """Check a row and take what the task reads.
+
+    Args:
+        number: of the row in its file, which names the example when the row does not.
+        withheld: the split has no labels (test sets): a missing one, or the -1 of GLUE, is not an error.
+
+    Raises:
+        UsageError: a column is missing or of another type, or the label is none of the task's.
+    """
+    where, values = row
+    named = next((values[c] for c in IDS if values.get(c) is not None), number)
+    if task.kind == "tokens":
+        texts = _words(task, where, values)
+    else:
+        texts = tuple(_text(task, where, values, column) for column in task.texts)
+    name = whole_text(where, "id", str(named))
+    label = values.get(task.label)
+    if withheld and (label is None or str(label) in ("-1", "-1.0")):
+        return Example(where, name, texts, None)
+    if label is None:
+        said = "is empty" if task.label in values else f"is not there; there are {', '.join(values)}"
+        raise UsageError(f"{where}: column '{task.label}', the label of task {task.name}, {said}", _OVERRIDE)
+    return Example(where, name, texts, _READERS[task.kind](task, where, label, texts))
+
+
+_OVERRIDE = "a column of another name is given by --set data.columns.ROLE=NAME, with --task own"
+
+
+def _text(task: Task, where: str, values: Mapping[str, Any], column: str) -> str:
+    value = values.get(column)
+    if column not in values:
+        raise UsageError(
+            f"{where}: task {task.name} reads the column '{column}', which is not there; there are {', '.join(values)}",
+            _OVERRIDE,
+        )
+    if not isinstance(value, str):
+        raise UsageError(f"{where}: column '{column}' must hold text, got {type(value).__name__}")
+    return whole_text(where, column, value)
+
+
+def _words(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]:
+    (column,) = task.texts
+    words = values.get(column)
+    if not isinstance(words, list | tuple) or not words or not all(isinstance(w, str) for w in words):
+        there = f"there are {', '.join(values)}" if column not in values else f"got {_short(words)}"
+        raise UsageError(f"{where}: column '{column}' must hold a list of words; {there}", _OVERRIDE)
+    return tuple(whole_text(where, column, word) for word in words)
+
+
+def _class(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> int:
+    """A class by its name or its number, which in a CSV file is a string; numbers of an own file are the names."""
+    if str(label) in task.labels:
+        return task.labels.index(str(label))
+    number = int(label) if isinstance(label, str) and label.isdecimal() else label
+    # Where the names are numbers themselves, a number is a name.
+    named = all(number_of(name) is None for name in task.labels)
+    if named and not isinstance(number, bool) and isinstance(number, int | float) and number in range(len(task.labels)):
+        return int(number)
+    allowed = ", ".join(f"{i} ({name})" if named else name for i, name in enumerate(task.labels[:12]))
+    more = "" if len(task.labels) <= 12 else f" … {len(task.labels)} in all"
+    raise UsageError(f"{where}: '{task.label}' of task {task.name} must be one of {allowed}{more}, got {_short(label)}")
+
+
+def _classes(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tuple[int, ...]:
+    if not isinstance(label, list | tuple):
+        raise UsageError(f"{where}: '{task.label}' must hold a list of labels, got {_short(label)}")
+    return tuple(sorted({_class(task, where, one, texts) for one in label}))
+
+
+def _score(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> float:
+    try:
+        score = math.nan if isinstance(label, bool) else float(label)
+    except (TypeError, ValueError, OverflowError):
+        score = math.nan
+    if not math.isfinite(score):
+        raise UsageError(f"{where}: '{task.label}' of task {task.name} must be a finite number, got {_short(label)}")
+    return score
+
+
+def _of_words(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tuple[int, ...]:
+    if not isinstance(label, list | tuple) or len(label) != len(texts):
+        got = f"{len(label)} of them" if isinstance(label, list | tuple) else _short(label)
+        raise UsageError(f"{where}: '{task.label}' must hold a label for each of the {len(texts)} words, got {got}")
+    return tuple(_class(task, where, one, texts) for one in label)
+
+
+def _answers(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tuple[Answer, ...]:
+    found = label if isinstance(label, dict) else {}
+    answers, starts = found.get("text"), found.get("answer_start")
+    if (
+        not isinstance(answers, list | tuple)
+        or not isinstance(starts, list | tuple)
+        or [type(v) for v in (*answers, *starts)] != [str] * len(answers) + [int] * len(answers)
+    ):
+        form = '{"text": [...], "answer_start": [...]} as in SQuAD'
+        raise UsageError(f"{where}: '{task.label}' must be {form}, got {_short(label)}")
+    if not answers and not task.impossible:
+        raise UsageError(
+            f"{where}: a question without an answer, which task {task.name} does not know",
+            "where answers may be missing, some must be missing in training too; of SQuAD use --task squad_v2",
+        )
+    return tuple(Answer(whole_text(where, task.label, a), s) for a, s in zip(answers, starts, strict=True))
+
+
+_READERS: Mapping[Kind, Callable[[Task, str, Any, tuple[str, ...]], Any]] = {
+    "class": _class,
+    "multi": _classes,
+    "score": _score,
+    "tokens": _of_words,
+    "span": _answers,
+}
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,197 @@
+"""Labelled examples as rows of token ids, held ragged and padded only batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from kdcli.errors import UsageError
+from kdcli.types import IGNORED, Batch, Example, Kind, Task
+
+AT_ONCE = 4096
+"""Examples tokenised at once, which bounds the memory the tokenizer's own objects take."""
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Rows of token ids with their labels; an `Examples` of `kdcli.types`.
+
+    Attributes:
+        ids_T: the ids of all rows, one after another, int32.
+        types_T: their token types, int8; None when the model has none.
+        ends: where each row ends in `ids_T`, [rows] int64.
+        labels: a row each, as in `kdcli.types.Kind`; of `tokens` one for each of `ids_T`; None when withheld.
+        example: of which example each row is, [rows] int64; several rows may be windows of one.
+        truncated: examples of which something was cut off.
+        pad_id: what a batch is filled up with.
+        kind: of the task.
+        words_T: of `tokens`: for each of `ids_T` the number of the word of which it is the first piece, else -1, int32.
+    """
+
+    ids_T: Array
+    types_T: Array | None
+    ends: Array
+    labels: Array | None
+    example: Array
+    truncated: int
+    pad_id: int
+    kind: Kind
+    words_T: Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @property
+    def lengths(self) -> Array:
+        """Tokens of each row, [rows] int64."""
+        return np.diff(self.ends, prepend=0)
+
+    def batch(self, indices: Array) -> Batch:
+        """Collate rows, padded on the right to the longest of them; token lists that are not padded stay exact."""
+        lengths = self.lengths[indices]
+        real_BL = np.arange(lengths.max())[None, :] < lengths[:, None]
+        # Where a row is over, any place in bounds will do: it is overwritten.
+        at_BL = np.where(real_BL, (self.ends[indices] - lengths)[:, None] + np.arange(lengths.max()), 0)
+
+        def padded(values_T: Array, filler: int) -> torch.Tensor:
+            return torch.from_numpy(np.where(real_BL, values_T[at_BL], filler).astype(np.int64))
+
+        batch = {"input_ids": padded(self.ids_T, self.pad_id), "attention_mask": torch.from_numpy(real_BL.astype("i8"))}
+        if self.types_T is not None:
+            batch["token_type_ids"] = padded(self.types_T, 0)
+        if self.labels is not None:
+            of_tokens = self.kind == "tokens"
+            batch["labels"] = padded(self.labels, IGNORED) if of_tokens else torch.from_numpy(self.labels[indices])
+        return batch
+
+    def by_length(self) -> Encoded:
+        """The same rows, shortest first: what is judged need not be padded much."""
+        return self.take(np.argsort(self.lengths, kind="stable"))
+
+    def take(self, rows: Array) -> Encoded:
+        """Some of the rows, in the order given."""
+        lengths = self.lengths[rows]
+        places = [np.arange(end - length, end) for end, length in zip(self.ends[rows], lengths, strict=True)]
+        at = np.concatenate(places) if places else np.empty(0, dtype=np.int64)
+        labels = self.labels
+        if labels is not None:
+            labels = labels[at] if self.kind == "tokens" else labels[rows]
+        return replace(
+            self,
+            ids_T=self.ids_T[at],
+            types_T=None if self.types_T is None else self.types_T[at],
+            ends=np.cumsum(lengths),
+            labels=labels,
+            example=self.example[rows],
+            words_T=None if self.words_T is None else self.words_T[at],
+        )
+
+
+def encode(
+    task: Task, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, *, max_length: int, token_types: bool
+) -> Encoded:
+    """Tokenise the examples of any task but a `span` one, for which see `kdcli.data.labelled.spans`.
+
+    Args:
+        max_length: tokens of a row at most, special ones included; a pair loses from its longer text.
+        token_types: whether the model tells the two texts of a pair apart by token types.
+
+    Raises:
+        UsageError: the tokenizer has no padding token or, of `tokens`, does not tell which word a token is of or makes
+            no token of any labelled word.
+    """
+    if task.kind == "tokens" and not tokenizer.is_fast:
+        raise UsageError(
+            f"{type(tokenizer).__name__} does not tell of which word a token is, as task {task.name} needs",
+            "use a model with a tokenizer.json (a fast tokenizer)",
+        )
+    ids: list[Array] = []
+    types: list[Array] = []
+    words: list[Array] = []
+    truncated = 0
+    of_words = task.kind == "tokens"
+    for begin in range(0, len(examples), AT_ONCE):
+        portion = examples[begin : begin + AT_ONCE]
+        columns = [[e.texts for e in portion]] if of_words else zip(*(e.texts for e in portion), strict=True)
+        found = tokenizer(
+            *map(list, columns),
+            is_split_into_words=of_words,
+            truncation=True,
+            max_length=max_length,
+            return_token_type_ids=token_types,
+            return_attention_mask=False,
+            verbose=False,
+        )
+        ids += [np.asarray(row, dtype=np.int32) for row in found["input_ids"]]
+        if token_types:
+            types += [np.asarray(row, dtype=np.int8) for row in found["token_type_ids"]]
+        truncated += _truncated(found, max_length)
+        if of_words:
+            words += [_first_pieces(found.word_ids(i)) for i in range(len(portion))]
+    words_T = np.concatenate(words) if words else None
+    labels = _labels(task, examples, words)
+    if of_words and labels is not None and not (labels != IGNORED).any():
+        raise UsageError(
+            f"{examples[0].where}: from here on the tokenizer makes no token of any word, so that no label is judged",
+            f"are the words blank? the first are {', '.join(map(repr, examples[0].texts[:3]))}",
+        )
+    return Encoded(
+        ids_T=np.concatenate(ids) if ids else np.empty(0, dtype=np.int32),
+        types_T=np.concatenate(types) if types else None,
+        ends=np.cumsum([len(row) for row in ids], dtype=np.int64),
+        labels=labels,
+        example=np.arange(len(ids)),
+        truncated=truncated,
+        pad_id=pad_id(tokenizer),
+        kind=task.kind,
+        words_T=words_T,
+    )
+
+
+def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The id of the padding token.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if tokenizer.pad_token_id is None:
+        raise UsageError("the tokenizer has no padding token", "set pad_token in its tokenizer_config.json")
+    return int(tokenizer.pad_token_id)
+
+
+def _truncated(found: Any, max_length: int) -> int:
+    if found.encodings is None:
+        # Python tokenizers do not tell what they cut; a full row may have been whole.
+        return sum(len(row) >= max_length for row in found["input_ids"])
+    return sum(bool(encoding.overflowing) for encoding in found.encodings)
+
+
+def _first_pieces(words: Sequence[int | None]) -> Array:
+    """The number of each word at its first piece, -1 at the others and at special tokens."""
+    before = [None, *words][: len(words)]
+    return np.array([-1 if w is None or w == b else w for w, b in zip(words, before, strict=True)], dtype=np.int32)
+
+
+def _labels(task: Task, examples: Sequence[Example], words: Sequence[Array]) -> Array | None:
+    """The labels as `Encoded` holds them; None when they are withheld."""
+    given: list[Any] = [e.label for e in examples]
+    if not given or None in given:
+        return None
+    if task.kind == "class":
+        return np.array(given, dtype=np.int64)
+    if task.kind == "score":
+        return np.array(given, dtype=np.float32)
+    if task.kind == "tokens":
+        rows = [np.where(w >= 0, np.array(label)[w], IGNORED) for w, label in zip(words, given, strict=True)]
+        return np.concatenate(rows).astype(np.int64)
+    chosen = np.zeros((len(given), len(task.labels)), dtype=np.float32)
+    for row, label in zip(chosen, given, strict=True):
+        row[np.array(label, dtype=np.int64)] = 1.0
+    return chosen

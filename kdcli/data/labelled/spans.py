@@ -1,0 +1,283 @@
+"""Extractive question answering: questions and contexts as overlapping windows, and answers read off their logits.
+
+The scheme is that of the reference scripts of SQuAD: a context that does not fit is cut into windows that overlap, each
+is judged by itself, and the best span of all of them is the answer.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, groupby
+from typing import cast
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from kdcli.data.labelled.features import AT_ONCE, Array, Encoded, pad_id
+from kdcli.errors import UsageError
+from kdcli.types import Answer, Example
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of `[CLS] question [SEP] context [SEP]` and where their tokens stand in the contexts.
+
+    Attributes:
+        rows: the windows; `labels` [rows, 2] int64 are the first and the last token of the first gold answer, both
+            `cls` where a window does not hold all of it; `truncated` counts the examples of several windows.
+        cls: where in its row the classification token stands, [rows] int64; there "no answer" is judged.
+        char_begin_T, char_end_T: for each of `rows.ids_T` the characters of the context it stands for, int32, as the
+            tokenizer tells, so perhaps with the space before; -1 where the token is not of the context.
+        misplaced: what `check_answers` says; windows of those examples are labelled as if they held no answer.
+    """
+
+    rows: Encoded
+    cls: Array
+    char_begin_T: Array
+    char_end_T: Array
+    misplaced: list[str]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def by_length(self) -> Windows:
+        """The same windows, shortest first, as `Encoded.by_length`."""
+        return self.take(np.argsort(self.rows.lengths, kind="stable"))
+
+    def take(self, rows: Array) -> Windows:
+        """Some of the windows, in the order given."""
+        lengths = self.rows.lengths[rows]
+        ends = np.cumsum(lengths)
+        # How far each window moves, once for each of its tokens.
+        at_T = np.arange(lengths.sum()) + np.repeat(self.rows.ends[rows] - ends, lengths)
+        return replace(
+            self,
+            rows=self.rows.take(rows),
+            cls=self.cls[rows],
+            char_begin_T=self.char_begin_T[at_T],
+            char_end_T=self.char_end_T[at_T],
+        )
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What a model answers to one example.
+
+    Attributes:
+        id: of the example.
+        text: a part of the context, without white space around it; empty for "no answer".
+        no_answer: logit of "no answer" minus that of the best span; inf when there is no span at all.
+        score: logit of the best span, first token plus last; -inf when there is none.
+    """
+
+    id: str
+    text: str
+    no_answer: float
+    score: float
+
+
+def misplaced(example: Example) -> str | None:
+    """What is wrong with where the gold answers of an example begin; None when each stands in the context there."""
+    context = example.texts[1]
+    for answer in _answers(example):
+        if not answer.text.strip():
+            return f"{example.where}: an answer is empty; leave out the answers where there is none"
+        if answer.start < 0 or not context.startswith(answer.text, answer.start):
+            return f"{example.where}: answer '{answer.text}' is not at character {answer.start} of its context"
+    return None
+
+
+def check_answers(examples: Sequence[Example]) -> list[str]:
+    """A line for each example with a gold answer that is not where it is said to be, even if it is elsewhere."""
+    return [line for line in map(misplaced, examples) if line is not None]
+
+
+def windows(
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, *, max_length: int, stride: int, token_types: bool
+) -> Windows:
+    """Tokenise the examples of a `span` task.
+
+    Questions lose the white space before them, and what is beyond half of `max_length`.
+
+    Args:
+        max_length: tokens of a window at most, special ones included.
+        stride: tokens of the context that a window shares with the next one.
+        token_types: whether the model tells question and context apart by token types.
+
+    Raises:
+        UsageError: the tokenizer does not tell where its tokens come from or has no padding token, or beside the
+            longest question a window would hold no more than `stride` tokens of the context.
+    """
+    if not tokenizer.is_fast:
+        raise UsageError(
+            f"{type(tokenizer).__name__} does not tell which characters a token stands for, which answers need",
+            "use a model that comes with a fast tokenizer (tokenizer.json)",
+        )
+    room = max_length - max_length // 2 - tokenizer.num_special_tokens_to_add(pair=True)
+    if not 0 <= stride < room:
+        raise UsageError(
+            f"windows of {max_length} tokens cannot overlap by {stride}: "
+            + (f"0 to {room - 1} are possible" if room > 0 else "beside half of it for the question nothing is left"),
+            "lower stride or raise max_length" if stride >= 0 else "give a stride of 0 or more",
+        )
+    found = list(_tokenised(examples, tokenizer, max_length, stride, token_types))
+    ids, types, chars, example, cls, labels = zip(*found, strict=True) if found else ((),) * 6
+    chars_T2 = np.concatenate([np.empty((0, 2), dtype=np.int32), *chars])
+    return Windows(
+        rows=Encoded(
+            ids_T=np.concatenate([np.empty(0, dtype=np.int32), *ids]),
+            types_T=np.concatenate([np.empty(0, dtype=np.int8), *types]) if token_types else None,
+            ends=np.cumsum([len(row) for row in ids], dtype=np.int64),
+            labels=None if any(e.label is None for e in examples) else np.array(labels, dtype=np.int64).reshape(-1, 2),
+            example=np.array(example, dtype=np.int64),
+            truncated=sum(n > 1 for n in Counter(example).values()),
+            pad_id=pad_id(tokenizer),
+            kind="span",
+        ),
+        cls=np.array(cls, dtype=np.int64),
+        char_begin_T=chars_T2[:, 0].copy(),
+        char_end_T=chars_T2[:, 1].copy(),
+        misplaced=check_answers(examples),
+    )
+
+
+def decode(
+    windows: Windows,
+    logits: Sequence[Array],
+    examples: Sequence[Example],
+    *,
+    best: int = 20,
+    max_answer_tokens: int = 30,
+    impossible: bool = False,
+) -> list[Decoded]:
+    """The answers that logits mean, one for each example, in their order.
+
+    A span begins at one of the `best` first tokens of a window and ends at one of its `best` last ones, and lies in the
+    context; of all windows of an example the span of the highest sum counts, and the lowest sum for "no answer".
+
+    Args:
+        windows: of all the examples.
+        logits: of each window [L, 2] for first and last token; what is beyond the window is padding and ignored.
+        max_answer_tokens: tokens of an answer at most.
+        impossible: whether "no answer" may win.
+    """
+    score = np.full(len(examples), -np.inf)
+    null = np.full(len(examples), np.inf)
+    chars = np.zeros((len(examples), 2), dtype=np.int64)
+    places = zip(windows.rows.example, windows.rows.ends, windows.rows.lengths, windows.cls, logits, strict=True)
+    for example, stop, length, cls, logits_L2 in places:
+        begin_L, end_L = windows.char_begin_T[stop - length : stop], windows.char_end_T[stop - length : stop]
+        starts_L, ends_L = logits_L2[:length].T.astype(np.float64)
+        null[example] = min(null[example], starts_L[cls] + ends_L[cls])
+        first, last = (np.argsort(-values_L, kind="stable")[:best] for values_L in (starts_L, ends_L))
+        first, last = first[begin_L[first] >= 0], last[begin_L[last] >= 0]
+        tokens = last[None, :] - first[:, None] + 1
+        allowed = (tokens >= 1) & (tokens <= max_answer_tokens)
+        sums = np.where(allowed, starts_L[first][:, None] + ends_L[last], -np.inf)
+        if sums.size and sums.max() > score[example]:
+            row, column = np.unravel_index(sums.argmax(), sums.shape)
+            score[example] = sums[row, column]
+            chars[example] = begin_L[first[row]], end_L[last[column]]
+    no_answer = null - score
+    return [
+        Decoded(
+            id=example.id,
+            text="" if impossible and no_answer[i] > 0 else _text(example.texts[1], *chars[i]),
+            no_answer=float(no_answer[i]),
+            score=float(score[i]),
+        )
+        for i, example in enumerate(examples)
+    ]
+
+
+def _answers(example: Example) -> tuple[Answer, ...]:
+    return () if example.label is None else cast(tuple[Answer, ...], example.label)
+
+
+def _text(context: str, begin: int, end: int) -> str:
+    # Tokenizers that strip accents do not count a combining mark at the end of a token as part of it.
+    while end > begin and end < len(context) and unicodedata.category(context[end]).startswith("M"):
+        end += 1
+    return context[begin:end].strip()
+
+
+def _tokenised(
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int, stride: int, token_types: bool
+) -> Iterator[tuple[Array, Array, Array, int, int, tuple[int, int]]]:
+    """Of each window its ids, its token types, [L, 2] characters, example, place of [CLS] and label."""
+    for begin in range(0, len(examples), AT_ONCE):
+        portion = examples[begin : begin + AT_ONCE]
+        found = tokenizer(
+            _questions([e.texts[0].lstrip() for e in portion], tokenizer, max_length // 2),
+            [e.texts[1] for e in portion],
+            truncation="only_second",
+            max_length=max_length,
+            stride=stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+            return_token_type_ids=token_types,
+            return_attention_mask=False,
+            verbose=False,
+        )
+        of_example = found["overflow_to_sample_mapping"]
+        for number, group in groupby(range(len(of_example)), key=of_example.__getitem__):
+            rows = list(group)
+            ids = [np.asarray(found["input_ids"][row], dtype=np.int32) for row in rows]
+            types = [np.asarray(found["token_type_ids"][row] if token_types else (), dtype=np.int8) for row in rows]
+            texts = [found.sequence_ids(row) for row in rows]
+            chars = [_characters(found["offset_mapping"][row], of) for row, of in zip(rows, texts, strict=True)]
+            cls = [_cls(row, of, tokenizer.cls_token_id) for row, of in zip(ids, texts, strict=True)]
+            labels = _labels(portion[number], chars, cls)
+            yield from zip(ids, types, chars, [begin + number] * len(rows), cls, labels, strict=True)
+
+
+def _questions(questions: list[str], tokenizer: PreTrainedTokenizerBase, limit: int) -> list[str]:
+    """The questions, cut where they have more than `limit` tokens."""
+    asked = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+    found = tokenizer(questions, return_offsets_mapping=True, **asked)
+    for i, offsets in enumerate(found["offset_mapping"]):
+        # Part of a word, or of a character of several tokens, may take more tokens than it took within the whole.
+        kept = limit
+        while len(offsets) > limit and len(tokenizer(questions[i], **asked)["input_ids"]) > limit:
+            questions[i] = questions[i][: offsets[kept - 1][1]] if kept else ""
+            kept -= 1
+    return questions
+
+
+def _characters(offsets: Sequence[tuple[int, int]], texts: Sequence[int | None]) -> Array:
+    """The characters of a window's tokens, [L, 2] int32, -1 for those not of the context, which is text 1."""
+    chars_L2 = np.full((len(offsets), 2), -1, dtype=np.int32)
+    if 1 in texts:
+        # One run of tokens.
+        begin = texts.index(1)
+        end = begin + texts.count(1)
+        chars_L2[begin:end] = np.fromiter(chain.from_iterable(offsets[begin:end]), dtype=np.int32).reshape(-1, 2)
+    return chars_L2
+
+
+def _cls(ids: Array, texts: Sequence[int | None], cls_id: int | None) -> int:
+    """Where the classification token stands; 0 when the tokenizer adds none."""
+    return next((i for i, text in enumerate(texts) if text is None and ids[i] == cls_id), 0)
+
+
+def _labels(example: Example, windows: Sequence[Array], cls: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last token of the first gold answer in each window of an example."""
+    answers = _answers(example)
+    if not answers or misplaced(example):
+        return [(place, place) for place in cls]
+    text, begin = answers[0].text, answers[0].start
+    # A token that only holds the space around an answer, or begins with it, would drag a neighbour in.
+    end = begin + len(text.rstrip())
+    begin += len(text) - len(text.lstrip())
+    inside = [np.flatnonzero((chars_L2[:, 1] > begin) & (chars_L2[:, 0] < end)) for chars_L2 in windows]
+    parts = [(w[at[0], 0], w[at[-1], 1]) if len(at) else None for w, at in zip(windows, inside, strict=True)]
+    held = [part for part in parts if part is not None]
+    # Measured by what the tokens of all windows hold of it: a tokenizer may drop characters of the answer.
+    whole = (min(p[0] for p in held), max(p[1] for p in held)) if held else None
+    return [
+        (int(at[0]), int(at[-1])) if part is not None and part == whole else (place, place)
+        for at, part, place in zip(inside, parts, cls, strict=True)
+    ]

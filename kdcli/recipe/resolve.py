@@ -1,0 +1,359 @@
+"""YAML → strict settings: where each value came from, did-you-mean for each wrong key, nothing silently ignored.
+
+Precedence: option > `--set` > recipe > default. A verb owns its settings model (`DistillRecipe` …); what all verbs
+share is `TrainSettings` and `DataSettings`. This file imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import itertools
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from kdcli.errors import UsageError, did_you_mean
+from kdcli.recipe.sections import Section
+from kdcli.recipe.yaml import one_line, read_yaml
+
+RecipeT = TypeVar("RecipeT", bound=Section)
+
+
+@dataclass(frozen=True)
+class Resolved(Generic[RecipeT]):
+    """A validated recipe and, for each dotted key given by anyone, who gave it."""
+
+    recipe: RecipeT
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    def to_yaml(self) -> str:
+        """The whole recipe as YAML that `--recipe` takes back; each leaf carries its origin as a comment."""
+        return "\n".join(_lines(self.recipe.model_dump(), self.origins, "", 0)) + "\n"
+
+
+def resolve(
+    model: type[RecipeT],
+    *,
+    recipe: str | None,
+    beneath: Mapping[str, Mapping[str, Any]] | None = None,
+    sets: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+) -> Resolved[RecipeT]:
+    """Merge recipe file, `--set` pairs and options over the defaults of `model`.
+
+    Args:
+        model: the verb's settings model.
+        beneath: origin → dotted values that `recipe` is laid over, each over those before it.
+        recipe: a shipped recipe's name, a YAML file, or None.
+        sets: `key.path=value` strings; the value is read as YAML.
+        options: dotted key → value of the options the user gave; None values were not given.
+
+    Raises:
+        UsageError: unknown recipe or key, wrong type of value, malformed YAML; one line for each problem.
+    """
+    verb = model.model_fields["verb"].default
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+
+    def put(key: str, value: Any, origin: str) -> None:
+        _check_key(model, key, origin)
+        target = values
+        *parents, last = key.split(".")
+        for parent in parents:
+            target = target.setdefault(parent, {})
+            if not isinstance(target, dict):
+                raise UsageError(f"'{key}' ({origin}) lies under '{parent}', which was given the value {target!r}")
+        target[last] = value
+        origins[key] = origin
+
+    laid = dict(beneath or {})
+    if recipe is not None:
+        laid[f"recipe {recipe}"] = dict(flatten(read_recipe(recipe, verb)))
+    for origin, of_origin in laid.items():
+        for key, value in of_origin.items():
+            put(key, value, origin)
+    for pair in sets:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--set takes KEY.PATH=VALUE, got '{pair}'")
+        put(key.strip(), _parse_value(text), "--set")
+    for key, value in (options or {}).items():
+        if value is not None:
+            put(key, value, "option")
+    try:
+        return Resolved(model.model_validate(values), origins)
+    except ValidationError as error:
+        raise UsageError("\n".join(explain(error, values, origins))) from None
+
+
+def defaulted(resolved: Resolved[RecipeT], values: Mapping[str, Any], origin: str) -> Resolved[RecipeT]:
+    """A recipe with values for keys that nobody gave, such as those of a method's authors."""
+    found = {key: value for key, value in values.items() if key not in resolved.origins}
+    return Resolved(
+        type(resolved.recipe).model_validate(_with(resolved.recipe.model_dump(), found)),
+        {
+            **resolved.origins,
+            **dict.fromkeys(found, origin),
+        },
+    )
+
+
+def _with(tree: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a recipe's values with some of its dotted keys set."""
+    changed = copy.deepcopy(tree)
+    for key, value in values.items():
+        *parents, last = key.split(".")
+        target = changed
+        for parent in parents:
+            target = target[parent]
+        target[last] = value
+    return changed
+
+
+def grid_options(model: type[Section], pairs: Sequence[str]) -> dict[str, list[Any]]:
+    """`--grid KEY=V1,V2` → options: the dotted key below `grid` → its values. `lr` is short for `train.lr`.
+
+    Raises:
+        UsageError: not of that form, or an unknown key.
+    """
+    found: dict[str, list[Any]] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not text:
+            raise UsageError(f"--grid takes KEY=VALUE,VALUE…, got '{pair}'", "for example --grid lr=2e-5,3e-5,5e-5")
+        key = key.strip().replace("-", "_")
+        if f"train.{key}" in leaf_keys(model):
+            key = f"train.{key}"
+        _check_key(model, key, "--grid")
+        found[f"grid.{key}"] = [_parse_value(value) for value in text.split(",")]
+    return found
+
+
+def gates(pairs: Sequence[str]) -> dict[str, float]:
+    """`--min-metric METRIC=VALUE` → metric → value.
+
+    Raises:
+        UsageError: not of that form.
+    """
+    found = {}
+    for pair in pairs:
+        metric, _, text = pair.partition("=")
+        value = _parse_value(text)
+        if not metric or isinstance(value, bool) or not isinstance(value, int | float):
+            raise UsageError(f"--min-metric takes METRIC=VALUE, got '{pair}'", "for example --min-metric accuracy=0.9")
+        found[metric.strip()] = float(value)
+    return found
+
+
+def combinations(resolved: Resolved[RecipeT]) -> list[tuple[dict[str, Any], Resolved[RecipeT]]]:
+    """Every combination of the values of `grid`: what it sets, and the recipe with it set and without grid and seeds.
+
+    Raises:
+        UsageError: a key that is none of the recipe's, something else than a list, or a value of the wrong type.
+    """
+    values = resolved.recipe.model_dump()
+    lists = flatten(values.pop("grid"))
+    for key, choices in lists:
+        _check_key(type(resolved.recipe), key, "grid")
+        if not isinstance(choices, list) or not choices:
+            raise UsageError(f"grid.{key} must hold a list of values, got {choices!r}")
+    found = []
+    for chosen in itertools.product(*(choices for _, choices in lists)):
+        settings = dict(zip((key for key, _ in lists), chosen, strict=True))
+        changed = _with(values | {"grid": {}, "seeds": 1}, settings)
+        origins = {k: o for k, o in resolved.origins.items() if not k.startswith(("grid", "seeds"))}
+        origins |= dict.fromkeys(settings, "grid")
+        try:
+            recipe = type(resolved.recipe).model_validate(changed)
+        except ValidationError as error:
+            raise UsageError("\n".join(explain(error, changed, origins))) from None
+        found.append((settings, Resolved(recipe, origins)))
+    return found
+
+
+def shipped(verb: str) -> dict[str, Path]:
+    """Name → file of the recipes of a verb that come with the package."""
+    folder = _recipes_folder() / verb
+    return {p.stem: p for p in sorted(folder.glob("*.yaml"))}
+
+
+def _recipes_folder() -> Path:
+    """`recipes/` inside the package in a wheel, beside it in a checkout or an editable install."""
+    package = Path(__file__).parents[1]
+    shipped_inside = package / "recipes"
+    return shipped_inside if shipped_inside.is_dir() else package.parent / "recipes"
+
+
+def recipe_models() -> dict[str, type[Section]]:
+    """Kind of recipe -> its settings model: `RECIPES` of every `kdcli/commands/VERB/settings.py`."""
+    found: dict[str, type[Section]] = {}
+    for path in sorted((Path(__file__).parents[1] / "commands").glob("*/settings.py")):
+        found |= importlib.import_module(f"kdcli.commands.{path.parent.name}.settings").RECIPES
+    return found
+
+
+def read_recipe(recipe: str, verb: str | None) -> dict[str, Any]:
+    """What a recipe file holds, unchecked.
+
+    Args:
+        recipe: name of a shipped recipe of the verb, or a path.
+        verb: None looks for a path alone.
+
+    Raises:
+        UsageError: no such recipe, or no mapping of keys.
+    """
+    names = shipped(verb) if verb else {}
+    path = names.get(recipe, Path(recipe))
+    if not path.is_file():
+        raise UsageError(
+            f"no recipe '{recipe}' for {verb}{did_you_mean(recipe, names)}",
+            f"shipped recipes: {', '.join(names)}; or give the path of a YAML file",
+        )
+    try:
+        loaded = read_yaml(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError) as error:
+        raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(loaded, dict):
+        raise UsageError(f"{path} must hold a mapping of recipe keys, got {type(loaded).__name__}")
+    if verb and loaded.get("verb", verb) != verb:
+        raise UsageError(f"{path} is a recipe of '{loaded['verb']}', not of '{verb}'")
+    return loaded
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Dotted keys and values of a tree; empty mappings have none."""
+    flat: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat += flatten(value, f"{prefix}{key}.")
+        else:
+            flat.append((f"{prefix}{key}", value))
+    return flat
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return read_yaml(text)
+    except (yaml.YAMLError, ValueError):
+        return text
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    for candidate in (annotation, *typing.get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def leaf_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Every dotted key a recipe of this model may hold."""
+    keys: list[str] = []
+    for name, info in model.model_fields.items():
+        inner = _section(info.annotation)
+        keys += leaf_keys(inner, f"{prefix}{name}.") if inner else [f"{prefix}{name}"]
+    return keys
+
+
+def _open_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """The keys that hold a mapping, whose own keys are checked by whoever reads it."""
+    keys: list[str] = []
+    for name, info in model.model_fields.items():
+        inner = _section(info.annotation)
+        if inner:
+            keys += _open_keys(inner, f"{prefix}{name}.")
+        elif typing.get_origin(info.annotation) is dict:
+            keys.append(f"{prefix}{name}")
+    return keys
+
+
+ELSEWHERE = {
+    "learning_rate": "train.lr",
+    "steps": "train.max_steps",
+    "num_train_epochs": "train.epochs",
+    "per_device_train_batch_size": "train.micro_batch_size",
+    "gradient_clipping": "train.clip",
+    "max_grad_norm": "train.clip",
+    "adam_beta2": "train.beta2",
+    "max_seq_length": "data.max_length",
+}
+"""What other tools call some of our keys, only to answer with the right one."""
+
+
+def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
+    allowed = leaf_keys(model)
+    if key in allowed or any(key.startswith(f"{a}.") for a in _open_keys(model)):
+        return
+    inside = [a for a in allowed if a.startswith(f"{key}.")]
+    if inside:
+        raise UsageError(f"'{key}' ({origin}) is a section: it must hold keys", f"keys: {', '.join(inside)}")
+    # The last word alone is often right and only its section wrong: `lr` for `train.lr`.
+    suffixes = ELSEWHERE | {a.rsplit(".", 1)[-1]: a for a in allowed}
+    near = did_you_mean(key, allowed)
+    if key.rsplit(".", 1)[-1] in suffixes:
+        near = f"; did you mean '{suffixes[key.rsplit('.', 1)[-1]]}'?"
+    hint = "" if near else f"; known keys: {', '.join(allowed)}"
+    raise UsageError(f"unknown key '{key}' ({origin}){near}{hint}")
+
+
+def explain(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
+    """A line for each value that is wrong, under the key that was given for it."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for one in error.errors():
+        value, parts = values, []
+        # A location also holds the names of the types that were tried; they lead nowhere in what was given.
+        for part in one["loc"]:
+            if (isinstance(value, dict) and part in value) or (isinstance(value, list) and isinstance(part, int)):
+                value = value[part]
+                parts.append(str(part))
+        key = ".".join(parts)
+        given = next((k for k in origins if f"{key}.".startswith(f"{k}.")), None)
+        deeper = next((k for k in origins if k.startswith(f"{key}.")), key)
+        origin = origins.get(given or deeper, "default")
+        said = f"'{key}'" if given else f"'{deeper}' lies under '{key}', which"
+        message = str(one["msg"]).replace("Input should be", "must be")
+        messages = found.setdefault((said, f"got {one['input']!r} ({origin})"), [])
+        messages.append(f"{message[0].lower()}{message[1:]}")
+    return [
+        f"{said} {' or '.join([first, *(m.removeprefix('must be ') for m in others)])}, {got}"
+        for (said, got), (first, *others) in found.items()
+    ]
+
+
+def _lines(tree: Mapping[str, Any], origins: Mapping[str, str], prefix: str, depth: int) -> list[str]:
+    lines: list[str] = []
+    for key, value in tree.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            lines.append(f"{'  ' * depth}{key}:")
+            lines += _lines(value, origins, f"{dotted}.", depth + 1)
+            continue
+        lines.append(f"{'  ' * depth}{key}: {one_line(value)}  # {origins.get(dotted, 'default')}")
+    return lines
+
+
+def verb_of(recipe: str) -> str:
+    """The verb whose recipe this is: that of the shipped recipe of this name, or the one a file says; else distill."""
+    verbs = recipe_models()
+    for verb in verbs:
+        if recipe in shipped(verb):
+            return verb
+    said = read_recipe(recipe, None).get("verb", "distill") if Path(recipe).is_file() else "distill"
+    if said not in verbs:
+        raise UsageError(f"{recipe} is a recipe of '{said}'{did_you_mean(str(said), verbs)}; known: {', '.join(verbs)}")
+    return str(said)
+
+
+def summary() -> list[str]:
+    """One line for each shipped recipe: verb, name and the first line of its own comment."""
+    lines = []
+    for verb in recipe_models():
+        for name, path in shipped(verb).items():
+            first = path.read_text("utf-8").split("\n", 1)[0].removeprefix("#").strip()
+            lines.append(f"{verb:10} {name:28} {first}")
+    return lines

@@ -1,0 +1,85 @@
+"""The sections of a recipe that several verbs share: types, limits and defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """Base of every section of a recipe: unknown keys and values of another type are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class TrainSettings(Section):
+    """`train:`, shared by every verb that trains. `batch_size` is global: over all devices and micro-batches."""
+
+    lr: float = Field(3e-4, gt=0)
+    max_steps: int | None = Field(None, gt=0)
+    epochs: float = Field(3.0, gt=0)
+    batch_size: int = Field(256, gt=0)
+    micro_batch_size: int | None = Field(None, gt=0)
+    warmup_steps: int | None = Field(None, ge=0)
+    warmup_fraction: float = Field(0.05, ge=0, lt=1)
+    weight_decay: float = Field(0.01, ge=0)
+    beta2: float = Field(0.999, gt=0, lt=1)
+    clip: float = Field(1.0, gt=0)
+    seed: int = Field(0, ge=0)
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    checkpoint_every: int = Field(500, gt=0)
+    log_every: int = Field(10, gt=0)
+    eval_every: int = Field(250, gt=0)
+
+
+class MaskSettings(Section):
+    """`data.mask:`, which tokens of a text a masked language model has to guess: `share` of each row's, whole words or
+    pieces, anew in every pass or `static`."""
+
+    share: float = 0.15
+    whole_words: bool = False
+    static: bool = False
+
+
+class DataSettings(Section):
+    """`data:` of the verbs that read text; `mask` is looked at by methods that mask it."""
+
+    source: str = "Salesforce/wikitext:wikitext-103-raw-v1"
+    max_length: int = Field(128, ge=8)
+    column: str | None = None
+    pack_isolated: bool = False
+    held_out_blocks: int = Field(256, gt=0)
+    mask: MaskSettings = MaskSettings()
+
+
+class MeasureSettings(Section):
+    """`measure:`, the latency part of a report: every cell goes on until both minima are reached."""
+
+    latency: bool = True
+    min_runs: int = Field(50, gt=0)
+    min_seconds: float = Field(5.0, ge=0)
+
+
+class KdSettings(Section):
+    """`kd:`, the loss against a teacher: `weight`·T²·KL(teacher ‖ model) at temperature T, the rest against labels."""
+
+    weight: float = Field(0.5, ge=0, le=1)
+    temperature: float = Field(2.0, gt=0)
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """What the command line adds to a recipe: where and how to run, nothing that says what comes out."""
+
+    arguments: tuple[str, ...] = ()
+    output_dir: Path | None = None
+    device: str = "auto"
+    processes: int | None = None
+    resume: bool = False
+    overwrite: bool = False
+    dry_run: bool = False
+    report_to: str = "none"
+    trust_remote_code: bool = False

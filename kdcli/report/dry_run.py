@@ -1,0 +1,96 @@
+"""What a run would cost, from a few steps of it: `--dry-run`."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast
+from rich.table import Column, Table
+
+from kdcli.report.text import bytes_of, count, duration
+from kdcli.training.engine import train
+from kdcli.types import Job, Plan
+
+PROBE_STEPS = 4
+"""Steps of a dry run: one to warm up, three to time."""
+
+PROBE_SECONDS, PROBE_STEPS_MOST = 2.0, 32
+"""Where these take less, as many as fill the seconds: three short steps say little on a machine that others use."""
+
+
+@dataclass(frozen=True)
+class LegEstimate:
+    """One leg: its optimiser steps, passes over the data, expected seconds of training and peak memory."""
+
+    folder: str
+    steps: int
+    passes: float
+    seconds: float
+    seconds_per_step: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The result of a dry run."""
+
+    cards: Mapping[str, Mapping[str, Any]]
+    legs: list[LegEstimate]
+
+    def to_json(self) -> str:
+        """Models and legs."""
+        return json.dumps({"models": dict(self.cards), "legs": [asdict(leg) for leg in self.legs]}, indent=2)
+
+    def renderables(self) -> Iterable[Any]:
+        """A table of models and one of legs."""
+        models = Table("model", "shape", "parameters", "weights", "multiply-adds")
+        for name, card in self.cards.items():
+            models.add_row(
+                name,
+                f"{card['layers']}x{card['hidden']}",
+                count(card["params_total"]),
+                bytes_of(card["bytes"]),
+                count(card["multiply_adds"]),
+            )
+        yield models
+        # Stages of one run differ in the end of their paths.
+        legs = Table(Column("run", overflow="fold"), "steps", "passes", "a step", "training", "peak memory")
+        for leg in self.legs:
+            legs.add_row(
+                leg.folder,
+                f"{leg.steps:,}",
+                f"{leg.passes:.2f}",
+                f"{leg.seconds_per_step:.3g} s",
+                duration(leg.seconds),
+                bytes_of(leg.peak_memory_bytes),
+            )
+        yield legs
+        yield "from a few steps run just now; nothing was written"
+
+
+def probe_leg(
+    accelerator: Accelerator, device: torch.device, job: Job, plan: Plan, folder: Path, steps_of_pass: float
+) -> LegEstimate:
+    """Train for a few steps, writing nothing, and scale up what they take.
+
+    The first step warms up, the mean of the others is the time of a step; evaluations come on top.
+    """
+    outcome = train(accelerator, device, job, replace(plan, stop_after=min(plan.steps, PROBE_STEPS)), None)
+    a_step = statistics.mean(outcome.step_seconds[1:] or outcome.step_seconds)
+    more = torch.tensor([min(plan.steps, PROBE_STEPS_MOST, math.ceil(PROBE_SECONDS / a_step))], device=device)
+    # Every process must take as many.
+    steps = int(broadcast(more))
+    if steps > PROBE_STEPS:
+        outcome = train(accelerator, device, job, replace(plan, stop_after=steps), None)
+        a_step = statistics.mean(outcome.step_seconds[1:])
+    evaluations = 1 + -(-plan.steps // plan.eval_every)
+    seconds = plan.steps * a_step + evaluations * outcome.evaluation_seconds
+    return LegEstimate(str(folder), plan.steps, plan.steps / steps_of_pass, seconds, a_step, outcome.peak_memory_bytes)

@@ -1,0 +1,137 @@
+"""What every training verb does at its end: describe the models, measure them, write the report, tidy up."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kdcli.bench.environment import environment, versions
+from kdcli.bench.latency import Latency, Protocol, Subject, measure_latency
+from kdcli.disk import write_atomic
+from kdcli.recipe.sections import MeasureSettings
+from kdcli.report.build import write_report
+from kdcli.report.published import published_for
+from kdcli.report.schema import Report
+from kdcli.report.views import model_card, terminal
+from kdcli.training.progress import Progress
+from kdcli.training.run_dir import REPORT, RunDir
+from kdcli.types import Outcome
+
+TRAINING = (
+    *("steps", "tokens", "seconds", "tokens_per_second", "loss_first", "loss_last", "peak_memory_bytes"),
+    "resumed_from_step",
+)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished run: its report, and where it lies."""
+
+    report: Report
+    folder: Path
+
+    @classmethod
+    def read(cls, folder: Path) -> Finished:
+        """Read back a run that is done."""
+        return cls(Report.model_validate_json((folder / REPORT).read_text("utf-8")), folder)
+
+    def to_json(self) -> str:
+        """report.json."""
+        return self.report.to_json()
+
+    def renderables(self) -> Iterable[Any]:
+        """The table of the models, the notes, and where to look further."""
+        yield from terminal(self.report)
+        what = "model and report" if (self.folder / "config.json").is_file() else "report"
+        yield f"{what} in {self.folder} (report.html)"
+
+
+def measured(
+    subjects: Iterable[Subject], settings: MeasureSettings, device: torch.device, *, trust_remote_code: bool
+) -> Latency:
+    """Latency in float32, the first subject the baseline; nothing where it is not wanted."""
+    if not settings.latency:
+        return Latency()
+    Progress.say("measuring latency")
+    protocol = Protocol(
+        device=str(device),
+        min_runs=settings.min_runs,
+        min_seconds=settings.min_seconds,
+        trust_remote_code=trust_remote_code,
+    )
+    return measure_latency(list(subjects), protocol)
+
+
+def finish(
+    run: RunDir,
+    *,
+    command: str,
+    recipe: Mapping[str, Any],
+    cards: Mapping[str, Mapping[str, Any]],
+    folders: Mapping[str, Path],
+    latency: Latency,
+    outcome: Outcome | None,
+    quality: Mapping[str, Mapping[str, Mapping[str, float]]],
+    notes: Iterable[str],
+    auto_class: str = "AutoModel",
+    evaluations: Iterable[Mapping[str, Any]] = (),
+    comparisons: Iterable[Mapping[str, Any]] = (),
+    selection: Mapping[str, Any] | None = None,
+    projections: Iterable[Mapping[str, Any]] = (),
+    pruning: Iterable[Mapping[str, Any]] = (),
+    beside: Mapping[str, Finished] | None = None,
+) -> Finished:
+    """Write the report and the model cards, drop the checkpoints.
+
+    Args:
+        run: the run directory; its log gives the curve.
+        cards: CARD by model name, teacher first.
+        folders: where each model made by this run was saved.
+        latency: what was measured, see `measured`.
+        quality: task → model → metric → value.
+        notes: sentences a reader should know.
+        outcome: of the training; None where nothing was trained.
+        auto_class: with which a reader loads the models made by this run.
+        evaluations, comparisons, selection, projections, pruning: as in `kdcli.report.schema`.
+        beside: runs whose curves go into the report too, by name.
+    """
+    shapes = {f"{card['layers']}x{card['hidden']}" for name, card in cards.items() if name != "teacher"}
+    report = Report.model_validate(
+        {
+            "schema": 1,
+            "command": command,
+            "status": "done",
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "versions": versions(),
+            "environment": environment(),
+            "recipe": dict(recipe),
+            "models": {name: dict(card) for name, card in cards.items()},
+            "training": outcome and {k: v for k, v in dataclasses.asdict(outcome).items() if k in TRAINING},
+            "curve": [{k: r.get(k) for k in ("step", "loss", "held_out", "metrics")} for r in run.read_log()],
+            "beside": {name: run.report.curve for name, run in (beside or {}).items()},
+            "quality": {task: {m: dict(v) for m, v in of.items()} for task, of in quality.items()},
+            "latency": latency.rows,
+            "speedup": latency.speedups,
+            "failures": latency.failures,
+            "agreements": latency.agreements,
+            "projections": list(projections),
+            "published": published_for(shapes),
+            "notes": list(notes),
+            "evaluations": list(evaluations),
+            "comparisons": list(comparisons),
+            "selection": selection,
+            "pruning": list(pruning),
+        }
+    )
+    for name, folder in folders.items():
+        card = model_card(report, name, auto_class, own_code=any(folder.glob("modeling_*.py")))
+        write_atomic(folder / "README.md", card)
+    write_report(run.path, report)
+    run.drop_checkpoints()
+    return Finished(report, run.path)

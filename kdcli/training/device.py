@@ -1,0 +1,237 @@
+"""Which device and number format a run gets, tried and not believed.
+
+A card whose kernels a PyTorch build lacks still says that CUDA is available, and bfloat16 is "supported" by emulation.
+What is known of each generation stands in devices.toml, dated.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.resources
+import json
+import os
+import re
+import statistics
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kdcli.disk import cache_dir, disk_errors, write_atomic
+from kdcli.errors import MachineError, UsageError, did_you_mean
+
+DRIVER = Path("/proc/driver/nvidia")
+"""What a loaded NVIDIA driver says of itself: `version`, and `gpus/*/information`."""
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def choose_device(wanted: str) -> torch.device:
+    """`auto`, `cpu`, `cuda` or `cuda:INDEX` → a device on which a kernel has just run.
+
+    Raises:
+        UsageError: none of these.
+        MachineError: CUDA asked for and absent (see `no_cuda`), no such index, or this PyTorch has no kernels for the
+            card.
+    """
+    kind, colon, index = wanted.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (colon and (kind != "cuda" or not index.isdecimal())):
+        raise UsageError(f"unknown device '{wanted}'; allowed: auto, cpu, cuda, cuda:INDEX")
+    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        why = no_cuda()
+        raise MachineError(f"--device {wanted}: {why.message}", why.hint)
+    number = int(index or 0)
+    if number >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise MachineError(f"--device {wanted}: the last CUDA device here is cuda:{last}", "count from cuda:0")
+    _try_kernel(number)
+    return torch.device("cuda", number)
+
+
+def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """`auto`, `fp32`, `bf16` or `fp16` → dtype of matrix products.
+
+    `auto` is bfloat16 where the hardware has it (and, on a CPU, where it was measured to be faster: of two machines
+    with the same flag one ran it 4 times as fast as float32, the other 0.7 times), else float16 on GPUs with tensor
+    cores, else float32.
+
+    Raises:
+        UsageError: none of these.
+        MachineError: bfloat16 or float16 asked for where it is only emulated or has no loss scaling.
+    """
+    if wanted not in ("auto", *DTYPES):
+        raise UsageError(f"unknown dtype '{wanted}'; allowed: auto, {', '.join(DTYPES)}{did_you_mean(wanted, DTYPES)}")
+    if wanted == "auto":
+        if has_bf16(device) and (device.type == "cuda" or _cpu_bf16_pays()):
+            return torch.bfloat16
+        return torch.float16 if device.type == "cuda" and _row(device).get("tensor_cores") else torch.float32
+    if wanted == "fp16" and device.type == "cpu":
+        raise MachineError("fp16 training needs a CUDA device", "on a CPU use --dtype bf16 or fp32")
+    if wanted == "bf16" and device.type == "cuda" and not has_bf16(device):
+        raise MachineError(f"{torch.cuda.get_device_name(device)} has no bf16", "use --dtype fp16 or fp32")
+    return DTYPES[wanted]
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether bfloat16 products run in hardware."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return bool(_cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def _cpu_bf16_pays() -> bool:
+    """Whether a bfloat16 product beats float32 by a tenth; measured once for a processor and a build, and remembered,
+    so that a resumed run and all ranks of one decide alike."""
+    named = [line for line in _cpuinfo() if line.startswith("model name")]
+    key = hashlib.sha256(f"{named[:1]} {sorted(_cpu_flags())} {torch.__version__}".encode()).hexdigest()[:16]
+    remembered = cache_dir() / f"cpu-bf16-{key}.json"
+    if remembered.is_file():
+        return bool(json.loads(remembered.read_text("utf-8"))["pays"])
+    ratio = cpu_bf16_speed()
+    with disk_errors(remembered):
+        remembered.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(remembered, json.dumps({"bf16_over_fp32": ratio, "pays": ratio > 1.1}))
+    return ratio > 1.1
+
+
+def cpu_bf16_speed() -> float:
+    """Speed of a bfloat16 matrix product over the same in float32, the median of interleaved pairs."""
+    a, b = torch.ones(2048, 768), torch.ones(768, 768)
+    pairs = {torch.float32: (a, b), torch.bfloat16: (a.bfloat16(), b.bfloat16())}
+    ratios = []
+    for _ in range(12):
+        seconds = {}
+        for dtype, (x, y) in pairs.items():
+            began = time.perf_counter()
+            torch.mm(x, y)
+            seconds[dtype] = time.perf_counter() - began
+        ratios.append(seconds[torch.float32] / seconds[torch.bfloat16])
+    return statistics.median(ratios[2:])
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return []
+
+
+@functools.cache
+def _cpu_flags() -> frozenset[str]:
+    for line in _cpuinfo():
+        if line.startswith(("flags", "Features")):
+            return frozenset(line.split(":", 1)[1].split())
+    return frozenset()
+
+
+@functools.cache
+def device_table() -> dict[str, Any]:
+    """devices.toml: `as_of`, the month it describes; `device`, what each GPU generation can do; `card`, its rates."""
+    return tomllib.loads((importlib.resources.files("kdcli") / "training" / "devices.toml").read_text("utf-8"))
+
+
+def known_devices() -> list[dict[str, Any]]:
+    """What is known of each GPU generation, the oldest first."""
+    rows: list[dict[str, Any]] = device_table()["device"]
+    return rows
+
+
+def no_cuda() -> MachineError:
+    """Why torch.cuda is not available here and what to do: no driver, a PyTorch without CUDA beside a driver, a driver
+    too old for this PyTorch, or whatever else CUDA says."""
+    version = _driver_file("version")
+    if not version:
+        built = "" if torch.version.cuda else f"; PyTorch {torch.__version__} is built without CUDA, too"
+        return MachineError(
+            f"no CUDA device here: no NVIDIA driver is loaded ({DRIVER / 'version'} is absent){built}",
+            "use --device cpu; a GPU needs its driver first",
+        )
+    found = re.search(r"\b\d{3}\.[\d.]+", version[0])
+    driver = f"NVIDIA driver {found[0]}" if found else "NVIDIA driver"
+    models = sorted({m for text in _driver_file("gpus/*/information") for m in re.findall(r"Model:\s*(.+)", text)})
+    lines = f"{' or '.join(_installs(models))}   (or --device cpu)"
+    if torch.version.cuda is None:
+        return MachineError(
+            f"no CUDA device here: PyTorch {torch.__version__} is built without CUDA, but there is an {driver} for "
+            f"{', '.join(models) or 'a card'}",
+            lines,
+        )
+    try:
+        torch.cuda.current_device()
+        reason = "torch.cuda starts and yet is not available"
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+    if too_old := re.search(r"driver on your system is too old \(found version (\d+)", reason):
+        served = f"{int(too_old[1]) // 1000}.{int(too_old[1]) % 1000 // 10}"
+        return MachineError(
+            f"no CUDA device here: the {driver} is too old: it serves CUDA {served}, PyTorch {torch.__version__} is "
+            f"built for CUDA {torch.version.cuda}",
+            f"update the driver, or install a PyTorch that it serves: {lines}",
+        )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return MachineError(
+        f"no CUDA device here, though there is an {driver}: {reason}"
+        + ("" if visible is None else f" (CUDA_VISIBLE_DEVICES is '{visible}')"),
+        "see what nvidia-smi says, or use --device cpu",
+    )
+
+
+def _driver_file(pattern: str) -> list[str]:
+    """The texts of what the driver lists; none where there is no driver, or it does not let itself be read."""
+    try:
+        return [path.read_text("utf-8", "replace") for path in sorted(DRIVER.glob(pattern))]
+    except OSError:
+        return []
+
+
+def _installs(models: list[str]) -> list[str]:
+    """What to install for cards known by name; for others, and for none, what the newest takes."""
+    rows = known_devices()
+    named = [r for r in rows if any(re.search(rf"\b{n}\b", m) for n in r["name"].split(", ") for m in models)]
+    return list(dict.fromkeys(_install(row) for row in named or rows[-1:]))
+
+
+def _install(row: dict[str, Any]) -> str:
+    """The line to install, how old that knowledge is, and what else is known."""
+    remark = f"; {row['remark']}" if "remark" in row else ""
+    return f"{row['install']}   (as of {device_table()['as_of']}{remark})"
+
+
+def _row(device: torch.device) -> dict[str, Any]:
+    """What is known of a card: the newest known generation not newer than it."""
+    own = torch.cuda.get_device_capability(device)
+    older = [r for r in known_devices() if tuple(map(int, r["capability"].split("."))) <= own]
+    return older[-1] if older else known_devices()[0]
+
+
+def _try_kernel(index: int) -> None:
+    """Run one small kernel; what to do when it fails depends on whether this PyTorch was built for the card."""
+    device = torch.device("cuda", index)
+    major, minor = torch.cuda.get_device_capability(device)
+    built = torch.cuda.get_arch_list()
+    try:
+        torch.ones(8, device=device).sum().item()
+    except RuntimeError as error:
+        first = str(error).splitlines()[0]
+        raise MachineError(
+            f"PyTorch {torch.__version__} cannot run on {torch.cuda.get_device_name(device)} (compute capability "
+            f"{major}.{minor}; this build has {', '.join(built)}): {first}",
+            "the card or its driver refuses; see what nvidia-smi says, or use --device cpu"
+            if _has_kernels(built, major, minor)
+            else f"{_install(_row(device))}   (or --device cpu)",
+        ) from None
+
+
+def _has_kernels(built: list[str], major: int, minor: int) -> bool:
+    """Whether a build has machine code of the card's generation, or portable code (`compute_`) of an older one."""
+    for kind, number in (arch.split("_", 1) for arch in built):
+        of_major, of_minor = divmod(int(re.sub(r"\D", "", number)), 10)
+        if (of_major == major and of_minor <= minor) or (kind == "compute" and (of_major, of_minor) <= (major, minor)):
+            return True
+    return False

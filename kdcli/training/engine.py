@@ -1,0 +1,433 @@
+"""THE training loop. It is handed modules, a step and examples; it knows no loss, pruner, model or task.
+
+Data flow of one optimiser step: order.indices(step) → this rank's share → micro-batches → step → gradients, weighted so
+that their sum is the gradient of the mean over the *global* batch → sum over ranks → clip each module → AdamW.
+
+Every random choice is a pure function of (seed, step, rank, micro-batch), so that a resumed run repeats an
+uninterrupted one bit for bit without storing generator states. Gradients are summed here and not by a wrapper
+around each module: a step may then call any number of modules any number of times, no gradient can go unsynchronised,
+and when one rank runs out of memory all of them can agree to halve their micro-batch and do the step again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import resource
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast
+from torch import Tensor, nn
+
+from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
+from kdcli.training.cpu_kernels import quick_training
+from kdcli.training.evaluation import CPU_MICRO_BATCH, any_rank, pass_over, sum_over_ranks, to_device
+from kdcli.training.memory import is_out_of_memory
+from kdcli.training.processes import stop_requests, take_slurm
+from kdcli.training.progress import Progress
+from kdcli.training.run_dir import RunDir
+from kdcli.types import Batch, Job, Outcome, Pace, Plan, real_tokens
+
+SKIPS_ALLOWED = 50
+"""Steps in a row that the fp16 loss scaler may skip before the run counts as diverged; it halves the scale at each."""
+
+
+def start(device: torch.device, dtype: torch.dtype, report_to: str = "none") -> Accelerator:
+    """Join the processes there are (torchrun, SLURM, accelerate, our own) or start as the only one.
+
+    Args:
+        device: where this process computes; under several processes each takes the device of its local rank.
+        dtype: of the student's matrix products; weights and optimiser stay float32.
+        report_to: `none`, or a tracker accelerate knows, which must be installed.
+    """
+    precision = {torch.float32: "no", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    trackers = None if report_to == "none" else report_to
+    take_slurm()
+    try:
+        with warnings.catch_warnings():
+            # How many threads each of several processes on a CPU was given, said by every one of them.
+            warnings.filterwarnings("ignore", message="OMP_NUM_THREADS")
+            accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision, log_with=trackers)
+    except ValueError as error:
+        if trackers is None:
+            raise
+        raise UsageError(f"--report-to {report_to}: {error}", f"pip install {report_to}") from None
+    if trackers and not accelerator.log_with:
+        raise UsageError(f"--report-to {report_to}: it is not installed", f"pip install {report_to}")
+    if device.type == "cuda" and accelerator.num_processes == 1:
+        torch.cuda.set_device(device)
+    if device.type == "cpu":
+        # A gloo group that lives on while the interpreter goes away aborts the process, after an error too.
+        atexit.register(accelerator.state.destroy_process_group)
+    return accelerator
+
+
+def track(accelerator: Accelerator, folder: Path) -> None:
+    """Begin what `--report-to` asked for; what it writes to disk goes to `logs/` of the run directory."""
+    accelerator.project_configuration.logging_dir = str(folder / "logs")
+    accelerator.init_trackers("kdcli")
+
+
+def train(accelerator: Accelerator, device: torch.device, job: Job, plan: Plan, run: RunDir | None) -> Outcome:
+    """Run the job to its end, or on from the run directory's last whole checkpoint.
+
+    Returns:
+        The outcome. The modules hold the trained weights, in eval mode, on `device`.
+
+    Raises:
+        Stopped: SIGTERM or Ctrl-C; a checkpoint of the step just done is there.
+        DivergedError: loss or gradient not finite; the step was not applied.
+        MachineError: out of memory even one sequence at a time, or disk full.
+    """
+    return _Run(accelerator, device, job, plan, run).go()
+
+
+class _Run:
+    def __init__(
+        self, accelerator: Accelerator, device: torch.device, job: Job, plan: Plan, run: RunDir | None
+    ) -> None:
+        if plan.batch_size < accelerator.num_processes:
+            raise UsageError(
+                f"train.batch_size {plan.batch_size} is less than one sequence for each of "
+                f"{accelerator.num_processes} processes"
+            )
+        self.accelerator, self.device, self.job, self.plan, self.run = accelerator, device, job, plan, run
+        self.outcome = Outcome()
+        self.parameters: dict[str, list[nn.Parameter]] = {}
+        for name, module in job.modules.items():
+            module.to(device)
+            for tensor in (*module.parameters(), *module.buffers()):
+                tensor.data.copy_(broadcast(tensor.data))
+            self.parameters[name] = [p for p in module.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(self._groups(), lr=plan.lr, betas=(0.9, plan.beta2), fused=True)
+        self.optimizer = accelerator.prepare_optimizer(optimizer, device_placement=False)
+        local = math.ceil(plan.batch_size / accelerator.num_processes)
+        self.micro = min(local, plan.micro_batch_size or (CPU_MICRO_BATCH if device.type == "cpu" else local))
+        self.skipped = 0
+        self.best: tuple[float, int] | None = None
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """The trained parameters, those of one pace together; a group's `pace` is what the plan's rate is times."""
+        groups: dict[Pace, list[nn.Parameter]] = {}
+        for name, module in self.job.modules.items():
+            for path, parameter in module.named_parameters():
+                if parameter.requires_grad:
+                    pace = self.job.pace(f"{name}.{path}") if self.job.pace else Pace()
+                    # Biases and normalisations are not decayed, as in BERT's own recipe.
+                    pace = replace(pace, decayed=pace.decayed and parameter.dim() > 1)
+                    groups.setdefault(pace, []).append(parameter)
+        decay = self.plan.weight_decay
+        return [
+            {"params": of_one, "weight_decay": decay if pace.decayed else 0.0, "pace": pace.lr}
+            for pace, of_one in groups.items()
+        ]
+
+    def go(self) -> Outcome:
+        """Train from the last checkpoint, if there is one, to the end of the plan; see `train` for what it raises."""
+        plan, done = self.plan, self._restore()
+        self._after(done)
+        last = min(plan.steps, plan.stop_after or plan.steps)
+        began = time.perf_counter() - self.outcome.seconds
+        progress = Progress(plan.steps, done, self.accelerator.is_main_process)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        with stop_requests() as stop, progress, _sparse_embeddings(self.job.modules, self.device):
+            if done == 0:
+                self._log({"step": 0, **self._evaluation(0)})
+            for step in range(done + 1, last + 1):
+                step_began = time.perf_counter()
+                record = self._step(step)
+                self.outcome.step_seconds.append(time.perf_counter() - step_began)
+                evaluate = step % plan.eval_every == 0 or step == last
+                if evaluate:
+                    record |= self._evaluation(step)
+                self.outcome.seconds = record["seconds"] = time.perf_counter() - began
+                progress.update(step, record)
+                if evaluate or step % plan.log_every == 0 or step == 1:
+                    self._log(record)
+                stopping = self._any_rank(stop.requested)
+                if step % plan.checkpoint_every == 0 or step == last or stopping:
+                    self._checkpoint(step)
+                if stopping and step < last:
+                    raise Stopped(
+                        f"stopped after step {step} of {plan.steps}", "go on with the same command and --resume"
+                    )
+        self._set_mode(training=False)
+        return self._finish(last)
+
+    def _finish(self, last: int) -> Outcome:
+        outcome = self.outcome
+        if self.best is not None and self.run is not None:
+            outcome.best_step = self.best[1]
+            self._load_modules(self.run.load_best(outcome.best_step))
+            self._after(outcome.best_step)
+        outcome.steps = last
+        outcome.tokens_per_second = outcome.tokens / outcome.seconds if outcome.seconds else 0.0
+        peak = (
+            torch.cuda.max_memory_allocated()
+            if self.device.type == "cuda"
+            # Kilobytes on Linux, bytes on macOS.
+            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        )
+        outcome.peak_memory_bytes = int(self._sum_over_ranks(torch.tensor([float(peak)], dtype=torch.float64))[0])
+        return outcome
+
+    def _step(self, step: int) -> dict[str, Any]:
+        """One optimiser step on the global batch; the returned record is what log.jsonl holds."""
+        indices = np.array_split(self.job.order.indices(step), self.accelerator.num_processes)
+        mine = indices[self.accelerator.process_index]
+        micros = self._micros(mine)
+        lr = self.plan.lr_at(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group["pace"]
+        self._set_mode(training=True)
+        counted = torch.tensor([[self.job.weigh(m), real_tokens(m)] for m in micros], dtype=torch.float64)
+        weight, tokens = self._sum_over_ranks(counted.sum(0)).tolist()
+        while (sums := self._gradients(step, micros, weight)) is None:
+            self._halve(step)
+            micros = self._micros(mine)
+        names, values = list(sums), torch.stack(list(sums.values())).double()
+        losses = dict(zip(names, self._sum_over_ranks(values).tolist(), strict=True))
+        self._sum_gradients()
+        norms = self._clip(step, losses)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._after(step)
+        self.outcome.tokens += int(tokens)
+        total = losses.pop("loss")
+        self.outcome.loss_first = total if self.outcome.loss_first is None else self.outcome.loss_first
+        self.outcome.loss_last = total
+        norm = math.sqrt(sum(n * n for n in norms))
+        return {
+            "step": step,
+            "loss": total,
+            "terms": losses,
+            "lr": lr,
+            "grad_norm": norm,
+            "tokens": self.outcome.tokens,
+        }
+
+    def _after(self, done: int) -> None:
+        if self.job.after is not None:
+            self.job.after(done)
+
+    def _micros(self, indices: np.ndarray[Any, Any]) -> list[Batch]:
+        """This rank's examples of a step in near-equal micro-batches, each padded to its own longest row."""
+        parts = np.array_split(indices, math.ceil(len(indices) / self.micro))
+        return [self.job.examples.batch(part) for part in parts]
+
+    def _gradients(self, step: int, micros: Sequence[Batch], weight: float) -> dict[str, Tensor] | None:
+        """Accumulate this rank's share of the gradient of the global mean; None when some rank ran out of memory."""
+        sums: dict[str, Tensor] = {}
+        out_of_memory = False
+        # For every kind of accelerator that is not there `torch.manual_seed` formats the stack: half a millisecond.
+        draw_from = torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
+        try:
+            for number, micro in enumerate(micros):
+                draw_from(_mix(self.plan.seed, step, self.accelerator.process_index, number))
+                # A batch may count nothing, such as words of which the tokenizer makes no token.
+                share = self.job.weigh(micro) / (weight or 1.0)
+                with self.accelerator.autocast(), quick_training(self.device, self.job.modules.values()):
+                    loss = self.job.step(to_device(self.device, micro))
+                self.accelerator.backward(loss.total * share)
+                for name, value in ({"loss": loss.total} | dict(loss.terms)).items():
+                    part = value.detach().float() * share
+                    sums[name] = sums[name] + part if name in sums else part
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            out_of_memory = True
+        return None if self._any_rank(out_of_memory) else sums
+
+    def _halve(self, step: int) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if self.micro == 1:
+            raise MachineError(
+                f"out of memory at step {step} with one sequence at a time",
+                "lower data.max_length, choose a smaller student, or a device with more memory",
+            )
+        self.micro = math.ceil(self.micro / 2)
+        Progress.say(
+            f"out of memory: micro-batch halved to {self.micro}; the global batch stays {self.plan.batch_size}"
+        )
+
+    def _sum_gradients(self) -> None:
+        """Sum the gradients over ranks in one message; the weights in `_gradients` make the sum the global mean."""
+        for parameters in self.parameters.values():
+            for parameter in parameters:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad.to_dense()
+        if self.accelerator.num_processes == 1:
+            return
+        gradients = [
+            p.grad if p.grad is not None else torch.zeros_like(p) for ps in self.parameters.values() for p in ps
+        ]
+        flat = self.accelerator.reduce(torch.cat([g.reshape(-1) for g in gradients]), reduction="sum")
+        parameters = [p for ps in self.parameters.values() for p in ps]
+        for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+            parameter.grad = part.view_as(parameter)
+
+    def _clip(self, step: int, losses: Mapping[str, float]) -> list[float]:
+        """Clip each module's gradient by its own norm and stop the run when anything is not finite."""
+        self.accelerator.unscale_gradients(self.optimizer)
+        norms = [float(nn.utils.clip_grad_norm_(ps, self.plan.clip)) for ps in self.parameters.values()]
+        finite = all(map(math.isfinite, norms))
+        # In fp16 a gradient that overflows is the scaler's business: it skips the step and lowers its scale.
+        self.skipped = 0 if finite or self.accelerator.scaler is None else self.skipped + 1
+        lost = [name for name, value in losses.items() if not math.isfinite(value)]
+        if not lost and not finite and self.accelerator.scaler is None:
+            lost = ["the gradient of " + name for name, n in zip(self.parameters, norms, strict=True) if n - n != 0]
+        if lost or self.skipped > SKIPS_ALLOWED:
+            raise DivergedError(
+                f"training diverged at step {step}: {', '.join(lost) or 'the gradient'} is not finite",
+                "lower train.lr, raise train.warmup_steps, or set train.dtype to fp32"
+                + ("; the last checkpoint is kept" if self.run else ""),
+            )
+        return norms
+
+    def _evaluation(self, step: int) -> dict[str, Any]:
+        """The held-out loss, its terms and the metrics, over everything held out; empty when there is nothing."""
+        examples = self.job.held_out
+        if examples is None or len(examples) == 0:
+            return {}
+        began = time.perf_counter()
+        self._set_mode(training=False)
+        while (found := pass_over(self.accelerator, self.device, self.job, examples, self.micro)) is None:
+            self._halve(step)
+        record: dict[str, Any] = {"held_out": found.losses}
+        if self.job.judge is not None:
+            record["metrics"] = dict(self.job.judge(found.outputs))
+            self._keep_best(step, record["metrics"])
+        self.outcome.evaluation_seconds = time.perf_counter() - began
+        return record
+
+    def _keep_best(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the weights aside when they are the best so far; a resumed run does so again at the same steps."""
+        if self.job.best is None or self.run is None or step == 0:
+            return
+        value = metrics[self.job.best]
+        if self.best is None or value > self.best[0]:
+            self.best = (value, step)
+            if self.accelerator.is_main_process:
+                self.run.save_best(step, self._module_tensors())
+            self.accelerator.wait_for_everyone()
+
+    def _module_tensors(self) -> dict[str, Tensor]:
+        return {f"module/{n}/{k}": v for n, m in self.job.modules.items() for k, v in _tensors(m).items()}
+
+    def _load_modules(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, module in self.job.modules.items():
+            prefix = f"module/{name}/"
+            found = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            assert found.keys() == _tensors(module).keys(), "a checkpoint of another model"
+            module.load_state_dict(found, strict=False)
+
+    def _restore(self) -> int:
+        """Load the newest whole checkpoint if the directory has one; return the step it was taken after."""
+        checkpoint = self.run.load_checkpoint(Progress.say) if self.run else None
+        if checkpoint is None:
+            if self.run and self.accelerator.is_main_process:
+                self.run.cut_log(-1)
+            return 0
+        self._load_modules(checkpoint.tensors)
+        state = self.optimizer.state_dict()
+        state["state"] = {}
+        for key, tensor in checkpoint.tensors.items():
+            if key.startswith("optimizer/"):
+                _, index, name = key.split("/")
+                state["state"].setdefault(int(index), {})[name] = tensor
+        self.optimizer.load_state_dict(state)
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(checkpoint.state["scaler"])
+        saved = checkpoint.state
+        self.micro = min(self.micro, saved["micro_batch_size"])
+        self.outcome.tokens, self.outcome.seconds = saved["tokens"], saved["seconds"]
+        self.outcome.loss_first, self.outcome.loss_last = saved["loss_first"], saved["loss_last"]
+        self.best = tuple(saved["best"]) if saved["best"] else None
+        self.outcome.resumed_from_step = checkpoint.step
+        if self.run and self.accelerator.is_main_process:
+            self.run.cut_log(checkpoint.step)
+        Progress.say(f"resumed after step {checkpoint.step}")
+        return checkpoint.step
+
+    def _checkpoint(self, step: int) -> None:
+        if self.run is not None and self.accelerator.is_main_process:
+            self._write_checkpoint(self.run, step)
+        # No rank may end, and be taken for failed, while the main one still writes.
+        self.accelerator.wait_for_everyone()
+
+    def _write_checkpoint(self, run: RunDir, step: int) -> None:
+        tensors = self._module_tensors()
+        for index, values in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer/{index}/{name}": value for name, value in values.items()}
+        scaler = self.accelerator.scaler
+        state = {
+            "tokens": self.outcome.tokens,
+            "seconds": self.outcome.seconds,
+            "loss_first": self.outcome.loss_first,
+            "loss_last": self.outcome.loss_last,
+            "micro_batch_size": self.micro,
+            "scaler": scaler.state_dict() if scaler is not None else None,
+            "best": self.best,
+        }
+        run.save_checkpoint(step, tensors, state)
+
+    def _log(self, record: Mapping[str, Any]) -> None:
+        if self.run and self.accelerator.is_main_process:
+            self.run.log(record)
+        scalars = {k: v for k, v in record.items() if isinstance(v, float)}
+        for group in ("terms", "held_out", "metrics"):
+            scalars |= {f"{group}/{k}": v for k, v in record.get(group, {}).items()}
+        self.accelerator.log(scalars, step=record["step"])
+
+    def _set_mode(self, *, training: bool) -> None:
+        for module in self.job.modules.values():
+            module.train(training)
+
+    def _sum_over_ranks(self, values: Tensor) -> Tensor:
+        return sum_over_ranks(self.accelerator, self.device, values)
+
+    def _any_rank(self, flag: bool) -> bool:
+        return any_rank(self.accelerator, self.device, flag)
+
+
+@contextmanager
+def _sparse_embeddings(modules: Mapping[str, nn.Module], device: torch.device) -> Iterator[None]:
+    """On a CPU, let embeddings gather only the rows of a micro-batch; the step's sum is made dense once.
+
+    A dense gradient of the whole vocabulary for each micro-batch cost a seventh of a step of short rows
+    (docs/results.md).
+    """
+    found = [m for module in modules.values() for m in module.modules() if isinstance(m, nn.Embedding) and not m.sparse]
+    for embedding in found:
+        embedding.sparse = device.type == "cpu"
+    try:
+        yield
+    finally:
+        for embedding in found:
+            embedding.sparse = False
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The state of a module, each tensor under the first of its names: tied weights have several."""
+    found: dict[tuple[int, torch.Size], tuple[str, Tensor]] = {}
+    for name, tensor in module.state_dict().items():
+        found.setdefault((tensor.data_ptr() if tensor.numel() else id(tensor), tensor.shape), (name, tensor))
+    return dict(found.values())
+
+
+def _mix(*numbers: int) -> int:
+    """One seed from several numbers, without the collisions a sum would have."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)

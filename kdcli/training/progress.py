@@ -1,0 +1,73 @@
+"""Progress of a run on stderr: a live bar on a terminal, one line every few seconds elsewhere, nothing with `-q`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, ClassVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from kdcli.training.processes import is_main
+
+LINE_SECONDS = 5.0
+"""Between two lines where there is no terminal."""
+
+
+class Progress:
+    """Shows where a run of `steps` steps is. Silent on all ranks but the main one."""
+
+    console: ClassVar[Console] = Console(stderr=True, highlight=False)
+
+    def __init__(self, steps: int, done: int, shown: bool) -> None:
+        self.steps, self.done = steps, done
+        self.shown = shown and not self.console.quiet
+        self.live = self.shown and self.console.is_terminal
+        self.began = self.last_line = time.monotonic()
+        self.bar = Bar(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.live,
+            transient=False,
+        )
+        self.task = self.bar.add_task("train", total=steps, completed=done, facts="")
+
+    def __enter__(self) -> Progress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.bar.stop()
+
+    def update(self, step: int, record: Mapping[str, Any]) -> None:
+        """Show the record of a step: its loss, the last held-out loss and the speed."""
+        if not self.shown:
+            return
+        rate = record["tokens"] / record["seconds"] if record["seconds"] else 0.0
+        facts = f"loss {record['loss']:.4f}  {rate:,.0f} tokens/s"
+        if "held_out" in record:
+            metrics = "".join(f", {name} {value:.4f}" for name, value in list(record.get("metrics", {}).items())[:2])
+            self.say(f"step {step}: held-out loss {record['held_out']['loss']:.4f}{metrics}")
+        if self.live:
+            self.bar.update(self.task, completed=step, facts=facts)
+            return
+        now = time.monotonic()
+        if now - self.last_line >= LINE_SECONDS or step == self.steps:
+            left = (now - self.began) / max(1, step - self.done) * (self.steps - step)
+            self.say(f"step {step}/{self.steps}  {facts}  {left:.0f} s left")
+            self.last_line = now
+
+    @classmethod
+    def say(cls, message: str) -> None:
+        """One line on stderr, above a live bar if there is one; of several processes only the main one speaks."""
+        if is_main():
+            cls.console.print(message, markup=False, soft_wrap=True)

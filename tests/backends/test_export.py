@@ -1,0 +1,211 @@
+"""Exported files compute what torch does, at any size, or are not left at all."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from encoders import tiny_config, tiny_encoder
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    BertModel,
+)
+
+from kdcli.backends import export
+from kdcli.backends.export import EXACT, LIMITS, export_onnx, export_openvino
+from kdcli.backends.sessions import Caller, onnx_caller, openvino_caller
+from kdcli.errors import MachineError, UsageError
+from kdcli.models.layout import LAYOUTS
+
+EXPORTS = {"onnx": (export_onnx, onnx_caller), "openvino": (export_openvino, openvino_caller)}
+MAIN = ("bert", "roberta", "distilbert", "modernbert", "electra")
+HEADS = {
+    "sequence": (AutoModelForSequenceClassification, ("logits",)),
+    "tokens": (AutoModelForTokenClassification, ("logits",)),
+    "questions": (AutoModelForQuestionAnswering, ("start_logits", "end_logits")),
+}
+
+
+def small(model_type: str):
+    """As few layers as still show what the type does: ModernBERT's second is its first local one."""
+    layers = {"distilbert": {"n_layers": 1}, "modernbert": {"num_hidden_layers": 2}}
+    return layers.get(model_type, {"num_hidden_layers": 1}) | {"initializer_range": 0.3}
+
+
+def padded(rows: int, length: int, types: bool = False) -> dict[str, torch.Tensor]:
+    """Row i lacks i tokens."""
+    ids_BL = torch.randint(5, 64, (rows, length), generator=torch.Generator().manual_seed(rows))
+    mask_BL = (torch.arange(length) < length - torch.arange(rows)[:, None]).long()
+    batch = {"input_ids": ids_BL * mask_BL, "attention_mask": mask_BL}
+    return batch | ({"token_type_ids": (torch.arange(length) > 3).long() * mask_BL} if types else {})
+
+
+def gap(model, file, batch, engine: str) -> float:
+    """Largest difference from torch over real tokens; of outputs above 1, as a part of the largest."""
+    call = EXPORTS[engine][1](file.path, threads=1)
+    found = call(call.feed(batch))
+    with torch.no_grad():
+        expected = model(**batch)
+    real = batch["attention_mask"].bool().numpy()
+    gaps = []
+    for name, x in zip(file.outputs, found, strict=True):
+        y = expected[name].numpy()
+        assert x.shape == y.shape
+        by_token = name != "logits" or x.ndim == 3
+        gaps.append(np.abs(x - y)[real if by_token else ...].max() / max(1.0, np.abs(y).max()))
+    return float(max(gaps))
+
+
+@pytest.mark.parametrize(
+    "model_type", [*MAIN, *(pytest.param(t, marks=pytest.mark.slow) for t in sorted(set(LAYOUTS) - set(MAIN)))]
+)
+def test_every_type_can_be_exported_at_any_size(model_type, tmp_path):
+    torch.manual_seed(0)
+    model = tiny_encoder(model_type, **small(model_type))
+    file = export_onnx(model, tmp_path / "onnx")
+    assert file.path.is_file()
+    assert file.outputs == ("last_hidden_state",)
+    assert file.relative <= LIMITS["fp32"]
+    for rows, length in ((1, 1), (1, 7), (5, 33), (2, 131)):
+        assert gap(model, file, padded(rows, length), "onnx") <= 10 * EXACT
+
+
+@pytest.mark.parametrize("model_type", ["bert", "modernbert"])
+def test_openvino_at_any_size(model_type, tmp_path):
+    torch.manual_seed(0)
+    model = tiny_encoder(model_type, **small(model_type))
+    file = export_openvino(model, tmp_path / "openvino")
+    assert sorted(f.name for f in file.path.parent.iterdir()) == ["model.bin", "model.xml"]
+    for rows, length in ((1, 1), (1, 7), (5, 33), (2, 131)):
+        assert gap(model, file, padded(rows, length), "openvino") <= 10 * EXACT
+
+
+@pytest.mark.parametrize(
+    ("head", "engine"), [*((head, "onnx") for head in HEADS), ("sequence", "openvino"), ("questions", "openvino")]
+)
+def test_heads(head, engine, tmp_path):
+    auto, outputs = HEADS[head]
+    torch.manual_seed(0)
+    model = auto.from_config(tiny_config("bert", num_labels=2 if head == "questions" else 3, **small("bert"))).eval()
+    file = EXPORTS[engine][0](model, tmp_path / "export")
+    assert file.outputs == outputs
+    assert file.inputs == ("input_ids", "attention_mask", "token_type_ids")
+    # As many tokens as classes: a shape alone does not say which axis is which.
+    for rows, length in ((2, 3), (4, 20)):
+        assert gap(model, file, padded(rows, length, types=True), engine) <= EXACT
+    untyped, typed = padded(4, 20), padded(4, 20, types=True)
+    assert gap(model, file, untyped, engine) <= EXACT
+    with torch.no_grad():
+        assert not torch.allclose(model(**untyped)[outputs[0]], model(**typed)[outputs[0]], atol=1e-3)
+
+
+@pytest.mark.parametrize("head", [None, "sequence"])
+@pytest.mark.parametrize("export", [export_onnx, export_openvino])
+def test_int8_is_smaller_and_near(export, head, tmp_path):
+    torch.manual_seed(0)
+    config = tiny_config("bert", vocab_size=2000, hidden_size=64, intermediate_size=512, **small("bert"))
+    model = (BertModel(config) if head is None else HEADS[head][0].from_config(config)).eval()
+    files = {int8: export(model, tmp_path / f"{int8}", int8=int8) for int8 in (False, True)}
+    parts = {"model.onnx"} if export is export_onnx else {"model.xml", "model.bin"}
+    assert {f.name for f in (tmp_path / "True").iterdir()} == parts
+    weights = "model.onnx" if export is export_onnx else "model.bin"
+    sizes = {int8: (file.path.parent / weights).stat().st_size for int8, file in files.items()}
+    assert sizes[True] < 0.5 * sizes[False]
+    assert files[False].relative < 1e-5 < 1e-3 < files[True].relative <= LIMITS["int8"]
+
+
+def test_half_is_smaller_and_near(tmp_path):
+    torch.manual_seed(0)
+    model = tiny_encoder("bert", **small("bert"))
+    files = {half: export_openvino(model, tmp_path / f"{half}", half=half) for half in (False, True)}
+    size = {half: (file.path.parent / "model.bin").stat().st_size for half, file in files.items()}
+    assert size[True] < 0.6 * size[False]
+    assert files[False].relative < 1e-5 < files[True].relative <= LIMITS["half"]
+
+
+def test_one_type_only_is_no_input_and_a_short_table_of_positions_is_not_overrun(tmp_path):
+    model = tiny_encoder("roberta", type_vocab_size=1, max_position_embeddings=26, **small("roberta"))
+    file = export_onnx(model, tmp_path / "export")
+    assert file.inputs == ("input_ids", "attention_mask")
+    assert file.relative <= LIMITS["fp32"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "lacking"), [("onnx", "onnx"), ("onnx", "onnxruntime"), ("openvino", "openvino"), ("openvino", "onnx")]
+)
+def test_missing_library_names_the_line_that_installs_it(engine, lacking, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, lacking, None)
+    with pytest.raises(MachineError, match=lacking) as caught:
+        EXPORTS[engine][0](tiny_encoder("bert", **small("bert")), tmp_path / "export")
+    assert caught.value.hint == f"pip install 'kdcli[{engine}]'"
+    assert not (tmp_path / "export").exists()
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """A model and its graph, recorded once."""
+    torch.manual_seed(0)
+    model = tiny_encoder("bert", **small("bert"))
+    batch = padded(2, 24, types=True)
+    free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    with torch.no_grad():
+        return model, torch.onnx.export(
+            export._Named(model, tuple(batch), ("last_hidden_state",)).eval(),
+            tuple(batch.values()),
+            dynamo=True,
+            verbose=False,
+            dynamic_shapes=(free,) * 3,
+            input_names=tuple(batch),
+            output_names=["last_hidden_state"],
+        )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "int8"),
+    [(lambda x: x + 0.01, False), (lambda x: x * np.nan, False), (lambda x: x[..., ::-1], True)],
+    ids=["shifted", "nan", "mirrored"],
+)
+def test_wrong_file_is_not_left(spoil, int8, recorded, tmp_path, monkeypatch):
+    """What the engine says is spoilt, of int8 only by the second file: the float32 one before it is right."""
+    loaded = []
+
+    def spoilt(path, *, threads):
+        right = onnx_caller(path, threads=threads)
+        loaded.append(path.name)
+        wrong = not int8 or len(loaded) == 2
+        return Caller(right.names, lambda fed: [spoil(x) for x in right(fed)]) if wrong else right
+
+    monkeypatch.setattr(export, "onnx_caller", spoilt)
+    monkeypatch.setattr(torch.onnx, "export", lambda *a, **k: recorded[1])
+    with pytest.raises(MachineError, match="does not compute what torch does"):
+        export_onnx(recorded[0], tmp_path / "new" / "export", int8=int8)
+    assert loaded == (["float.onnx", "model.onnx"] if int8 else ["model.onnx"])
+    assert not (tmp_path / "new" / "export").exists()
+
+
+def test_file_of_other_weights_is_refused_and_an_older_one_survives(recorded, tmp_path, monkeypatch):
+    (tmp_path / "model.onnx").write_text("older", "utf-8")
+    monkeypatch.setattr(torch.onnx, "export", lambda *a, **k: recorded[1])
+    with pytest.raises(MachineError, match="does not compute"):
+        export_onnx(tiny_encoder("bert", **small("bert")), tmp_path)
+    assert [(f.name, f.read_text("utf-8")) for f in tmp_path.iterdir()] == [("model.onnx", "older")]
+
+
+class Undecided(BertModel):
+    """Its graph depends on the numbers it is given."""
+
+    def forward(self, input_ids, attention_mask=None, **others):
+        if input_ids.sum() > 100:
+            input_ids = input_ids.flip(0)
+        return super().forward(input_ids, attention_mask, **others)
+
+
+def test_what_torch_cannot_export_is_refused(tmp_path):
+    model = Undecided(tiny_config("bert", **small("bert"))).eval()
+    with pytest.raises(UsageError, match=r"torch cannot export Undecided \(bert\) to ONNX: \S"):
+        export_onnx(model, tmp_path / "export")
+    assert not (tmp_path / "export").exists()

@@ -1,0 +1,234 @@
+"""The stages of a task's distillation as jobs: what each loss is made of, and what of it reaches whom."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from encoders import tiny_config, tiny_encoder, tiny_tokenizer
+from transformers import AutoModelForSequenceClassification
+
+from kdcli.commands.distill.stages import STUDENT, intermediate, prediction
+from kdcli.downstream.settings import FinetuneRecipe, FinetuneTrainSettings, LabelledSettings
+from kdcli.downstream.task import prepare
+from kdcli.losses import bind
+from kdcli.losses.hard import hard_loss
+from kdcli.losses.soft_targets import soft_loss
+from kdcli.models.heads import load_for_task
+from kdcli.models.shape import shape_of
+from kdcli.recipe.sections import KdSettings
+from kdcli.teachers.cache import HIDDEN_KEY, SignalStore
+from kdcli.teachers.task_teacher import taught
+from kdcli.types import Signals
+
+LABELS = ("brisk", "calm")
+ROWS = np.arange(6)
+
+
+def saved(folder, seed, **changes):
+    """A tiny BERT for two classes; it drops out as BERT does."""
+    torch.manual_seed(seed)
+    names = {"id2label": dict(enumerate(LABELS)), "label2id": {n: i for i, n in enumerate(LABELS)}}
+    config = tiny_config("bert", initializer_range=0.3, **names | changes)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A teacher, another one, and data in which rows differ in length."""
+    folder = tmp_path_factory.mktemp("stages")
+    saved(folder / "teacher", 0, num_hidden_layers=4)
+    saved(folder / "other", 1, num_hidden_layers=3)
+    for split in ("train", "validation"):
+        rows = [
+            {"text": " ".join(f"w{(i * 7 + j) % 40}" for j in range(3 + i % 5)), "label": LABELS[i % 2]}
+            for i in range(12)
+        ]
+        (folder / "data").mkdir(exist_ok=True)
+        (folder / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return folder
+
+
+@pytest.fixture
+def recipe(folders):
+    data = LabelledSettings(source=str(folders / "data"), max_length=16)
+    train = FinetuneTrainSettings(max_steps=4, batch_size=4)
+    return FinetuneRecipe(model=str(folders / "teacher"), task="own", data=data, train=train)
+
+
+@pytest.fixture
+def ready(recipe):
+    """A task and its teacher."""
+    accelerator = Accelerator(cpu=True)
+    return prepare(recipe, accelerator, torch.device("cpu"), new_head=False, trust_remote_code=False)
+
+
+def encoder():
+    torch.manual_seed(2)
+    return tiny_encoder("bert", initializer_range=0.3, hidden_size=16, intermediate_size=64)
+
+
+def objective_of(teacher, student, method="tinybert"):
+    torch.manual_seed(3)
+    return bind(method, {}, shape_of(teacher.model.config), shape_of(student.config))
+
+
+def plain(model, batch):
+    """The logits of a model, without dropout."""
+    with torch.no_grad():
+        return model.eval()(**{k: v for k, v in batch.items() if k != "labels"}).logits
+
+
+@pytest.fixture
+def own_stage(ready, recipe):
+    """The method's own stage of a fresh student."""
+    task, teacher = ready
+
+    def of(store=None):
+        student = encoder()
+        return intermediate(task, recipe, student, objective_of(teacher, student), teacher, store)
+
+    return of
+
+
+def test_the_own_stage_looks_at_no_labels(own_stage):
+    student, job, _ = own_stage()
+    student.eval()
+    batch = job.examples.batch(ROWS)
+    found = job.step(batch)
+    assert set(found.terms) == {"embedding", "hidden", "attention"}
+    torch.testing.assert_close(found.total, sum(found.terms.values()))
+    other = job.step(batch | {"labels": 1 - batch["labels"]})
+    assert torch.equal(found.total, other.total)
+    assert list(job.modules) == [STUDENT]
+
+
+def test_the_teacher_never_drops_out_and_gets_no_gradient(own_stage, ready):
+    _, teacher = ready
+    student, job, _ = own_stage()
+    job.modules[STUDENT].train()
+    assert not any(module.training for module in teacher.model.modules())
+    job.step(job.examples.batch(ROWS)).total.backward()
+    assert all(p.grad is None for p in teacher.model.parameters())
+    assert all(p.grad is not None for p in student.parameters() if p.requires_grad)
+
+
+def test_cached_signals_are_the_teachers_to_their_rounding(own_stage, tmp_path):
+    student, job, _ = own_stage()
+    cached, with_store, _ = own_stage((tmp_path, 10**9))
+    for each in (student, cached):
+        each.eval()
+    batch = with_store.examples.batch(ROWS)
+    assert HIDDEN_KEY in batch
+    expected, found = job.step(job.examples.batch(ROWS)), with_store.step(batch)
+    for name, value in expected.terms.items():
+        torch.testing.assert_close(found.terms[name], value, rtol=2e-2, atol=1e-4)
+    # What is held out is in no store, and asked of the teacher.
+    held_out = with_store.held_out.batch(ROWS)
+    assert HIDDEN_KEY not in held_out
+    assert torch.equal(with_store.step(held_out).total, job.step(held_out).total)
+
+
+def test_a_store_that_would_be_too_large_is_none(own_stage, tmp_path):
+    _, job, _ = own_stage((tmp_path, 10))
+    assert HIDDEN_KEY not in job.examples.batch(ROWS)
+    assert not list(tmp_path.iterdir())
+
+
+def predicted(ready, recipe, kd, teachers, method=None, store=None):
+    """Model and job of the prediction stage."""
+    task, first = ready
+    headed = load_for_task(recipe.model, task.data.task, new_head=False)
+    objective = objective_of(first, headed.model, method) if method else None
+    job, _ = prediction(task, recipe, kd, headed, teachers, objective, store)
+    for module in job.modules.values():
+        module.eval()
+    return headed, job
+
+
+@pytest.mark.parametrize(("weight", "temperature"), [(0.0, 1.0), (0.3, 4.0), (1.0, 1.0)])
+def test_labels_and_logits_share_the_weight(ready, recipe, folders, weight, temperature):
+    task, _ = ready
+    teacher = load_for_task(str(folders / "other"), task.data.task, new_head=False)
+    headed, job = predicted(ready, recipe, KdSettings(weight=weight, temperature=temperature), [teacher])
+    batch = job.examples.batch(ROWS)
+    found = job.step(batch)
+    student, soft = plain(headed.model, batch), plain(teacher.model, batch)
+    mask = batch["attention_mask"]
+    hard = hard_loss("class", student, batch["labels"], mask)
+    kd = soft_loss("class", soft, student, batch["labels"], mask, temperature)
+    expected = {"task": (1 - weight, hard), "kd": (weight, kd)}
+    assert set(found.terms) == {name for name, (share, _) in expected.items() if share}
+    for name, value in found.terms.items():
+        share, whole = expected[name]
+        torch.testing.assert_close(value, share * whole)
+    torch.testing.assert_close(found.total, (1 - weight) * hard + weight * kd)
+
+
+def test_an_objective_is_added_with_its_projections(ready, recipe):
+    _, teacher = ready
+    _, job = predicted(ready, recipe, KdSettings(), [teacher], "tinybert")
+    assert set(job.modules) == {"model", "projections"}
+    found = job.step(job.examples.batch(ROWS))
+    assert set(found.terms) == {"task", "kd", "embedding", "hidden", "attention"}
+    _, without = predicted(ready, recipe, KdSettings(), [teacher], "pkd")
+    assert set(without.modules) == {"model"}, "of equal width nothing is projected"
+    assert set(without.step(without.examples.batch(ROWS)).terms) == {"task", "kd", "patience"}
+
+
+@pytest.mark.parametrize("method", [None, "pkd"])
+def test_the_prediction_stage_remembers_what_one_teacher_said(ready, recipe, tmp_path, method):
+    _, teacher = ready
+    _, plain_job = predicted(ready, recipe, KdSettings(weight=0.7), [teacher], method)
+    _, job = predicted(ready, recipe, KdSettings(weight=0.7), [teacher], method, (tmp_path, 10**9))
+    assert list(tmp_path.iterdir())
+    batch = job.examples.batch(ROWS)
+    assert SignalStore.fills(batch)
+    expected, found = plain_job.step(plain_job.examples.batch(ROWS)), job.step(batch)
+    assert set(found.terms) == set(expected.terms)
+    assert not SignalStore.fills(batch), "no model is handed what the teacher said"
+    torch.testing.assert_close(found.terms["kd"], expected.terms["kd"])
+    torch.testing.assert_close(found.total, expected.total, rtol=2e-2, atol=1e-4)
+    assert not SignalStore.fills(job.held_out.batch(ROWS))
+
+
+def test_nothing_is_kept_of_several_teachers_or_for_one_pass(ready, recipe, tmp_path):
+    task, teacher = ready
+    predicted(ready, recipe, KdSettings(), [teacher, teacher], store=(tmp_path, 10**9))
+    pass_of = len(task.train.rows) // recipe.train.batch_size
+    once = recipe.model_copy(update={"train": recipe.train.model_copy(update={"max_steps": pass_of})})
+    predicted(ready, once, KdSettings(), [teacher], store=(tmp_path, 10**9))
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_labels_there_is_nothing_to_learn(ready, recipe):
+    _, teacher = ready
+    _, job = predicted(ready, recipe, KdSettings(), [teacher], "tinybert")
+    batch = job.examples.batch(ROWS)
+    logits = job.step(batch).outputs
+    del batch["labels"]
+    found = job.step(batch)
+    assert float(found.total) == 0
+    torch.testing.assert_close(found.outputs, logits)
+
+
+def test_several_teachers_have_the_gradient_of_their_mean_distribution():
+    generator = torch.Generator().manual_seed(0)
+    first, second, student = (torch.randn(5, 3, generator=generator, dtype=torch.float64) for _ in range(3))
+    labels, kd = torch.zeros(5, dtype=torch.int64), KdSettings(weight=1.0, temperature=2.0)
+
+    def gradient(*teachers):
+        logits = student.clone().requires_grad_()
+        of_student = Signals(logits=logits, labels=labels)
+        terms = taught("class", kd, logits.new_zeros(()), of_student, [Signals(logits=t) for t in teachers])
+        sum(terms.values()).backward()
+        return logits.grad
+
+    mean = ((first / 2).softmax(-1) + (second / 2).softmax(-1)).div(2).log() * 2
+    torch.testing.assert_close(gradient(first, second), gradient(mean), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(gradient(first, second), gradient(first), atol=1e-3)

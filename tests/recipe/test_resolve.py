@@ -1,0 +1,450 @@
+"""Recipes: precedence, origins, messages for what is wrong, and a resolved recipe that reads back as itself."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kdcli.commands.distill.settings import DistillRecipe
+from kdcli.commands.evaluate.settings import EvaluateRecipe
+from kdcli.downstream.recipes import downstream_recipe
+from kdcli.downstream.settings import DownstreamSettings, FinetuneRecipe, LabelledSettings
+from kdcli.errors import UsageError
+from kdcli.recipe.resolve import (
+    ELSEWHERE,
+    combinations,
+    gates,
+    grid_options,
+    leaf_keys,
+    recipe_models,
+    resolve,
+    shipped,
+    verb_of,
+)
+from kdcli.recipe.sections import TrainSettings
+
+
+@pytest.fixture
+def write(tmp_path):
+    def make(text: str, name: str = "mine.yaml") -> str:
+        (tmp_path / name).write_text(text, "utf-8")
+        return str(tmp_path / name)
+
+    return make
+
+
+def refusal(function, *arguments) -> str:
+    """Message and hint of the `UsageError` that a call must end in."""
+    with pytest.raises(UsageError) as caught:
+        function(*arguments)
+    return f"{caught.value.message}\n{caught.value.hint or ''}"
+
+
+def refused(**kwargs) -> str:
+    """Message and hint of the `UsageError` that resolving must end in."""
+    return refusal(lambda: resolve(DistillRecipe, **{"recipe": None, **kwargs}))
+
+
+def test_option_beats_set_beats_recipe_beats_default(write):
+    recipe = write("train:\n  lr: 1e-3\n  clip: 2.0\n  batch_size: 8\n")
+    resolved = resolve(
+        DistillRecipe,
+        recipe=recipe,
+        sets=["train.lr=2e-3", "train.clip=3.0"],
+        options={"train.lr": 4e-3, "train.seed": None},
+    )
+    train = resolved.recipe.train
+    assert (train.lr, train.clip, train.batch_size, train.seed) == (4e-3, 3.0, 8, TrainSettings().seed)
+    assert resolved.origins["train.lr"] == "option"
+    assert resolved.origins["train.clip"] == "--set"
+    assert resolved.origins["train.batch_size"] == f"recipe {recipe}"
+    assert "train.seed" not in resolved.origins
+
+
+def test_resolved_yaml_says_where_each_value_came_from(write):
+    recipe = write("train:\n  clip: 2.0\n")
+    text = resolve(
+        DistillRecipe, recipe=recipe, sets=["train.seed=7"], options={"student.to": ["6x384", "4x312:1200@12"]}
+    ).to_yaml()
+    origins = {line.split(":")[0].strip(): line.rsplit("  # ", 1)[1] for line in text.splitlines() if "  # " in line}
+    assert origins["clip"] == f"recipe {recipe}"
+    assert (origins["seed"], origins["to"], origins["lr"]) == ("--set", "option", "default")
+
+
+def test_every_leaf_is_written_once_with_an_origin():
+    text = resolve(DistillRecipe, recipe=None).to_yaml()
+    assert text.count("  # default") == len(leaf_keys(DistillRecipe))
+
+
+@pytest.mark.parametrize(
+    ("pair", "suggested"),
+    [
+        ("train.learning_rate=1", "train.lr"),
+        ("train.batchsize=1", "train.batch_size"),
+        ("lr=1", "train.lr"),
+        ("data.lr=1", "train.lr"),
+        ("methd=minilm", "method"),
+    ],
+)
+def test_unknown_key_is_answered_with_the_nearest(pair, suggested):
+    key = pair.split("=")[0]
+    assert f"unknown key '{key}' (--set); did you mean '{suggested}'?" in refused(sets=[pair])
+
+
+def test_names_of_other_tools_lead_to_keys_there_are():
+    assert set(ELSEWHERE.values()) <= set(leaf_keys(DistillRecipe))
+
+
+def test_unknown_key_with_nothing_near_lists_the_keys():
+    message = refused(sets=["zzzzzz=1"])
+    assert "did you mean" not in message
+    assert "train.lr" in message
+
+
+def test_unknown_key_in_a_recipe_names_the_recipe(write):
+    recipe = write("train:\n  lrr: 1e-3\n")
+    assert f"unknown key 'train.lrr' (recipe {recipe})" in refused(recipe=recipe)
+
+
+@pytest.mark.parametrize(
+    ("pair", "said"),
+    [
+        ("train.lr=fast", "'train.lr' must be a valid number, got 'fast' (--set)"),
+        ("train.lr=-1", "'train.lr' must be greater than 0, got -1 (--set)"),
+        ("train.max_steps=1.5", "'train.max_steps' must be a valid integer, got 1.5 (--set)"),
+        ("train.dtype=fp8", "got 'fp8' (--set)"),
+        ("student.to=6x384", "'student.to' must be a valid list, got '6x384' (--set)"),
+        ("data.pack_isolated=1", "'data.pack_isolated' must be a valid boolean, got 1 (--set)"),
+    ],
+)
+def test_value_of_another_type_is_refused_and_never_converted(pair, said):
+    assert said in refused(sets=[pair])
+
+
+@pytest.mark.parametrize("text", ["2020-12-31", "2020-13-45", "no", "on", "1:3", "010", "0x10", "1_000", "=", "1٣"])
+def test_words_that_other_yaml_takes_for_something_else_are_words(write, text):
+    given = resolve(DistillRecipe, recipe=None, sets=[f"data.source={text}"])
+    assert given.recipe.data.source == text
+    read = resolve(DistillRecipe, recipe=write(f"data: {{source: {text}}}\n"), sets=[])
+    assert read.recipe.data.source == text
+    assert yaml.safe_load(given.to_yaml())["data"]["source"] == text, "in quotes, for readers of version 1.1"
+
+
+@pytest.mark.parametrize(
+    ("pair", "said"),
+    [
+        (
+            "data.columns.text.x=a",
+            "'data.columns.text.x' lies under 'data.columns.text', which must be a valid string or a valid list, "
+            "got {'x': 'a'} (--set)",
+        ),
+        ("data.columns.text=3", "'data.columns.text' must be a valid string or a valid list, got 3 (--set)"),
+        ("data.columns={text: 3}", "'data.columns.text' must be a valid string or a valid list, got 3 (--set)"),
+        ("data.columns.text=[a, 2]", "'data.columns.text.1' must be a valid string, got 2 (--set)"),
+    ],
+)
+def test_a_value_that_may_be_of_several_types_is_explained_under_the_key_given(pair, said):
+    with pytest.raises(UsageError) as error:
+        resolve(FinetuneRecipe, recipe=None, sets=[pair])
+    assert said in error.value.message.split("\n")
+
+
+def test_all_wrong_values_are_named_at_once():
+    message = refused(sets=["train.lr=fast", "train.clip=hard"])
+    assert "'train.lr'" in message
+    assert "'train.clip'" in message
+
+
+@pytest.mark.parametrize("text", ["5e-4", "5.0e-4", "5E-4", "0.0005", ".5e-3"])
+def test_a_number_is_a_number_however_it_is_written(write, text):
+    assert resolve(DistillRecipe, recipe=write(f"train:\n  lr: {text}\n")).recipe.train.lr == 5e-4
+    assert resolve(DistillRecipe, recipe=None, sets=[f"train.lr={text}"]).recipe.train.lr == 5e-4
+
+
+def test_quoted_number_stays_a_string(write):
+    assert resolve(DistillRecipe, recipe=write("data:\n  source: '1e3'\n")).recipe.data.source == "1e3"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("train: [", "is not valid YAML"),
+        ("- 1\n- 2\n", "must hold a mapping of recipe keys, got list"),
+        ("", "must hold a mapping of recipe keys, got NoneType"),
+        ("verb: prune\n", "is a recipe of 'prune', not of 'distill'"),
+        ("train:\n", "'train' (recipe"),
+        ("train:\n  lr: 1e-4\ntrain:\n  clip: 2.0\n", "key 'train' is given twice"),
+        ("a: !!python/object/apply:os.system ['true']\n", "is not valid YAML"),
+        ("a: 1\n---\nb: 2\n", "is not valid YAML"),
+    ],
+)
+def test_malformed_recipe_is_a_usage_error(write, text, said):
+    assert said in refused(recipe=write(text))
+
+
+def test_recipe_that_is_not_text_is_a_usage_error(tmp_path):
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00train")
+    assert "is not valid YAML" in refused(recipe=str(tmp_path / "binary.yaml"))
+
+
+def test_unknown_recipe_is_answered_with_the_nearest_and_the_list():
+    message = refused(recipe="minilm-6x78")
+    assert "no recipe 'minilm-6x78' for distill; did you mean 'minilm-6x768'?" in message
+    assert "shipped recipes: demo" in message
+
+
+@pytest.mark.parametrize("sets", [["loss=5", "loss.a=1"], ["loss.a=1", "loss.a.b=1"]])
+def test_a_key_below_a_value_is_a_usage_error(sets):
+    assert "which was given the value" in refused(sets=sets)
+
+
+def test_set_without_equals_is_a_usage_error():
+    assert "--set takes KEY.PATH=VALUE, got 'train.lr'" in refused(sets=["train.lr"])
+
+
+texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=20) | st.sampled_from(
+    ["1e3", "5E-4", "null", "yes", "0x1f", "1_000", "a: b", "a  # b", "- a", "'", '"', "~", "4x312:1200@12", "12:30"]
+)
+positive = st.floats(min_value=1e-12, max_value=1e12, allow_nan=False)
+options = st.fixed_dictionaries(
+    {},
+    optional={
+        "teacher": texts,
+        "method": texts,
+        "student.to": st.lists(texts, max_size=3),
+        "student.layers": st.lists(st.integers(1, 48), max_size=4),
+        "student.dropout": st.floats(0, 0.99),
+        "data.source": texts,
+        "data.column": texts,
+        "data.pack_isolated": st.booleans(),
+        "train.lr": positive,
+        "train.epochs": positive,
+        "train.max_steps": st.integers(1, 10**9),
+        "train.seed": st.integers(0, 2**63),
+        "loss.relation_heads": st.integers() | positive | texts | st.booleans() | st.lists(texts, max_size=2),
+    },
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(options)
+def test_resolved_yaml_reads_back_as_the_same_recipe(tmp_path_factory, given_options):
+    first = resolve(DistillRecipe, recipe=None, options=given_options)
+    path = tmp_path_factory.mktemp("round") / "recipe.yaml"
+    path.write_text(first.to_yaml(), "utf-8")
+    assert resolve(DistillRecipe, recipe=str(path)).recipe == first.recipe
+
+
+def test_resolved_yaml_is_yaml_that_others_read():
+    resolved = resolve(DistillRecipe, recipe="demo")
+    assert yaml.safe_load(resolved.to_yaml()) == resolved.recipe.model_dump()
+
+
+class TestGridOptions:
+    def test_values_are_read_as_yaml_and_keys_of_train_may_be_short(self):
+        pairs = ["lr=2e-5,3e-5", "train.clip=1, 2.5", "warmup-steps=10", " keep =last,best", "data.source=a/b,1e3x"]
+        assert grid_options(FinetuneRecipe, pairs) == {
+            "grid.train.lr": [2e-5, 3e-5],
+            "grid.train.clip": [1, 2.5],
+            "grid.train.warmup_steps": [10],
+            "grid.keep": ["last", "best"],
+            "grid.data.source": ["a/b", "1e3x"],
+        }
+        assert grid_options(FinetuneRecipe, []) == {}
+
+    @pytest.mark.parametrize("pair", ["lr", "lr=", "", "="])
+    def test_of_another_form(self, pair):
+        message = refusal(grid_options, FinetuneRecipe, [pair])
+        assert f"--grid takes KEY=VALUE,VALUE…, got '{pair}'" in message
+        assert "--grid lr=2e-5,3e-5,5e-5" in message
+
+    @pytest.mark.parametrize(
+        ("pair", "said"),
+        [
+            ("train.lrr=1", "unknown key 'train.lrr' (--grid); did you mean 'train.lr'?"),
+            ("learning_rate=1", "unknown key 'learning_rate' (--grid); did you mean 'train.lr'?"),
+            ("train=1", "'train' (--grid) is a section: it must hold keys"),
+        ],
+    )
+    def test_of_another_key(self, pair, said):
+        assert said in refusal(grid_options, FinetuneRecipe, [pair])
+
+
+class TestCombinations:
+    def resolved(self, recipe=None, sets=(), **options):
+        return resolve(FinetuneRecipe, recipe=recipe, sets=sets, options=options)
+
+    def test_without_a_grid_the_recipe_itself_with_one_seed(self):
+        resolved = self.resolved(seeds=3, task="sst2")
+        ((chosen, only),) = combinations(resolved)
+        assert chosen == {}
+        assert only.recipe == resolved.recipe.model_copy(update={"seeds": 1})
+
+    def test_every_combination_the_last_key_fastest(self):
+        pairs = grid_options(FinetuneRecipe, ["lr=2e-5,3e-5", "keep=last,best", "batch_size=8"])
+        resolved = self.resolved(seeds=4, **pairs)
+        found = combinations(resolved)
+        assert [s for s, _ in found] == [
+            {"train.lr": lr, "train.batch_size": 8, "keep": keep} for lr in (2e-5, 3e-5) for keep in ("last", "best")
+        ]
+        for chosen, of in found:
+            recipe = of.recipe
+            assert (recipe.train.lr, recipe.train.batch_size, recipe.keep) == tuple(chosen.values())
+            assert (recipe.grid, recipe.seeds) == ({}, 1)
+            assert of.origins["train.lr"] == "grid"
+            assert not [key for key in of.origins if key.startswith(("grid", "seeds"))]
+        # The recipe that they were made of is as it was.
+        assert resolved.recipe.train.lr == FinetuneRecipe().train.lr
+        assert resolved.recipe.grid == {"train": {"lr": [2e-5, 3e-5], "batch_size": [8]}, "keep": ["last", "best"]}
+
+    @pytest.mark.parametrize("text", ["grid: {train: {lr: [1e-3, 2e-3]}}\n", "grid:\n  train.lr: [1e-3, 2e-3]\n"])
+    def test_a_grid_of_a_recipe(self, write, text):
+        found = combinations(self.resolved(recipe=write(text)))
+        assert [of.recipe.train.lr for _, of in found] == [1e-3, 2e-3]
+
+    def test_an_option_replaces_the_same_key_of_a_recipe_and_no_other(self, write):
+        recipe = write("grid: {train: {lr: [1e-3, 2e-3], clip: [1.0, 2.0]}}\n")
+        found = combinations(self.resolved(recipe=recipe, **grid_options(FinetuneRecipe, ["lr=5e-3"])))
+        assert [s for s, _ in found] == [{"train.lr": 5e-3, "train.clip": clip} for clip in (1.0, 2.0)]
+
+    def test_one_reads_back_as_a_recipe(self, write):
+        pairs = grid_options(FinetuneRecipe, ["lr=2e-5,3e-5"])
+        for _, of in combinations(self.resolved(seeds=2, **pairs)):
+            assert resolve(FinetuneRecipe, recipe=write(of.to_yaml())).recipe == of.recipe
+
+    @pytest.mark.parametrize(
+        ("pair", "said"),
+        [
+            ("grid.train.lr=0.1", "grid.train.lr must hold a list of values, got 0.1"),
+            ("grid.train.lr=[]", "grid.train.lr must hold a list of values, got []"),
+            ("grid.train.lrr=[1.0]", "unknown key 'train.lrr' (grid); did you mean 'train.lr'?"),
+            ("grid.train=[1.0]", "'train' (grid) is a section"),
+            ("grid.train.lr=[1e-3, high]", "'train.lr' must be a valid number, got 'high' (grid)"),
+            ("grid.keep=[last, frist]", "'keep' must be 'last' or 'best', got 'frist' (grid)"),
+            ("grid.train.epochs=[3.0, 0]", "'train.epochs' must be greater than 0, got 0 (grid)"),
+        ],
+    )
+    def test_what_cannot_be_tried_is_refused(self, pair, said):
+        assert said in refusal(combinations, self.resolved(sets=[pair]))
+
+
+class TestGates:
+    def test_metric_and_least_value(self):
+        assert gates(["accuracy=0.9", " matched/accuracy =1", "f1=5e-1"]) == {
+            "accuracy": 0.9,
+            "matched/accuracy": 1.0,
+            "f1": 0.5,
+        }
+
+    @pytest.mark.parametrize("pair", ["accuracy", "accuracy=", "accuracy=high", "=0.9", "accuracy=true", "a=[1]"])
+    def test_of_another_form(self, pair):
+        message = refusal(gates, [pair])
+        assert f"--min-metric takes METRIC=VALUE, got '{pair}'" in message
+        assert "--min-metric accuracy=0.9" in message
+
+
+class TestVerbOf:
+    @pytest.mark.parametrize(
+        ("name", "verb"), [("minilm-6x384", "distill"), ("sst2", "finetune"), ("no-such", "distill")]
+    )
+    def test_a_shipped_recipe_is_of_its_folder(self, name, verb):
+        assert verb_of(name) == verb
+
+    @pytest.mark.parametrize(
+        ("text", "verb"), [("verb: evaluate\n", "evaluate"), ("verb: finetune\ntask: own\n", "finetune")]
+    )
+    def test_a_file_is_of_the_verb_it_says(self, write, text, verb):
+        assert verb_of(write(text)) == verb
+
+    def test_a_file_that_says_none_is_of_distill(self, write):
+        assert verb_of(write("train: {lr: 1e-3}\n")) == "distill"
+
+    def test_a_verb_that_there_is_not(self, write):
+        file = write("verb: finetun\n")
+        message = refusal(verb_of, file)
+        assert f"{file} is a recipe of 'finetun'; did you mean 'finetune'?; known: distill, distill-task, " in message
+
+    def test_no_two_verbs_ship_a_recipe_of_one_name(self):
+        names = [name for verb in recipe_models() for name in shipped(verb)]
+        assert len(names) == len(set(names))
+
+
+class TestDownstreamRecipe:
+    def test_a_shipped_recipe_with_the_seed_of_the_run(self):
+        found = downstream_recipe(DownstreamSettings(), "cola", 7).recipe
+        plain = resolve(FinetuneRecipe, recipe="cola").recipe
+        assert (found.task, found.train.seed, found.train.epochs) == ("cola", 7, 10.0)
+        assert found == plain.model_copy(update={"train": plain.train.model_copy(update={"seed": 7})})
+
+    def test_a_task_without_one(self):
+        found = downstream_recipe(DownstreamSettings(source="mine.jsonl"), "own", 0).recipe
+        assert found == FinetuneRecipe(task="own", data=LabelledSettings(source="mine.jsonl"))
+
+    def test_the_source_is_a_folder_of_tasks_or_the_data_itself(self, tmp_path):
+        (tmp_path / "sst2").mkdir()
+        given = DownstreamSettings(source=str(tmp_path))
+        assert downstream_recipe(given, "sst2", 0).recipe.data.source == str(tmp_path / "sst2")
+        assert downstream_recipe(given, "cola", 0).recipe.data.source == str(tmp_path)
+
+    def test_of_several_tasks_each_has_a_folder(self, tmp_path):
+        for name in ("sst2", "own"):
+            (tmp_path / name).mkdir()
+        given = DownstreamSettings(source=str(tmp_path), tasks=["sst2", "cola"])
+        assert downstream_recipe(given, "sst2", 0).recipe.data.source == str(tmp_path / "sst2")
+        with pytest.raises(UsageError) as error:
+            downstream_recipe(given, "cola", 0)
+        assert error.value.message == (
+            f"eval.source={tmp_path} has no folder cola/ for the task cola; there are own/, sst2/"
+        )
+
+    def test_overrides_are_over_the_recipe_and_the_seed(self):
+        overrides = {"train": {"epochs": 1.0, "seed": 3}, "keep": "best", "data": {"max_length": 64}}
+        found = downstream_recipe(DownstreamSettings(overrides=overrides), "cola", 7)
+        recipe = found.recipe
+        assert (recipe.train.epochs, recipe.train.seed, recipe.keep, recipe.data.max_length) == (1.0, 3, "best", 64)
+        assert recipe.train.batch_size == resolve(FinetuneRecipe, recipe="cola").recipe.train.batch_size
+
+    def test_an_override_that_finetune_does_not_know(self):
+        for overrides, said in (
+            ({"train": {"lrr": 1.0}}, "did you mean 'train.lr'?"),
+            ({"train": {"lr": "fast"}}, "'train.lr' must be a valid number, got 'fast'"),
+            ({"teacher": "x"}, "unknown key 'teacher'"),
+        ):
+            assert said in refusal(downstream_recipe, DownstreamSettings(overrides=overrides), "cola", 0)
+
+
+class TestOpenKeys:
+    """Sections whose keys are those of something else: columns of a file, settings of a loss, keys of another verb."""
+
+    def test_any_key_below_them_is_taken(self):
+        sets = ["data.columns.text=body text", "data.columns.label=y", "grid.train.lr=[1e-3]"]
+        recipe = resolve(FinetuneRecipe, recipe=None, sets=sets).recipe
+        assert recipe.data.columns == {"text": "body text", "label": "y"}
+        assert recipe.grid == {"train": {"lr": [1e-3]}}
+        two = resolve(EvaluateRecipe, recipe=None, sets=["data.columns.text=[a, b]"]).recipe
+        assert two.data.columns == {"text": ["a", "b"]}
+        sets = ["eval.overrides.train.lr=1e-3", "eval.overrides.keep=best"]
+        assert resolve(DistillRecipe, recipe=None, sets=sets).recipe.eval.overrides == {
+            "train": {"lr": 1e-3},
+            "keep": "best",
+        }
+
+    @pytest.mark.parametrize(
+        ("pair", "said"),
+        [
+            ("data.colums.text=a", "unknown key 'data.colums.text'"),
+            ("data.columns=a", "'data.columns' must be a valid dictionary, got 'a' (--set)"),
+            ("data.columns.text=5", "'data.columns.text' must be a valid string or a valid list, got 5 (--set)"),
+            ("data.columns.text.x=a", "got {'x': 'a'}"),
+            ("task.text=a", "unknown key 'task.text'"),
+        ],
+    )
+    def test_no_key_that_only_looks_like_one(self, pair, said):
+        assert said in refusal(lambda: resolve(FinetuneRecipe, recipe=None, sets=[pair]))
+
+    def test_they_read_back_as_they_were(self, write):
+        sets = ["data.columns.text=[a, 'b: c']", "grid.train.lr=[1e-3, 2]", "grid.keep=[last]", "choose_on=en"]
+        first = resolve(FinetuneRecipe, recipe=None, sets=sets)
+        assert resolve(FinetuneRecipe, recipe=write(first.to_yaml())).recipe == first.recipe

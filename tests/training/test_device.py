@@ -1,0 +1,299 @@
+"""Devices and number formats, on cards this machine does not have: torch.cuda's answers are made up."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+
+from kdcli.bench.doctor import examine
+from kdcli.errors import MachineError, UsageError
+from kdcli.training import device as device_file
+from kdcli.training.device import choose_device, choose_dtype, device_table, known_devices
+
+BUILD = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
+CPU = torch.device("cpu")
+CARDS = {"K80": (3, 7), "P100": (6, 0), "V100": (7, 0), "T4": (7, 5), "A100": (8, 0), "H200": (9, 0), "B200": (10, 0)}
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """A function that makes torch.cuda answer as if one such card were here."""
+
+    def make(name: str, failure: str | None = None, build: list[str] = BUILD) -> torch.device:
+        ones = torch.ones
+
+        def fake_ones(*size, device=None):
+            if failure:
+                raise RuntimeError(failure)
+            return ones(*size)
+
+        # Emulated bf16 is everywhere: only the question that leaves it out gets a true answer.
+        def bf16(including_emulation=True):
+            return including_emulation or CARDS[name] >= (8, 0)
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: CARDS[name])
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: name)
+        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: build)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", bf16)
+        monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+        monkeypatch.setattr(torch, "ones", fake_ones)
+        return torch.device("cuda", 0)
+
+    return make
+
+
+@pytest.fixture
+def no_card(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(device_file, "DRIVER", tmp_path / "no driver")
+
+
+@pytest.fixture
+def driver(no_card, monkeypatch, tmp_path):
+    """A function that puts a driver here whose cards torch.cuda cannot use, and says why; None: built without CUDA."""
+
+    def make(version: str, models: list[str], failure: str | None) -> None:
+        (tmp_path / "version").write_text(
+            f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Sat Oct  7 2023\n"
+        )
+        for number, model in enumerate(models):
+            of_card = tmp_path / "gpus" / f"0000:0{number}:00.0"
+            of_card.mkdir(parents=True)
+            (of_card / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 10\nBus Type: \t PCIe\n")
+
+        def current_device():
+            raise RuntimeError(f"{failure}\nand more")
+
+        monkeypatch.setattr(device_file, "DRIVER", tmp_path)
+        monkeypatch.setattr(torch.version, "cuda", None if failure is None else "12.6")
+        monkeypatch.setattr(torch.cuda, "current_device", current_device)
+
+    return make
+
+
+@pytest.mark.parametrize("wanted", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:²", "cpu:0", "auto:0", ""])
+def test_unknown_device_names_the_known(wanted):
+    with pytest.raises(UsageError, match="allowed: auto, cpu, cuda, cuda:INDEX"):
+        choose_device(wanted)
+
+
+@pytest.mark.usefixtures("no_card")
+def test_without_a_card():
+    assert choose_device("auto") == choose_device("cpu") == CPU
+    for wanted in ("cuda", "cuda:1"):
+        with pytest.raises(MachineError, match="no CUDA device here") as caught:
+            choose_device(wanted)
+        assert caught.value.exit_code == 3
+        assert "--device cpu" in str(caught.value.hint)
+
+
+def test_with_a_card(card):
+    expected = card("A100")
+    assert choose_device("auto") == choose_device("cuda") == choose_device("cuda:0") == expected
+    assert choose_device("cpu") == CPU
+    with pytest.raises(MachineError, match="cuda:3: the last CUDA device here is cuda:0"):
+        choose_device("cuda:3")
+
+
+@pytest.mark.parametrize(("name", "index"), [("K80", "cu118"), ("P100", "cu126"), ("V100", "cu126")])
+def test_card_without_kernels_gets_the_line_to_install(card, name, index):
+    card(name, "CUDA error: no kernel image is available for execution on the device\nCompile with …")
+    with pytest.raises(MachineError, match=r"no kernel image is available for execution on the device$") as caught:
+        choose_device("auto")
+    assert all(part in caught.value.message for part in (name, ".".join(map(str, CARDS[name])), "sm_90"))
+    assert str(caught.value.hint).startswith("pip install torch==")
+    assert index in str(caught.value.hint)
+
+
+def test_card_that_fails_for_another_reason_is_not_told_to_reinstall(card):
+    card("H200", "CUDA error: all CUDA-capable devices are busy or unavailable")
+    with pytest.raises(MachineError, match="busy or unavailable") as caught:
+        choose_device("cuda")
+    assert "nvidia-smi" in str(caught.value.hint)
+    assert "pip" not in str(caught.value.hint)
+
+
+@pytest.mark.usefixtures("no_card")
+@pytest.mark.parametrize(("cuda", "said"), [("12.6", False), (None, True)])
+def test_no_driver(monkeypatch, cuda, said):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    with pytest.raises(MachineError, match="--device cuda: no CUDA device here: no NVIDIA driver is loaded") as caught:
+        choose_device("cuda")
+    assert ("built without CUDA" in caught.value.message) is said
+    assert "pip" not in str(caught.value.hint)
+    assert choose_device("auto") == CPU
+    assert examine().facts["devices"]["cuda"].startswith("no CUDA device here: no NVIDIA driver")
+
+
+@pytest.mark.parametrize(
+    ("models", "lines"),
+    [
+        (["Tesla P100-PCIE-16GB"], ["cu126"]),
+        (["Tesla K80", "Tesla K80"], ["cu118"]),
+        (["Tesla V100-SXM2-16GB", "Tesla K80"], ["cu118", "cu126"]),
+        (["NVIDIA H200"], [""]),
+        (["NVIDIA L40S"], [""]),
+        ([], [""]),
+    ],
+)
+def test_pytorch_without_cuda_beside_a_driver(driver, models, lines):
+    driver("580.159.03", models, None)
+    with pytest.raises(
+        MachineError, match=r"is built without CUDA, but there is an NVIDIA driver 580\.159\.03 for"
+    ) as caught:
+        choose_device("cuda")
+    assert all(model in caught.value.message for model in models)
+    hint = str(caught.value.hint)
+    assert hint.count("pip install torch") == hint.count(f"as of {device_table()['as_of']}") == len(lines)
+    assert all(line in hint for line in lines)
+    assert ("cu1" in hint) == any(lines)
+    assert "--device cpu" in hint
+
+
+def test_driver_too_old(driver):
+    driver("470.223.02", ["Tesla K80"], "The NVIDIA driver on your system is too old (found version 11040). Please …")
+    with pytest.raises(MachineError, match=r"NVIDIA driver 470\.223\.02 is too old: it serves CUDA 11\.4") as caught:
+        choose_device("cuda:0")
+    assert "built for CUDA 12.6" in caught.value.message
+    hint = str(caught.value.hint)
+    assert hint.startswith("update the driver, or install a PyTorch that it serves: pip install torch==2.7.1")
+    assert "cu118" in hint
+    found = examine().facts
+    assert "too old" in found["devices"]["cuda"]
+    assert "cu118" in found["devices"]["cuda"]
+    assert found["devices_known_as_of"] == device_table()["as_of"]
+
+
+def test_driver_that_shows_no_card(driver, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    driver("580.159.03", ["NVIDIA H200"], "No CUDA GPUs are available")
+    with pytest.raises(MachineError, match=r"No CUDA GPUs are available \(CUDA_VISIBLE_DEVICES is ''\)$") as caught:
+        choose_device("cuda")
+    assert "pip" not in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "dtype"),
+    [("P100", "6.0", "float32"), ("V100", "7.0", "float16"), ("K80", "3.7", "float32"), ("H200", "9.0", "bfloat16")],
+)
+def test_doctor_of_a_card_that_works(card, name, capability, dtype):
+    card(name)
+    assert examine().facts["devices"]["cuda:0"] == f"works (compute capability {capability}); --dtype auto is {dtype}"
+
+
+@pytest.mark.parametrize(("name", "index"), [("K80", "cu118"), ("P100", "cu126"), ("V100", "cu126")])
+def test_doctor_of_a_card_without_kernels(card, monkeypatch, name, index):
+    card(name)
+    ones = torch.ones
+
+    def only_on_the_processor(*size, device=None):
+        if device is not None:
+            raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
+        return ones(*size)
+
+    monkeypatch.setattr(torch, "ones", only_on_the_processor)
+    found = examine().facts["devices"]
+    assert found["cpu"].startswith("works; ")
+    assert "no kernel image" in found["cuda:0"]
+    assert f"whl/{index}   (as of {device_table()['as_of']}; " in found["cuda:0"]
+
+
+@pytest.mark.parametrize(
+    ("built", "capability", "expected"),
+    [
+        (["sm_80"], (8, 6), True),
+        (["sm_86"], (8, 0), False),
+        (["sm_80"], (9, 0), False),
+        (["sm_80", "compute_80"], (9, 0), True),
+        (["compute_90"], (8, 0), False),
+        (["sm_90a"], (9, 0), True),
+        (["sm_120"], (12, 0), True),
+        (["sm_120"], (1, 2), False),
+        ([], (6, 0), False),
+    ],
+)
+def test_which_builds_have_kernels(built, capability, expected):
+    assert device_file._has_kernels(built, *capability) is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("K80", torch.float32),
+        ("P100", torch.float32),
+        ("V100", torch.float16),
+        ("T4", torch.float16),
+        ("A100", torch.bfloat16),
+        ("B200", torch.bfloat16),
+    ],
+)
+def test_auto_dtype_of_a_card(card, name, dtype):
+    assert choose_dtype("auto", card(name)) is dtype
+
+
+def test_emulated_bf16_is_refused(card):
+    with pytest.raises(MachineError, match="V100 has no bf16"):
+        choose_dtype("bf16", card("V100"))
+    assert choose_dtype("fp32", card("V100")) is torch.float32
+    assert choose_dtype("bf16", card("A100")) is torch.bfloat16
+
+
+def test_fp16_on_a_cpu_is_refused():
+    with pytest.raises(MachineError, match="fp16 training needs a CUDA device"):
+        choose_dtype("fp16", CPU)
+
+
+def test_unknown_dtype_suggests_the_nearest():
+    with pytest.raises(UsageError, match=r"unknown dtype 'bf61'; allowed: auto, fp32, bf16, fp16; did you mean 'bf16'"):
+        choose_dtype("bf61", CPU)
+
+
+@pytest.mark.parametrize(
+    ("flags", "speed", "dtype"),
+    [
+        ({"avx512_bf16"}, 4.0, torch.bfloat16),
+        ({"amx_bf16"}, 1.2, torch.bfloat16),
+        ({"bf16"}, 0.7, torch.float32),
+        ({"avx2"}, 4.0, torch.float32),
+    ],
+)
+def test_auto_dtype_of_a_cpu_asks_the_flags_then_the_clock(monkeypatch, tmp_path, flags, speed, dtype):
+    asked = []
+    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(device_file, "_cpu_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(device_file, "cpu_bf16_speed", lambda: asked.append(1) or speed)
+    assert choose_dtype("auto", CPU) is dtype
+    # The second answer is the remembered one: ranks and resumed runs agree.
+    assert choose_dtype("auto", CPU) is dtype
+    assert len(asked) == ("avx2" not in flags)
+
+
+def test_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr(device_file, "_cpu_flags", lambda: frozenset({"bf16"}))
+    monkeypatch.setattr(device_file, "cpu_bf16_speed", lambda: 2.0)
+    with pytest.raises(MachineError, match=r"cpu-bf16-.* could not be written"):
+        choose_dtype("auto", CPU)
+
+
+def test_measured_speed_is_a_ratio():
+    assert 0.01 < device_file.cpu_bf16_speed() < 100
+
+
+def test_table_is_complete_and_sorted():
+    rows = known_devices()
+    capabilities = [tuple(map(int, row["capability"].split("."))) for row in rows]
+    assert capabilities == sorted(capabilities)
+    assert {"K80", "P100", "V100", "T4", "A100"} <= {row["name"] for row in rows}
+    for row in rows:
+        assert row["install"].startswith("pip install torch"), row
+        assert ("last_torch" in row) == ("==" in row["install"]), row
+        assert not row["bf16"] or row["tensor_cores"], row
+        # Where a generation is left behind, the line names the very build that still has it.
+        assert row.get("last_torch", "") in row["install"], row

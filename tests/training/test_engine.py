@@ -1,0 +1,541 @@
+"""The training loop: the same numbers whatever the micro-batch, the interruption or the number of students."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from kdcli.data.batches import BatchPlan
+from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
+from kdcli.training.engine import start, train
+from kdcli.training.evaluation import evaluate
+from kdcli.training.run_dir import BEST, CHECKPOINTS, RunDir
+from kdcli.types import Job, Pace, Plan, StepLoss, real_tokens
+
+CPU = torch.device("cpu")
+
+
+class Rows:
+    """Examples of different real lengths: a mean over tokens is not a mean of means."""
+
+    def __init__(self, n: int = 50):
+        generator = torch.Generator().manual_seed(0)
+        self.ids = torch.randint(1, 20, (n, 6), generator=generator)
+        self.mask = (torch.arange(6) < torch.randint(1, 7, (n, 1), generator=generator)).long()
+
+    def __len__(self):
+        return len(self.ids)
+
+    def batch(self, indices):
+        at = torch.from_numpy(np.asarray(indices))
+        return {"input_ids": self.ids[at], "attention_mask": self.mask[at]}
+
+
+class Net(nn.Module):
+    def __init__(self, seed=0, dropout=0.0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed, self.out = nn.Embedding(20, 8), nn.Linear(8, 1)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, batch):
+        error = (self.out(self.dropout(self.embed(batch["input_ids"])))[..., 0] - batch["input_ids"] / 20) ** 2
+        return (error * batch["attention_mask"]).sum() / batch["attention_mask"].sum()
+
+
+def job_of(nets, step=None):
+    rows = Rows()
+
+    def together(batch):
+        terms = {name: net(batch) for name, net in nets.items()}
+        return StepLoss(torch.stack(list(terms.values())).sum(), terms)
+
+    return Job(nets, step or together, rows, BatchPlan(len(rows), 8, 0), Rows(9), real_tokens)
+
+
+def plan_of(**changes):
+    given = {"steps": 12, "batch_size": 8, "lr": 0.05, "warmup_steps": 3, "log_every": 1, "eval_every": 5}
+    return Plan(**given | {"checkpoint_every": 4} | changes)
+
+
+def run(nets, tmp_path=None, step=None, **changes):
+    run_dir = None
+    if tmp_path is not None:
+        run_dir = RunDir.claim(tmp_path / "run", "x: 1\n", resume=True)
+    return train(start(CPU, torch.float32), CPU, job_of(nets, step), plan_of(**changes), run_dir)
+
+
+def weights(net):
+    return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
+
+
+def test_it_learns_and_logs(tmp_path):
+    outcome = run({"net": Net()}, tmp_path)
+    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert outcome.loss_last < 0.5 * outcome.loss_first
+    assert [r["step"] for r in log] == list(range(13))
+    assert set(log[1]) == {"step", "loss", "terms", "lr", "grad_norm", "tokens", "seconds"}
+    assert [r["step"] for r in log if "held_out" in r] == [0, 5, 10, 12]
+    assert log[-1]["held_out"]["loss"] < log[0]["held_out"]["loss"]
+    assert log[-1]["tokens"] == outcome.tokens
+
+
+def test_micro_batches_do_not_change_the_result():
+    whole, parts = Net(), Net()
+    run({"net": whole}, micro_batch_size=8)
+    run({"net": parts}, micro_batch_size=3)
+    torch.testing.assert_close(weights(whole), weights(parts), atol=1e-6, rtol=1e-5)
+
+
+def test_the_first_step_is_adamw_on_the_clipped_gradient_of_the_global_mean():
+    net, reference = Net(), Net().double()
+    run({"net": net}, stop_after=1, clip=0.1)
+    batch = Rows().batch(BatchPlan(50, 8, 0).indices(1))
+    loss = reference(batch)
+    loss.backward()
+    gradients = [p.grad for p in reference.parameters()]
+    norm = torch.stack([g.norm() for g in gradients]).norm()
+    lr = 0.05 / 3
+    for parameter, gradient in zip(reference.parameters(), gradients, strict=True):
+        g = gradient * min(1.0, 0.1 / (norm + 1e-6))
+        decay = 0.01 if parameter.dim() > 1 else 0.0
+        parameter.data = parameter.data * (1 - lr * decay) - lr * g / (g.abs() + 1e-8)
+    torch.testing.assert_close(weights(net).double(), weights(reference), atol=1e-5, rtol=1e-4)
+
+
+def test_the_schedule_wastes_no_step_at_rate_zero():
+    plan = plan_of(steps=10, warmup_steps=4, lr=1.0)
+    rates = [plan.lr_at(s) for s in range(1, 11)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[4:] == pytest.approx([1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
+
+
+def test_parameters_move_at_their_own_pace():
+    # Adam's first step is the rate itself, whatever the gradient, plus the decay.
+    net = Net()
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    paces = {"net.embed.weight": Pace(0.5), "net.out.weight": Pace(0.1, decayed=False), "net.out.bias": Pace(2.0)}
+    job = dataclasses.replace(job_of({"net": net}), pace=paces.__getitem__)
+    train(start(CPU, torch.float32), CPU, job, plan_of(steps=1, warmup_steps=0, lr=0.01, weight_decay=0.3), None)
+    for name, lr, decay in (("embed.weight", 0.005, 0.3), ("out.weight", 0.001, 0.0), ("out.bias", 0.02, 0.0)):
+        moved = net.get_parameter(name).detach() - (1 - lr * decay) * before[name]
+        seen = moved[moved.abs() > 1e-6] if name == "embed.weight" else moved
+        torch.testing.assert_close(seen.abs(), torch.full_like(seen, lr), atol=1e-5, rtol=1e-3)
+
+
+def test_after_is_told_what_is_done_and_by_a_resumed_run_too(tmp_path):
+    net, told = Net(), []
+
+    def after(done):
+        told.append((done, weights(net).clone()))
+
+    def go(resume, **changes):
+        job = dataclasses.replace(job_of({"net": net}), after=after)
+        run_dir = RunDir.claim(tmp_path / "run", "x: 1\n", resume=resume)
+        return train(start(CPU, torch.float32), CPU, job, plan_of(**changes), run_dir)
+
+    go(False, stop_after=4)
+    assert [done for done, _ in told] == [0, 1, 2, 3, 4]
+    of_four = told[-1][1]
+    assert not torch.equal(of_four, told[-2][1])
+    told.clear()
+    go(True)
+    assert [done for done, _ in told] == list(range(4, 13))
+    assert torch.equal(told[0][1], of_four)
+    assert torch.equal(told[-1][1], weights(net))
+
+
+def test_a_batch_that_counts_nothing_moves_nothing():
+    net = Net()
+    before = weights(net)
+
+    def step(batch):
+        return StepLoss(0.0 * net(batch), {})
+
+    job = dataclasses.replace(job_of({"net": net}, step), held_out=None, weigh=lambda _: 0.0)
+    outcome = train(start(CPU, torch.float32), CPU, job, plan_of(steps=2, warmup_steps=0, weight_decay=0.0), None)
+    assert torch.equal(weights(net), before)
+    assert outcome.loss_last == 0
+
+
+def test_students_trained_together_move_as_each_would_alone():
+    one, two, alone = Net(1), Net(2), Net(2)
+    run({"one": one, "two": two}, clip=0.05)
+    run({"two": alone}, clip=0.05)
+    assert torch.equal(weights(two), weights(alone))
+
+
+def stopping_at(net, step):
+    """Training that fails at a step, like a power cut."""
+    seen = [0]
+
+    def fail(batch):
+        if net.training:
+            seen[0] += 1
+            if seen[0] == step:
+                raise KeyboardInterrupt
+        loss = net(batch)
+        return StepLoss(loss, {"net": loss})
+
+    return fail
+
+
+@pytest.mark.parametrize("cut", [2, 5, 11])
+def test_resumed_is_bit_identical_to_uninterrupted(tmp_path, cut):
+    whole, broken, again = (Net(dropout=0.3) for _ in range(3))
+    run({"net": whole}, tmp_path / "a")
+    with pytest.raises(KeyboardInterrupt):
+        run({"net": broken}, tmp_path / "b", stopping_at(broken, cut))
+    outcome = run({"net": again}, tmp_path / "b")
+    assert torch.equal(weights(whole), weights(again))
+    assert outcome.resumed_from_step == (None if cut <= 4 else 4 * ((cut - 1) // 4))
+
+    def log(side):
+        rows = [json.loads(x) for x in (tmp_path / side / "run" / "log.jsonl").read_text().splitlines()]
+        return [{k: v for k, v in r.items() if k != "seconds"} for r in rows]
+
+    assert log("a") == log("b")
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capfd):
+    whole, broken, again = (Net() for _ in range(3))
+    run({"net": whole}, tmp_path / "a")
+    with pytest.raises(KeyboardInterrupt):
+        run({"net": broken}, tmp_path / "b", stopping_at(broken, 11))
+    last = tmp_path / "b" / "run" / "checkpoints" / "step-00000008" / "tensors.safetensors"
+    data = bytearray(last.read_bytes())
+    data[-5] ^= 0xFF
+    last.write_bytes(bytes(data))
+    outcome = run({"net": again}, tmp_path / "b")
+    assert outcome.resumed_from_step == 4
+    assert torch.equal(weights(whole), weights(again))
+    assert "step-00000008 is damaged" in capfd.readouterr().err.replace("\n", "")
+
+
+def test_sigterm_leaves_a_checkpoint_to_resume_from(tmp_path):
+    whole, net, again = Net(), Net(), Net()
+    run({"net": whole}, tmp_path / "a")
+    seen = [0]
+
+    def terminate(batch):
+        seen[0] += net.training
+        if seen[0] == 6:
+            signal.raise_signal(signal.SIGTERM)
+        return StepLoss(net(batch), {"net": net(batch)})
+
+    with pytest.raises(Stopped, match="stopped after step 6 of 12") as stopped:
+        run({"net": net}, tmp_path / "b", terminate)
+    assert stopped.value.exit_code == 75
+    assert run({"net": again}, tmp_path / "b").resumed_from_step == 6
+    assert torch.equal(weights(whole), weights(again))
+
+
+def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(capfd):
+    whole, tight = Net(), Net()
+
+    def small_memory(batch):
+        if len(batch["input_ids"]) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return StepLoss(tight(batch), {"net": tight(batch)})
+
+    run({"net": whole})
+    run({"net": tight}, step=small_memory)
+    torch.testing.assert_close(weights(whole), weights(tight), atol=1e-6, rtol=1e-5)
+    said = capfd.readouterr().err
+    assert "micro-batch halved to 4" in said
+    assert "micro-batch halved to 2" in said
+
+
+def test_out_of_memory_with_one_sequence_is_said(tmp_path):
+    def never(batch):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    net = Net()
+
+    def only_in_training(batch):
+        return never(batch) if net.training else StepLoss(net(batch), {"net": net(batch)})
+
+    with pytest.raises(MachineError, match="one sequence at a time"):
+        run({"net": net}, step=only_in_training)
+
+
+def test_another_runtime_error_is_not_taken_for_lack_of_memory():
+    def broken(batch):
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        run({"net": Net()}, step=broken)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_stops_before_the_weights_change(value):
+    net = Net()
+    before = weights(net).clone()
+
+    def burst(batch):
+        loss = net(batch) * (value if net.training else 1.0)
+        return StepLoss(loss, {"relation": loss})
+
+    with pytest.raises(DivergedError, match=r"diverged at step 1: .*relation") as diverged:
+        run({"net": net}, step=burst)
+    assert diverged.value.exit_code == 4
+    assert torch.equal(weights(net), before)
+
+
+def test_frozen_parameters_stay():
+    net = Net()
+    net.embed.requires_grad_(False)
+    before = net.embed.weight.detach().clone()
+    run({"net": net})
+    assert torch.equal(net.embed.weight, before)
+
+
+def test_bf16_trains(tmp_path):
+    net = Net()
+    outcome = train(start(CPU, torch.bfloat16), CPU, job_of({"net": net}), plan_of(), None)
+    assert outcome.loss_last < 0.7 * outcome.loss_first
+    assert weights(net).dtype == torch.float32
+
+
+def test_a_batch_smaller_than_the_processes_is_refused(monkeypatch):
+    accelerator = start(CPU, torch.float32)
+    monkeypatch.setattr(type(accelerator), "num_processes", 9)
+    with pytest.raises(UsageError, match="one sequence for each of 9 processes"):
+        train(accelerator, CPU, job_of({"net": Net()}), plan_of(), None)
+
+
+class Held(Rows):
+    """Held-out examples that say which they are, and of what lengths a batch was padded to."""
+
+    def batch(self, indices):
+        found = super().batch(indices)
+        longest = int(found["attention_mask"].sum(1).max())
+        return {name: tensor[:, :longest] for name, tensor in found.items()} | {"number": torch.from_numpy(indices)}
+
+
+def judged_job(net, metrics, n=21):
+    """A job whose outputs are the examples' own numbers and tokens; `metrics` gets them."""
+    job = job_of({"net": net})
+
+    def step(batch):
+        loss = net(batch)
+        outputs = None
+        if "number" in batch:
+            # As with labels of words, outputs are as wide as the batch was padded.
+            outputs = batch["number"][:, None] + batch["attention_mask"].double() / 2
+        return StepLoss(loss, {"net": loss}, outputs)
+
+    return dataclasses.replace(job, step=step, held_out=Held(n), judge=metrics, best="score")
+
+
+class TestJudge:
+    def train(self, tmp_path, metrics, n=21, net=None, **changes):
+        run_dir = RunDir.claim(tmp_path / "run", "x: 1\n", resume=True)
+        net = net or Net(dropout=0.3)
+        outcome = train(start(CPU, torch.float32), CPU, judged_job(net, metrics, n), plan_of(**changes), run_dir)
+        return outcome, net, run_dir
+
+    @pytest.mark.parametrize("micro", [1, 4, 5, 8])
+    def test_it_gets_every_output_once_in_order_whatever_the_micro_batch(self, tmp_path, micro):
+        calls = []
+
+        def metrics(outputs):
+            calls.append([float(o[0]) for o in outputs])
+            assert all(o.dtype == np.float32 for o in outputs)
+            return {"score": float(len(outputs)), "other": 0.5}
+
+        _, _, run_dir = self.train(tmp_path, metrics, micro_batch_size=micro)
+        # The first token of every example is real.
+        assert calls == [[i + 0.5 for i in range(21)]] * 4
+        found = {r["step"]: r["metrics"] for r in run_dir.read_log() if "metrics" in r}
+        assert found == {step: {"score": 21.0, "other": 0.5} for step in (0, 5, 10, 12)}
+
+    def test_judging_changes_nothing_of_the_training(self, tmp_path):
+        _, judged, _ = self.train(tmp_path, lambda outputs: {"score": 1.0}, eval_every=1)
+        plain = Net(dropout=0.3)
+        run({"net": plain})
+        kept = Net(dropout=0.3)
+        # The first of equal scores is the best, so these are the weights after one step.
+        run({"net": kept}, stop_after=1)
+        assert torch.equal(weights(judged), weights(kept))
+        assert not torch.equal(weights(judged), weights(plain))
+
+    @pytest.mark.parametrize(
+        ("scores", "best"),
+        [
+            ({5: 0.1, 10: 0.3, 12: 0.2}, 10),
+            ({5: 0.3, 10: 0.3, 12: 0.3}, 5),
+            ({5: -0.3, 10: -0.2, 12: -0.1}, 12),
+            ({5: 0.0, 10: -1.0, 12: -1.0}, 5),
+        ],
+    )
+    def test_the_weights_of_the_best_step_are_kept(self, tmp_path, scores, best):
+        """Step 0 is judged too, and never kept, however good it seems."""
+        values = iter([9.9, *scores.values()])
+        outcome, net, run_dir = self.train(tmp_path, lambda _: {"score": next(values)})
+        expected = Net(dropout=0.3)
+        run({"net": expected}, stop_after=best)
+        assert outcome.best_step == best
+        assert torch.equal(weights(net), weights(expected))
+        assert outcome.steps == 12
+        assert not net.training
+        assert (run_dir.path / CHECKPOINTS / BEST).exists()
+
+    def test_without_a_metric_to_choose_by_the_last_are_kept(self, tmp_path):
+        values = iter([0.0, 3.0, 2.0, 1.0])
+        net, run_dir = Net(), RunDir.claim(tmp_path / "run", "x: 1\n")
+        job = dataclasses.replace(judged_job(net, lambda _: {"score": next(values)}), best=None)
+        outcome = train(start(CPU, torch.float32), CPU, job, plan_of(), run_dir)
+        last = Net()
+        run({"net": last})
+        assert outcome.best_step is None
+        assert torch.equal(weights(net), weights(last))
+        assert not (run_dir.path / CHECKPOINTS / BEST).exists()
+
+    @pytest.mark.parametrize("cut", [6, 9, 11])
+    @pytest.mark.parametrize(
+        "scores", [{5: 0.5, 10: 0.4, 12: 0.3}, {5: 0.4, 10: 0.5, 12: 0.3}, {5: 0.1, 10: 0.2, 12: 0.3}]
+    )
+    def test_a_resumed_run_keeps_the_same(self, tmp_path, cut, scores):
+        """Also where the best one was judged before the checkpoint that it goes on from, or after it and again."""
+        at = {"step": 0}
+
+        def metrics(_):
+            return {"score": scores.get(at["step"], 0.0)}
+
+        def job(net, stop=None):
+            at["step"], whole = 0, judged_job(net, metrics)
+
+            def indices(step):
+                at["step"] = step
+                if step == stop:
+                    raise KeyboardInterrupt
+                return whole.order.indices(step)
+
+            return dataclasses.replace(whole, order=Order(indices))
+
+        results = []
+        for side, stops in (("whole", [None]), ("cut", [cut, None])):
+            for stop in stops:
+                net, run_dir = Net(dropout=0.3), RunDir.claim(tmp_path / side, "x: 1\n", resume=True)
+                try:
+                    outcome = train(start(CPU, torch.float32), CPU, job(net, stop), plan_of(), run_dir)
+                except KeyboardInterrupt:
+                    continue
+            log = [{k: v for k, v in r.items() if k != "seconds"} for r in run_dir.read_log()]
+            results.append((outcome.best_step, weights(net).tolist(), log))
+        assert results[0] == results[1]
+        assert results[0][0] == max(scores, key=scores.get)
+
+    def test_a_best_file_that_is_gone_is_said(self, tmp_path):
+        def metrics(_):
+            (tmp_path / "run" / CHECKPOINTS / BEST).unlink(missing_ok=True)
+            return {"score": 0.5}
+
+        with pytest.raises(MachineError, match=r"best\.safetensors cannot be read"):
+            self.train(tmp_path, metrics)
+
+
+class Order:
+    """An order of examples that is watched."""
+
+    def __init__(self, indices):
+        self.indices = indices
+
+
+class TestEvaluate:
+    def test_the_loss_is_the_mean_over_all_that_counts(self):
+        net = Net()
+        found = evaluate(start(CPU, torch.float32), CPU, judged_job(net, lambda _: {}, n=70))
+        whole = Held(70).batch(np.arange(70))
+        assert found.losses["loss"] == pytest.approx(float(net(whole).detach()), abs=1e-6)
+        assert found.losses["net"] == found.losses["loss"]
+        assert [float(o[0]) for o in found.outputs] == [i + 0.5 for i in range(70)]
+
+    def test_out_of_memory_halves_what_is_judged_at_once(self):
+        net, sizes = Net(), []
+        job = judged_job(net, lambda _: {}, n=40)
+
+        def small_memory(batch):
+            sizes.append(len(batch["input_ids"]))
+            if len(batch["input_ids"]) > 10:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return job.step(batch)
+
+        found = evaluate(start(CPU, torch.float32), CPU, dataclasses.replace(job, step=small_memory))
+        assert sizes[:3] == [32, 16, 8]
+        assert [float(o[0]) for o in found.outputs] == [i + 0.5 for i in range(40)]
+        assert found.losses["loss"] == pytest.approx(float(net(Held(40).batch(np.arange(40))).detach()), abs=1e-6)
+
+    def test_nothing_held_out(self):
+        job = dataclasses.replace(judged_job(Net(), lambda _: {}), held_out=None)
+        with pytest.raises(ValueError, match="holds nothing out"):
+            evaluate(start(CPU, torch.float32), CPU, job)
+
+    @pytest.mark.parametrize("ranks", [2, 3, 5])
+    @pytest.mark.parametrize("n", [4, 21])
+    def test_the_shares_of_several_ranks_make_up_the_whole(self, monkeypatch, ranks, n):
+        """Each takes its share; together they are what one would have found, also where one has nothing to do."""
+        net = Net()
+        one = evaluate(start(CPU, torch.float32), CPU, judged_job(net, lambda _: {}, n=n))
+        accelerator, parts = start(CPU, torch.float32), []
+        monkeypatch.setattr(type(accelerator), "num_processes", ranks)
+        monkeypatch.setattr("kdcli.training.evaluation.any_rank", lambda *_: False)
+        # What every rank would send, and then what each is sent back.
+        monkeypatch.setattr("kdcli.training.evaluation.gather_object", lambda own: parts.append(own[0]) or parts)
+        for rank in range(ranks):
+            monkeypatch.setattr(type(accelerator), "process_index", rank)
+            found = evaluate(accelerator, CPU, judged_job(net, lambda _: {}, n=n))
+        assert len(parts) == ranks
+        assert sum(len(outputs) for _, _, outputs in parts) == n
+        assert max(len(outputs) for _, _, outputs in parts) == -(-n // ranks)
+        assert found.losses == pytest.approx(one.losses, abs=1e-6)
+        assert len(found.outputs) == n
+        assert [float(o[0]) for o in found.outputs] == [i + 0.5 for i in range(n)]
+
+
+ENDING = """
+import atexit, sys
+import torch
+import torch.distributed
+
+atexit.register(lambda: print("group at the very end:", torch.distributed.is_initialized()))
+from kdcli.training.engine import start
+
+start(torch.device("cpu"), torch.float32)
+print("group at work:", torch.distributed.is_initialized())
+sys.exit(3)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_leaves_its_group_before_it_ends_whatever_it_ends_with():
+    # One that takes the group along into the interpreter's end aborts now and then: exit code 134 in place of its own.
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common |= {"ACCELERATE_USE_CPU": "true"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENDING],
+            env=common | {"RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    said = [process.communicate(timeout=120)[0] for process in processes]
+    assert said == ["group at work: True\ngroup at the very end: False\n"] * 2
+    assert [process.returncode for process in processes] == [3, 3]

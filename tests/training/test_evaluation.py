@@ -1,0 +1,186 @@
+"""The pass over what is held out: means that do not depend on micro-batches, outputs in order, memory that runs out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from kdcli.data.batches import BatchPlan
+from kdcli.errors import MachineError
+from kdcli.training import evaluation as held_out
+from kdcli.training.evaluation import CPU_MICRO_BATCH, any_rank, evaluate, is_out_of_memory, pass_over
+from kdcli.types import Job, StepLoss
+
+N = 77
+CPU = torch.device("cpu")
+
+
+class Rows:
+    """Row i holds the number i, and weighs 1 + i % 3."""
+
+    def __init__(self, n=N) -> None:
+        self.n = n
+        self.sizes: list[int] = []
+
+    def __len__(self) -> int:
+        return self.n
+
+    def batch(self, indices):
+        self.sizes.append(len(indices))
+        return {"input_ids": torch.from_numpy(np.asarray(indices))[:, None]}
+
+
+def weights(numbers):
+    return 1.0 + numbers % 3
+
+
+def step_of(model, room=None, outputs=True):
+    """A step whose loss is the weighed mean of the row's numbers, and that has memory for `room` rows at once."""
+
+    def step(batch):
+        numbers = batch["input_ids"][:, 0].double()
+        assert not torch.is_grad_enabled()
+        assert not model.training
+        if room is not None and len(numbers) > room:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        mean = (numbers * weights(numbers)).sum() / weights(numbers).sum()
+        square = (numbers**2 * weights(numbers)).sum() / weights(numbers).sum()
+        found = torch.stack([numbers, -numbers], 1).bfloat16() if outputs == "half" else numbers[:, None]
+        return StepLoss(mean, {"square": square}, found if outputs else None)
+
+    return step
+
+
+def job_of(examples, judge=True, training=False, **how):
+    model = nn.Linear(1, 1).train(training)
+    return Job(
+        modules={"student": model},
+        step=step_of(model, **how),
+        examples=Rows(3),
+        order=BatchPlan(3, 1, 0),
+        held_out=examples,
+        weigh=lambda batch: float(weights(batch["input_ids"][:, 0].double()).sum()),
+        judge=(lambda outputs: {"accuracy": 1.0}) if judge else None,
+    )
+
+
+def expected():
+    numbers = np.arange(N)
+    w = weights(numbers)
+    return {"loss": (numbers * w).sum() / w.sum(), "square": (numbers**2 * w).sum() / w.sum()}
+
+
+def test_losses_are_means_over_what_batches_weigh_and_outputs_come_in_order():
+    rows = Rows()
+    found = evaluate(Accelerator(cpu=True), CPU, job_of(rows, training=True))
+    assert found.losses == pytest.approx(expected())
+    assert [o.tolist() for o in found.outputs] == [[float(i)] for i in range(N)]
+    assert rows.sizes == [CPU_MICRO_BATCH, CPU_MICRO_BATCH, N - 2 * CPU_MICRO_BATCH]
+
+
+@pytest.mark.parametrize("micro", [1, 2, 5, 64, 100])
+def test_the_size_of_micro_batches_changes_nothing(micro):
+    found = pass_over(Accelerator(cpu=True), CPU, job_of(Rows()), Rows(), micro)
+    assert found.losses == pytest.approx(expected())
+    assert np.concatenate(found.outputs).tolist() == list(range(N))
+
+
+def test_outputs_are_float32_whatever_the_model_computes_in():
+    found = evaluate(Accelerator(cpu=True), CPU, job_of(Rows(9), outputs="half"))
+    assert {o.dtype for o in found.outputs} == {np.dtype(np.float32)}
+    assert found.outputs[3].tolist() == [3.0, -3.0]
+
+
+@pytest.mark.parametrize("how", [{"judge": False}, {"outputs": False}])
+def test_outputs_are_kept_only_to_be_judged(how):
+    found = evaluate(Accelerator(cpu=True), CPU, job_of(Rows(), **how))
+    assert found.outputs == []
+    assert found.losses == pytest.approx(expected())
+
+
+@pytest.mark.parametrize("room", [16, 3, 1])
+def test_where_memory_runs_out_fewer_rows_are_taken_at_once(room):
+    rows = Rows()
+    found = evaluate(Accelerator(cpu=True), CPU, job_of(rows, room=room))
+    assert found.losses == pytest.approx(expected())
+    assert np.concatenate(found.outputs).tolist() == list(range(N))
+    tried = list(dict.fromkeys(rows.sizes))
+    assert tried[:2] == [CPU_MICRO_BATCH, CPU_MICRO_BATCH // 2]
+    largest = max(size for size in tried if size <= room)
+    assert largest == 2 ** int(np.log2(room))
+
+
+def test_without_memory_for_one_row_it_is_said_what_to_lower():
+    with pytest.raises(MachineError, match="one sequence at a time") as error:
+        evaluate(Accelerator(cpu=True), CPU, job_of(Rows(), room=0))
+    assert "data.max_length" in error.value.hint
+
+
+def test_an_error_of_another_kind_is_not_taken_for_want_of_memory():
+    job = job_of(Rows())
+
+    def broken(batch):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        evaluate(Accelerator(cpu=True), CPU, Job(**{**vars(job), "step": broken}))
+
+
+def test_a_job_that_holds_nothing_out_cannot_be_evaluated():
+    with pytest.raises(ValueError, match="holds nothing out"):
+        evaluate(Accelerator(cpu=True), CPU, job_of(None))
+
+
+@pytest.mark.parametrize(
+    ("error", "memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate"), True),
+        (RuntimeError("expected scalar type Float but found Half"), False),
+    ],
+)
+def test_what_says_that_memory_ran_out(error, memory):
+    assert is_out_of_memory(error) is memory
+
+
+class Rank:
+    """One of several processes; `flags` is what they sum up to."""
+
+    def __init__(self, index, count, flags=0.0) -> None:
+        self.process_index, self.num_processes, self.flags = index, count, flags
+
+    def autocast(self):
+        return torch.autocast("cpu", enabled=False)
+
+    def reduce(self, values, how):
+        assert how == "sum"
+        return values + self.flags
+
+
+@pytest.mark.parametrize("count", [2, 3, 100])
+def test_several_processes_find_together_what_one_finds(monkeypatch, count):
+    """Each takes its share, the last ones of a hundred none at all; all of them hold all outputs in order."""
+    parts: list[object] = []
+    monkeypatch.setattr(held_out, "gather_object", lambda mine: parts.extend(mine) or parts)
+    taken = []
+    for index in range(count):
+        rows = Rows()
+        found = pass_over(Rank(index, count), CPU, job_of(rows), rows, 8)
+        taken.append(sum(rows.sizes))
+    assert sum(taken) == N
+    assert max(taken) - min(taken) <= 1
+    # The last one to ask has heard of all.
+    assert found.losses == pytest.approx(expected())
+    assert np.concatenate(found.outputs).tolist() == list(range(N))
+
+
+def test_a_process_gives_up_when_another_one_has_no_memory(monkeypatch):
+    monkeypatch.setattr(held_out, "gather_object", lambda mine: pytest.fail("ranks would wait for each other"))
+    assert pass_over(Rank(0, 2, flags=1.0), CPU, job_of(Rows()), Rows(), 8) is None
+    assert any_rank(Rank(0, 2, flags=1.0), CPU, False) is True
+    assert any_rank(Rank(0, 2, flags=0.0), CPU, False) is False
+    assert any_rank(Rank(0, 1), CPU, True) is True

@@ -1,0 +1,347 @@
+"""Run directories: what may be claimed, what survives a kill, a full disk or damage, and what is never deleted."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from kdcli import disk
+from kdcli.commands.distill.settings import DistillRecipe
+from kdcli.errors import MachineError, UsageError
+from kdcli.recipe.resolve import resolve
+from kdcli.training import run_dir
+from kdcli.training.run_dir import BEST, CHECKPOINTS, KEEP, LOG, RECIPE, REPORT, RunDir, numbered
+
+
+def recipe(*sets: str) -> str:
+    return resolve(DistillRecipe, recipe=None, sets=sets).to_yaml()
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDir.claim(tmp_path / "run", recipe())
+
+
+def tensors(value: float) -> dict[str, torch.Tensor]:
+    return {"module/student/weight": torch.full((4, 3), value), "optimizer/0/step": torch.tensor(value)}
+
+
+def listing(path: Path) -> list[str]:
+    return sorted(str(p.relative_to(path)) for p in path.rglob("*"))
+
+
+def fail_with_no_space(*args, **kwargs):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class TestClaim:
+    def test_missing_or_empty_directory_is_claimed(self, tmp_path):
+        for path in (tmp_path / "a" / "b", tmp_path / "empty"):
+            if path.name == "empty":
+                path.mkdir()
+            RunDir.claim(path, recipe())
+            assert (path / RECIPE).read_text("utf-8") == recipe()
+
+    def test_a_run_is_neither_overwritten_nor_resumed_unasked(self, run):
+        with pytest.raises(UsageError, match="is not empty") as caught:
+            RunDir.claim(run.path, recipe())
+        assert "--resume" in caught.value.hint
+        assert "--overwrite" in caught.value.hint
+
+    def test_overwrite_deletes_the_run_before(self, run):
+        run.save_checkpoint(1, tensors(1.0), {})
+        RunDir.claim(run.path, recipe("train.lr=1e-2"), overwrite=True)
+        assert listing(run.path) == [LOG, RECIPE]
+        assert "lr: 0.01" in (run.path / RECIPE).read_text("utf-8")
+
+    @pytest.mark.parametrize("flags", [{"overwrite": True}, {"resume": True}, {}])
+    @pytest.mark.parametrize("names", [["thesis.tex"], ["thesis.tex", RECIPE]])
+    def test_what_is_not_a_run_of_ours_is_never_touched(self, tmp_path, flags, names):
+        for name in names:
+            (tmp_path / name).write_text("years of work", "utf-8")
+        with pytest.raises(UsageError, match="is not empty") as caught:
+            RunDir.claim(tmp_path, recipe(), **flags)
+        assert "left alone" in caught.value.hint
+        assert listing(tmp_path) == sorted(names)
+
+    def test_a_file_is_not_a_directory(self, tmp_path):
+        (tmp_path / "file").write_text("", "utf-8")
+        with pytest.raises(UsageError, match="is a file"):
+            RunDir.claim(tmp_path / "file", recipe())
+
+    def test_directory_that_cannot_be_made_is_a_machine_error(self, tmp_path):
+        (tmp_path / "file").write_text("", "utf-8")
+        with pytest.raises(MachineError, match="could not be written"):
+            RunDir.claim(tmp_path / "file" / "run", recipe())
+
+    def test_full_disk_leaves_no_recipe_and_says_so(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(disk.os, "fsync", fail_with_no_space)
+        with pytest.raises(MachineError, match="the disk is full"):
+            RunDir.claim(tmp_path / "run", recipe())
+        assert listing(tmp_path / "run") == []
+
+
+class TestResume:
+    def test_same_recipe_goes_on_wherever_its_values_came_from(self, run, tmp_path):
+        run.log({"step": 1})
+        (tmp_path / "same.yaml").write_text("train:\n  lr: 3e-4\n", "utf-8")
+        again = resolve(DistillRecipe, recipe=str(tmp_path / "same.yaml")).to_yaml()
+        assert again != recipe()
+        assert RunDir.claim(run.path, again, resume=True).read_log() == [{"step": 1}]
+
+    def test_changed_recipe_names_each_differing_key_and_no_other(self, run):
+        changed = recipe("train.lr=1e-2", "loss.value=none", "student.to=[6x384]")
+        with pytest.raises(UsageError) as caught:
+            RunDir.claim(run.path, changed, resume=True)
+        first, *lines = caught.value.message.splitlines()
+        assert "another recipe" in first
+        assert sorted(lines) == [
+            '  loss.value: was not set, is "none"',
+            '  student.to: was [], is ["6x384"]',
+            "  train.lr: was 0.0003, is 0.01",
+        ]
+        assert (run.path / RECIPE).read_text("utf-8") == recipe()
+
+    def test_a_value_with_a_hash_in_it_is_compared_whole(self, tmp_path):
+        RunDir.claim(tmp_path / "run", recipe("data.source='a  # b'"))
+        with pytest.raises(UsageError, match=r"data\.source"):
+            RunDir.claim(tmp_path / "run", recipe("data.source='a  # c'"), resume=True)
+
+    def test_nothing_to_resume_starts_anew(self, tmp_path):
+        assert RunDir.claim(tmp_path / "run", recipe(), resume=True).load_checkpoint(pytest.fail) is None
+
+
+class TestCheckpoints:
+    def test_comes_back_bit_for_bit(self, run):
+        saved = {"a": torch.randn(5, 3), "b": torch.arange(4), "c": torch.randn(2, 2).bfloat16().T}
+        run.save_checkpoint(7, saved, {"tokens": 12, "seconds": 0.1})
+        found = run.load_checkpoint(pytest.fail)
+        assert (found.step, found.state["tokens"], found.state["seconds"]) == (7, 12, 0.1)
+        assert found.tensors.keys() == saved.keys()
+        assert all(torch.equal(found.tensors[name], saved[name]) for name in saved)
+
+    def test_only_the_last_ones_are_kept(self, run):
+        for step in (1, 2, 10, 100):
+            run.save_checkpoint(step, tensors(step), {})
+        kept = sorted(p.name for p in (run.path / CHECKPOINTS).iterdir())
+        assert kept == ["step-00000010", "step-00000100"]
+        assert len(kept) == KEEP
+
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("tensors.safetensors", None),
+            ("tensors.safetensors", b""),
+            ("tensors.safetensors", "flip"),
+            ("tensors.safetensors", "cut"),
+            ("state.json", None),
+            ("state.json", b'{"step": 2, '),
+            ("state.json", b"\0" * 64),
+            ("state.json", b"{}"),
+        ],
+    )
+    def test_damaged_one_falls_back_to_the_one_before_and_says_so(self, run, name, content):
+        for step in (1, 2):
+            run.save_checkpoint(step, tensors(step), {})
+        file = run.path / CHECKPOINTS / "step-00000002" / name
+        whole = file.read_bytes()
+        if content is None:
+            file.unlink()
+        elif content == "flip":
+            file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        else:
+            file.write_bytes(whole[: len(whole) // 2] if content == "cut" else content)
+        said: list[str] = []
+        found = run.load_checkpoint(said.append)
+        assert found.step == 1
+        assert torch.equal(found.tensors["module/student/weight"], torch.full((4, 3), 1.0))
+        assert len(said) == 1
+        assert "step-00000002 is damaged" in said[0]
+        assert "the one before" in said[0]
+
+    def test_when_all_are_damaged_it_says_that_none_is_left(self, run):
+        run.save_checkpoint(1, tensors(1.0), {})
+        (run.path / CHECKPOINTS / "step-00000001" / "state.json").unlink()
+        said: list[str] = []
+        assert run.load_checkpoint(said.append) is None
+        assert "none is left: starting anew" in said[0]
+
+    @pytest.mark.parametrize("where", ["save_file", "_fsync", "_sha256"])
+    def test_full_disk_keeps_the_one_before_and_nothing_half_written(self, run, monkeypatch, where):
+        run.save_checkpoint(1, tensors(1.0), {})
+        before = listing(run.path)
+        monkeypatch.setattr(run_dir, where, fail_with_no_space)
+        with pytest.raises(MachineError, match="the disk is full") as caught:
+            run.save_checkpoint(2, tensors(2.0), {})
+        monkeypatch.undo()
+        assert "--resume" in caught.value.hint
+        assert listing(run.path) == before
+        assert run.load_checkpoint(pytest.fail).step == 1
+
+    def test_kill_while_writing_leaves_the_one_before(self, run, monkeypatch):
+        run.save_checkpoint(1, tensors(1.0), {})
+
+        def killed(*args, **kwargs):
+            os._exit(9)
+
+        child = os.fork()
+        if child == 0:
+            monkeypatch.setattr(Path, "rename", killed)
+            run.save_checkpoint(2, tensors(2.0), {})
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        assert any(p.name.endswith(".part") for p in (run.path / CHECKPOINTS).iterdir())
+        assert run.load_checkpoint(pytest.fail).step == 1
+        run.save_checkpoint(2, tensors(2.0), {})
+        assert not any(p.name.endswith(".part") for p in (run.path / CHECKPOINTS).iterdir())
+        assert run.load_checkpoint(pytest.fail).step == 2
+
+    def test_the_same_step_again_replaces_it(self, run):
+        run.save_checkpoint(1, tensors(1.0), {})
+        run.save_checkpoint(1, tensors(5.0), {})
+        assert run.load_checkpoint(pytest.fail).tensors["optimizer/0/step"] == 5.0
+
+    def test_dropped_when_done(self, run):
+        run.save_checkpoint(1, tensors(1.0), {})
+        run.drop_checkpoints()
+        assert listing(run.path) == [LOG, RECIPE]
+
+
+class TestBest:
+    def test_comes_back_as_it_was_and_only_the_last_is_kept(self, run):
+        run.save_best(3, tensors(1.0))
+        run.save_best(9, tensors(2.0))
+        found = run.load_best(9)
+        assert set(found) == set(tensors(2.0))
+        assert all(torch.equal(found[k], v) for k, v in tensors(2.0).items())
+        assert listing(run.path / CHECKPOINTS) == [BEST]
+
+    def test_of_another_step_is_refused(self, run):
+        run.save_best(3, tensors(1.0))
+        with pytest.raises(MachineError, match="is not of step 9") as caught:
+            run.load_best(9)
+        assert "--overwrite" in caught.value.hint
+
+    @pytest.mark.parametrize("damage", ["gone", "empty", "cut"])
+    def test_damaged_is_refused_by_name(self, run, damage):
+        run.save_best(3, tensors(1.0))
+        file = run.path / CHECKPOINTS / BEST
+        whole = file.read_bytes()
+        file.write_bytes({"gone": b"", "empty": b"", "cut": whole[:-9]}[damage])
+        if damage == "gone":
+            file.unlink()
+        with pytest.raises(MachineError, match=r"best\.safetensors cannot be read"):
+            run.load_best(3)
+
+    @pytest.mark.parametrize("where", ["save_file", "_fsync"])
+    def test_full_disk_keeps_the_one_before(self, run, monkeypatch, where):
+        run.save_best(3, tensors(1.0))
+        monkeypatch.setattr(run_dir, where, fail_with_no_space)
+        with pytest.raises(MachineError, match="the disk is full"):
+            run.save_best(6, tensors(2.0))
+        monkeypatch.undo()
+        assert torch.equal(run.load_best(3)["module/student/weight"], torch.full((4, 3), 1.0))
+
+    def test_kill_while_writing_leaves_the_one_before(self, run, monkeypatch):
+        run.save_best(3, tensors(1.0))
+        child = os.fork()
+        if child == 0:
+            monkeypatch.setattr(Path, "rename", lambda *_: os._exit(9))
+            run.save_best(6, tensors(2.0))
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        assert torch.equal(run.load_best(3)["optimizer/0/step"], torch.tensor(1.0))
+        run.save_best(6, tensors(2.0))
+        assert torch.equal(run.load_best(6)["optimizer/0/step"], torch.tensor(2.0))
+
+    def test_is_no_checkpoint_to_go_on_from_and_is_dropped_with_them(self, run):
+        run.save_best(3, tensors(1.0))
+        assert run.load_checkpoint(pytest.fail) is None
+        for step in range(5):
+            run.save_checkpoint(step, tensors(step), {})
+        assert (run.path / CHECKPOINTS / BEST).exists()
+        run.drop_checkpoints()
+        assert listing(run.path) == [LOG, RECIPE]
+
+
+class TestNumbered:
+    @pytest.fixture(autouse=True)
+    def somewhere(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+
+    def made(self, *, taken=False):
+        path = numbered("finetune-x", taken=taken)
+        path.mkdir(parents=True, exist_ok=True)
+        return path.as_posix()
+
+    def test_a_free_one_each_time(self):
+        assert [self.made() for _ in range(3)] == ["runs/finetune-x", "runs/finetune-x-2", "runs/finetune-x-3"]
+
+    def test_the_last_one_to_go_on_with(self):
+        assert self.made(taken=True) == "runs/finetune-x"
+        assert self.made(taken=True) == "runs/finetune-x"
+        self.made()
+        self.made()
+        assert self.made(taken=True) == "runs/finetune-x-3"
+
+    def test_a_gap_is_filled(self):
+        for _ in range(3):
+            self.made()
+        Path("runs/finetune-x-2").rmdir()
+        assert self.made() == "runs/finetune-x-2"
+
+    def test_nothing_is_made(self):
+        numbered("finetune-x", taken=False)
+        assert not Path("runs").exists()
+
+
+class TestLog:
+    def test_line_torn_by_a_kill_is_left_out(self, run):
+        run.log({"step": 1, "loss": 0.5})
+        run.log({"step": 2, "loss": 0.4})
+        with (run.path / LOG).open("a", encoding="utf-8") as file:
+            file.write('{"step": 3, "lo')
+        assert [r["step"] for r in run.read_log()] == [1, 2]
+        run.cut_log(1)
+        run.log({"step": 2, "loss": 0.4})
+        assert (run.path / LOG).read_text("utf-8") == '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.4}\n'
+
+    def test_floats_come_back_as_they_were(self, run):
+        record = {"step": 1, "loss": 0.1 + 0.2, "lr": 1e-300}
+        run.log(record)
+        run.cut_log(1)
+        assert run.read_log() == [record]
+
+    def test_full_disk_is_a_machine_error(self, run, monkeypatch):
+        monkeypatch.setattr(Path, "open", fail_with_no_space)
+        with pytest.raises(MachineError, match=r"the disk is full: .*log\.jsonl"):
+            run.log({"step": 1})
+
+
+def test_done_only_with_a_report_that_says_so(run):
+    assert not run.done
+    (run.path / REPORT).write_text(json.dumps({"status": "running"}), "utf-8")
+    assert not run.done
+    (run.path / REPORT).write_text(json.dumps({"status": "done"}), "utf-8")
+    assert run.done
+
+
+class TestWriteAtomic:
+    @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+    def test_failure_leaves_the_old_file_whole(self, tmp_path, monkeypatch, code):
+        path = tmp_path / "report.json"
+        disk.write_atomic(path, "old")
+
+        def fail(*args):
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(disk.os, "fsync", fail)
+        with pytest.raises(MachineError, match=r"report\.json"):
+            disk.write_atomic(path, "new")
+        assert listing(tmp_path) == ["report.json"]
+        assert path.read_text("utf-8") == "old"
