@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from kdcli.data.batches import BatchPlan
+from kdcli.data.batches import BatchOrder
 from kdcli.models.load import load_encoder
 from kdcli.models.shape import build_student, parse_shape
 from kdcli.training.device import choose_dtype
@@ -91,7 +91,7 @@ def finetune(
     steps = options.epochs * len(train) // options.batch
     parameters = [*encoder.parameters(), *head.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=options.lr, weight_decay=0.01, fused=True)
-    order = BatchPlan(len(train), options.batch, seed)
+    order = BatchOrder(len(train), options.batch, seed)
 
     def logits(rows: list[dict]) -> torch.Tensor:
         batch = tokenizer(

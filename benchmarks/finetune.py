@@ -23,11 +23,12 @@ import transformers
 from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
 
 from kdcli.downstream.settings import FinetuneRecipe
-from kdcli.downstream.task import Downstream, fitting, judged, load_model, prepare
+from kdcli.downstream.task import PreparedTask, build_job, load_model, predict, prepare
 from kdcli.recipe.resolve import resolve
 from kdcli.training.device import DTYPES
-from kdcli.training.engine import start, train
-from kdcli.types import Job, Plan
+from kdcli.training.engine import train
+from kdcli.training.session import Session, start
+from kdcli.types import Job, Schedule
 
 CPU = torch.device("cpu")
 
@@ -68,16 +69,16 @@ def main() -> None:
         "train.checkpoint_every": 10**6,
     }
     recipe = resolve(FinetuneRecipe, recipe=None, options=settings).recipe
-    task, _ = prepare(recipe, start(CPU, DTYPES[options.dtype]), CPU, trust_remote_code=False)
+    task, _ = prepare(recipe, Session(start(CPU, DTYPES[options.dtype]), CPU), trust_remote_code=False)
     (speed if options.what == "speed" else quality)(task, recipe, options)
 
 
-def speed(task: Downstream, recipe: FinetuneRecipe, options: argparse.Namespace) -> None:
+def speed(task: PreparedTask, recipe: FinetuneRecipe, options: argparse.Namespace) -> None:
     rates: dict[str, list[float]] = {"kdcli": [], "Trainer": []}
     for seed in range(options.rounds + 1):
         of_seed = seeded(recipe, seed)
-        job, plan = fitting(task, of_seed, load_model(of_seed, task.data.task, trust_remote_code=False))
-        seconds = ours(task, Job(**vars(job) | {"held_out": None, "judge": None}), plan, options.steps)
+        job, schedule = build_job(task, of_seed, load_model(of_seed, task.data.task, trust_remote_code=False))
+        seconds = ours(task, Job(**vars(job) | {"held_out": None, "judge": None}), schedule, options.steps)
         rows = sum(len(job.order.indices(step)) for step in range(1, options.steps + 1))
         found = {
             "kdcli": rows / seconds,
@@ -94,15 +95,15 @@ def speed(task: Downstream, recipe: FinetuneRecipe, options: argparse.Namespace)
     )
 
 
-def ours(task: Downstream, job: Job, plan: Plan, steps: int) -> float:
-    return train(task.accelerator, CPU, job, Plan(**vars(plan) | {"stop_after": steps}), None).seconds
+def ours(task: PreparedTask, job: Job, schedule: Schedule, steps: int) -> float:
+    return train(task.session, job, Schedule(**vars(schedule) | {"stop_after": steps}), None).seconds
 
 
-def theirs(task: Downstream, recipe: FinetuneRecipe, steps: int) -> float:
+def theirs(task: PreparedTask, recipe: FinetuneRecipe, steps: int) -> float:
     return float(trainer(task, recipe, steps).train().metrics["train_runtime"])
 
 
-def trainer(task: Downstream, recipe: FinetuneRecipe, steps: int) -> Trainer:
+def trainer(task: PreparedTask, recipe: FinetuneRecipe, steps: int) -> Trainer:
     """The Trainer on the same rows of tokens; `steps` 0 trains for the recipe's epochs."""
     transformers.set_seed(recipe.train.seed)
     headed = load_model(recipe, task.data.task, trust_remote_code=False)
@@ -138,13 +139,13 @@ def trainer(task: Downstream, recipe: FinetuneRecipe, steps: int) -> Trainer:
     )
 
 
-def quality(task: Downstream, recipe: FinetuneRecipe, options: argparse.Namespace) -> None:
+def quality(task: PreparedTask, recipe: FinetuneRecipe, options: argparse.Namespace) -> None:
     found: dict[str, list[dict[str, float]]] = {"kdcli": [], "Trainer": []}
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         of_seed = seeded(recipe, seed)
         headed = load_model(of_seed, task.data.task, trust_remote_code=False)
-        job, plan = fitting(task, of_seed, headed)
-        train(task.accelerator, CPU, Job(**vars(job) | {"held_out": None}), plan, None)
+        job, schedule = build_job(task, of_seed, headed)
+        train(task.session, Job(**vars(job) | {"held_out": None}), schedule, None)
         found["kdcli"].append(scores(task, headed))
         of_trainer = trainer(task, of_seed, 0)
         of_trainer.train()
@@ -160,9 +161,9 @@ def quality(task: Downstream, recipe: FinetuneRecipe, options: argparse.Namespac
             print(f"  {who:8} {statistics.fmean(values):.4f}{spread}  {' '.join(f'{v:.4f}' for v in values)}")
 
 
-def scores(task: Downstream, headed: Any) -> dict[str, float]:
-    predictions = judged(task.accelerator, CPU, task.judge, headed)
-    by_set = task.judge.by_set(predictions)
+def scores(task: PreparedTask, headed: Any) -> dict[str, float]:
+    predictions = predict(task.session, task.evaluator, headed)
+    by_set = task.evaluator.by_set(predictions)
     return {m: float(np.mean([of[m] for of in by_set.values()])) for m in task.data.task.metrics}
 
 

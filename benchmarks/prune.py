@@ -31,7 +31,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from kdcli.bench.shapes import config_of
 from kdcli.models.matrices import matrices
-from kdcli.pruners import bind
+from kdcli.pruners import build_pruner
 from kdcli.sparse.bank import Bank
 from kdcli.sparse.csr import sparsify
 from kdcli.sparse.mask_file import MaskInfo, apply_masks, base_hash, write_mask
@@ -125,7 +125,7 @@ def _smp(
     shape: str, masking: str, ids: torch.Tensor, labels: torch.Tensor, choosing: list[float], *, half: bool = False
 ) -> Callable[[], None]:
     model = _model(shape)
-    pruner = bind("smp", {"masking": masking}, model, density=0.1, steps=100, lr=2e-2)
+    pruner = build_pruner("smp", {"masking": masking}, model, density=0.1, steps=100, lr=2e-2)
     scores = [p for p in model.parameters() if p.requires_grad]
     for parameter in model.parameters():
         if half and not parameter.requires_grad:

@@ -29,7 +29,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 from transformers import (
@@ -42,10 +41,10 @@ from transformers import (
 from transformers.masking_utils import eager_mask
 
 from kdcli.commands.distill.student import Student
-from kdcli.data.batches import BatchPlan, BucketPlan
+from kdcli.data.batches import BatchOrder, BucketOrder
 from kdcli.data.labelled.features import Encoded, encode
 from kdcli.data.labelled.task_data import open_labelled
-from kdcli.losses import bind
+from kdcli.losses import build_objective
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.models.capture import Capture, capture, prepare_teacher
 from kdcli.models.heads import load_for_task
@@ -53,8 +52,9 @@ from kdcli.models.shape import build_student, parse_shape, shape_of
 from kdcli.teachers.cache import SignalStore
 from kdcli.teachers.teacher import heard
 from kdcli.training.device import choose_dtype
-from kdcli.training.engine import start, train
-from kdcli.types import Batch, Examples, Job, Objective, Plan, Signals, StepLoss, real_tokens
+from kdcli.training.engine import train
+from kdcli.training.session import Session, start
+from kdcli.types import Batch, Examples, Job, Objective, Schedule, Signals, StepLoss, real_tokens
 
 CPU = torch.device("cpu")
 BATCH, ROWS = 32, 2048
@@ -92,7 +92,7 @@ def student_of(teacher: PreTrainedModel) -> PreTrainedModel:
 
 def with_logits(teacher: PreTrainedModel, student: PreTrainedModel) -> Objective:
     """The objective of both stages at once, as `kdcli` takes them one after the other."""
-    layers = bind("tinybert", {}, shape_of(teacher.config), shape_of(student.config))
+    layers = build_objective("tinybert", {}, shape_of(teacher.config), shape_of(student.config))
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
         assert t.logits is not None
@@ -104,10 +104,8 @@ def with_logits(teacher: PreTrainedModel, student: PreTrainedModel) -> Objective
     return replace(layers, teacher_needs=t_needs, student_needs=s_needs, terms=terms)
 
 
-def kdcli_way(
-    accelerator: Accelerator, student: Student, rows: Examples, lengths: np.ndarray, group: int, signals
-) -> Way:
-    order = BucketPlan(lengths, BATCH, group, 0)
+def kdcli_way(session: Session, student: Student, rows: Examples, lengths: np.ndarray, group: int, signals) -> Way:
+    order = BucketOrder(lengths, BATCH, group, 0)
 
     def step(batch: Batch) -> StepLoss:
         of_teacher = signals(batch)
@@ -117,8 +115,8 @@ def kdcli_way(
     job = Job({"student": student}, step, rows, order, None, real_tokens)
 
     def go(steps: int) -> tuple[int, float]:
-        plan = Plan(steps, BATCH, 5e-5, 0, micro_batch_size=group, log_every=10**6, checkpoint_every=10**6)
-        outcome = train(accelerator, CPU, job, plan, None)
+        schedule = Schedule(steps, BATCH, 5e-5, 0, micro_batch_size=group, log_every=10**6, checkpoint_every=10**6)
+        outcome = train(session, job, schedule, None)
         return outcome.tokens, sum(outcome.step_seconds)
 
     return go
@@ -180,7 +178,7 @@ class TextBrewer:
 
     def way(self, rows: Encoded) -> Way:
         def drawn() -> Iterator[Batch]:
-            order = BatchPlan(len(rows), BATCH, 0)
+            order = BatchOrder(len(rows), BATCH, 0)
             step = 0
             while True:
                 step += 1
@@ -292,7 +290,7 @@ def kdcli_ways(
         def go(steps: int) -> tuple[int, float]:
             # One number format a process: the engine's is what its accelerator was started with.
             AcceleratorState._reset_state()
-            return kdcli_way(start(CPU, dtype), student, examples, rows.lengths, group, signals)(steps)
+            return kdcli_way(Session(start(CPU, dtype), CPU), student, examples, rows.lengths, group, signals)(steps)
 
         return go
 

@@ -24,11 +24,11 @@ import time
 import torch
 from transformers import BertConfig, BertModel
 
-from kdcli.losses import bind
+from kdcli.losses import build_objective
 from kdcli.models.capture import capture, prepare_teacher
 from kdcli.models.card import multiply_adds
 from kdcli.models.shape import build_student, parse_shape, shape_of
-from kdcli.training.cpu_kernels import quick_training
+from kdcli.training.cpu_kernels import fast_cpu_kernels
 from kdcli.training.device import choose_dtype
 from kdcli.types import Needs
 
@@ -50,7 +50,7 @@ def optimizer_of(*students: BertModel) -> torch.optim.Optimizer:
 def kdcli_step(shapes: list[str], dtype: torch.dtype, *, dropout: float):
     teacher, _ = teacher_and_student(dropout=dropout)
     students = [teacher_and_student(s, dropout=dropout)[1] for s in shapes]
-    objectives = [bind("minilm", {}, shape_of(teacher.config), shape_of(s.config)) for s in students]
+    objectives = [build_objective("minilm", {}, shape_of(teacher.config), shape_of(s.config)) for s in students]
     needs = Needs()
     for objective in objectives:
         needs |= objective.teacher_needs
@@ -61,7 +61,7 @@ def kdcli_step(shapes: list[str], dtype: torch.dtype, *, dropout: float):
     def step(ids_BL: torch.Tensor) -> None:
         with torch.no_grad():
             signals = hear_teacher({"input_ids": ids_BL})
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32), quick_training(CPU, students):
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32), fast_cpu_kernels(CPU, students):
             loss = sum(
                 sum(o.terms(signals, h({"input_ids": ids_BL})).values()) for o, h in zip(objectives, hear, strict=True)
             )

@@ -183,7 +183,7 @@ class Objective:
 class StepLoss:
     """What a command's step hands the engine: a scalar to descend and the named parts it is made of.
 
-    `outputs` [B, …] are what a task is judged by; they are kept where the job has a `judge`.
+    `outputs` [B, …] are what a task is judged by; they are kept where the job has `compute_metrics`.
     """
 
     total: Tensor
@@ -214,7 +214,7 @@ def real_tokens(batch: Batch) -> float:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Schedule:
     """How to train. `batch_size` is global; `micro_batch_size` None lets the machine decide; `stop_after` cuts the
     run short without changing its schedule (the probe of a dry run)."""
 
@@ -241,7 +241,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Pace:
+class ParamGroup:
     """How some parameters are trained: `lr` times the plan's rate, decayed or not."""
 
     lr: float = 1.0
@@ -255,14 +255,13 @@ class Job:
     Attributes:
         modules: trained, clipped and checkpointed apart from each other, so that several trained together move as each
             would alone; only parameters that require a gradient are handed to the optimiser.
-        step: batch on the device → loss, a mean over whatever `weigh` counts. Also called for the held-out loss, with
-            the modules in eval mode and without gradients.
-        weigh: how much a batch counts in the mean over the global batch: its real tokens, its rows …
-        judge: the `outputs` of everything held out, float32, in its order → metrics; also those of padding, which
-            differs from batch to batch.
+        step: batch on the device -> loss, a mean over what `batch_weight` counts; also called for the held-out loss,
+            with the modules in eval mode and without gradients.
+        batch_weight: how much a batch counts in the mean over the global batch: its real tokens, its rows.
+        compute_metrics: `outputs` of everything held out, float32, in its order -> metrics.
         best: the metric by which the best weights of all evaluations are kept; None keeps the last weights.
-        pace: name of a parameter (module's name first) → how it is trained; None trains all alike.
-        after: told the number of steps done: before the first or, of a resumed run, the next one, and after each.
+        param_group: name of a parameter (module name first) -> how it is trained; None trains all alike.
+        on_step_end: called with the number of finished steps: before the first (or next) step, and after each.
     """
 
     modules: Mapping[str, nn.Module]
@@ -270,11 +269,11 @@ class Job:
     examples: Examples
     order: Order
     held_out: Examples | None
-    weigh: Callable[[Batch], float]
-    judge: Callable[[Sequence[np.ndarray[Any, Any]]], Mapping[str, float]] | None = None
+    batch_weight: Callable[[Batch], float]
+    compute_metrics: Callable[[Sequence[np.ndarray[Any, Any]]], Mapping[str, float]] | None = None
     best: str | None = None
-    pace: Callable[[str], Pace] | None = None
-    after: Callable[[int], None] | None = None
+    param_group: Callable[[str], ParamGroup] | None = None
+    on_step_end: Callable[[int], None] | None = None
 
 
 @dataclass

@@ -24,7 +24,7 @@ from kdcli.bench import latency, worker
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     [
-        *(f"kdcli.commands.{verb}" for verb in ("cotrain", "distill", "evaluate", "finetune", "prune")),
+        *(f"kdcli.commands.{verb}.run" for verb in ("cotrain", "distill", "evaluate", "finetune", "prune")),
         worker.__name__,
         "transformers.models.bert.modeling_bert",
     ]

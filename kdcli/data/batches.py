@@ -12,7 +12,7 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
-class BatchPlan:
+class BatchOrder:
     """Shuffled passes over `n` examples in batches of `batch_size`; a batch may straddle two passes.
 
     Every example comes exactly once in a pass, in an order drawn from (seed, pass).
@@ -36,7 +36,7 @@ def _pass_order(n: int, seed: int, number: int) -> Indices:
 
 
 @dataclass(frozen=True)
-class BucketPlan:
+class BucketOrder:
     """Shuffled passes in batches made of groups of examples of similar length, so that little is padding.
 
     Every example comes exactly once in a pass: pools of `pool` batches are drawn, each is sorted by length and cut into

@@ -11,22 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import Accelerator
-
 from kdcli.downstream.predictions import Features
 from kdcli.downstream.recipes import downstream_recipe
 from kdcli.downstream.run import WEIGHTS, run_inside
 from kdcli.downstream.settings import DownstreamSettings, FinetuneRecipe
-from kdcli.downstream.task import Downstream, checked, features_of, planned, prepare
+from kdcli.downstream.task import PreparedTask, checked, features_of, order_and_schedule, prepare
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
-from kdcli.training.launch import plan_of
+from kdcli.training.launch import make_schedule
+from kdcli.training.session import Session
 
 DOWNSTREAM = "downstream"
 """Directory of the fine-tunings by which models are compared."""
 
-Tasks = dict[str, tuple[Downstream, Resolved[FinetuneRecipe]]]
+Tasks = dict[str, tuple[PreparedTask, Resolved[FinetuneRecipe]]]
 """Name of a task → what is fine-tuned on, and how."""
 
 
@@ -35,8 +33,7 @@ def opened(
     model: str,
     seed: int,
     invocation: Invocation,
-    accelerator: Accelerator,
-    device: torch.device,
+    session: Session,
 ) -> Tasks:
     """The tasks on which models will be compared, read before anything is trained.
 
@@ -55,8 +52,8 @@ def opened(
         if invocation.dry_run:
             _check_task(resolved.recipe, invocation)
             continue
-        task, _ = prepare(resolved.recipe, accelerator, device, trust_remote_code=invocation.trust_remote_code)
-        planned(task, resolved.recipe)
+        task, _ = prepare(resolved.recipe, session, trust_remote_code=invocation.trust_remote_code)
+        order_and_schedule(task, resolved.recipe)
         found[name] = task, resolved
     return found
 
@@ -68,10 +65,10 @@ def _check_task(recipe: FinetuneRecipe, invocation: Invocation) -> None:
     Features.of(data.task, [], headed.tokenizer, **features_of(recipe.data, data.task, headed))
     if data.task.kind != "span":
         # Of contexts it is windows that make a pass, which are not known.
-        plan_of(recipe.train, math.ceil(len(data.train) / recipe.train.batch_size))
+        make_schedule(recipe.train, math.ceil(len(data.train) / recipe.train.batch_size))
 
 
-def scored(accelerator: Accelerator, tasks: Tasks, sources: Mapping[str, str], folder: Path) -> list[dict[str, Any]]:
+def scored(session: Session, tasks: Tasks, sources: Mapping[str, str], folder: Path) -> list[dict[str, Any]]:
     """Evaluations of models, each fine-tuned alike in a run of its own, which is never repeated when it is done.
 
     Args:
@@ -85,7 +82,7 @@ def scored(accelerator: Accelerator, tasks: Tasks, sources: Mapping[str, str], f
             where = folder / task_name / name.replace(" ", "-").replace(":", "_")
             result = run_inside(task, of_model, where)
             found += [e.model_dump() | {"model": name} for e in result.report.evaluations]
-            if accelerator.is_main_process:
+            if session.is_main:
                 # Their reports stay; the models themselves are not what was asked for.
                 (where / WEIGHTS).unlink(missing_ok=True)
     return found

@@ -124,7 +124,7 @@ class Features:
 
 
 @dataclass(frozen=True)
-class Judge:
+class Evaluator:
     """The judged sets of a task, in one row of examples, and what outputs for them mean."""
 
     features: Features
@@ -140,7 +140,7 @@ class Judge:
         *,
         choose_on: str | None = None,
         **how: Any,
-    ) -> Judge:
+    ) -> Evaluator:
         """Tokenise all sets; `how` is what `Features.of` wants."""
         bounds: dict[str, tuple[int, int]] = {}
         everything: list[Example] = []
@@ -308,7 +308,7 @@ def readable(task: Task, example: Example, value: Any, other: Any) -> str:
 
 
 def compared(
-    judge: Judge,
+    evaluator: Evaluator,
     of_model: tuple[str, Mapping[str, Scorer]],
     of_baseline: tuple[str, Mapping[str, Scorer]],
     resamples: int,
@@ -324,14 +324,14 @@ def compared(
         {
             "model": model,
             "baseline": baseline,
-            "task": judge.task.name,
+            "task": evaluator.task.name,
             "set": name,
             "metric": metric,
             "difference": difference,
             "low": low,
             "high": high,
         }
-        for name, (begin, end) in judge.bounds.items()
+        for name, (begin, end) in evaluator.bounds.items()
         for metric, (difference, low, high) in paired_bootstrap(
             scorers[name], of_other[name], end - begin, resamples=resamples
         ).items()

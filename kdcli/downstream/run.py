@@ -7,14 +7,14 @@ from typing import Any
 
 from kdcli.bench.latency import Latency, Subject
 from kdcli.downstream.settings import FinetuneRecipe
-from kdcli.downstream.task import Downstream, fit, quality_of
+from kdcli.downstream.task import PreparedTask, quality_of, train_model
 from kdcli.models.card import describe
-from kdcli.models.heads import AUTO_CLASS, Headed
+from kdcli.models.heads import AUTO_CLASS, TaskModel
 from kdcli.models.load import save_model
 from kdcli.recipe.resolve import Resolved
-from kdcli.report.finish import Finished, finish, measured
+from kdcli.report.finish import RunResult, measure, write_report
 from kdcli.report.views import FINETUNED
-from kdcli.training.launch import taken_up
+from kdcli.training.launch import claim_or_resume
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
 from kdcli.types import Outcome
@@ -25,25 +25,25 @@ WORST = 20
 """Mistakes of a model that its report shows."""
 
 
-def run_inside(task: Downstream, resolved: Resolved[FinetuneRecipe], folder: Path) -> Finished:
+def run_inside(task: PreparedTask, resolved: Resolved[FinetuneRecipe], folder: Path) -> RunResult:
     """A run that lives in the directory of another and goes on whenever that does; read back when it is done."""
-    if taken_up(task.accelerator, folder, resolved):
-        return Finished.read(folder)
-    Progress.say(f"run {folder.name}")
-    return run_claimed(task, resolved.recipe, folder, headed=None, measure=False)
+    if claim_or_resume(task.session, folder, resolved):
+        return RunResult.read(folder)
+    Progress.log(f"run {folder.name}")
+    return run_claimed(task, resolved.recipe, folder, headed=None, timed=False)
 
 
 def run_claimed(
-    task: Downstream, recipe: FinetuneRecipe, folder: Path, *, headed: Headed | None, measure: bool
-) -> Finished:
+    task: PreparedTask, recipe: FinetuneRecipe, folder: Path, *, headed: TaskModel | None, timed: bool
+) -> RunResult:
     """Fine-tune in a claimed directory, save and report.
 
     Args:
         headed: the recipe's model where it was just loaded; None loads it.
-        measure: whether latency is measured as the recipe says, or not at all.
+        timed: whether latency is measured as the recipe says, or not at all.
     """
-    fitted = fit(task, recipe, RunDir(folder), headed)
-    if task.accelerator.is_main_process:
+    fitted = train_model(task, recipe, RunDir(folder), headed)
+    if task.session.is_main:
         model = fitted.headed.model
         save_model(model, fitted.headed.tokenizer, folder)
         finish_run(
@@ -51,33 +51,33 @@ def run_claimed(
             folder,
             recipe,
             card=describe(model, str(folder), folder),
-            measure=measure,
+            timed=timed,
             outcome=fitted.outcome,
             notes=[*task.notes, *_on_best(task, recipe, fitted.outcome)],
-            evaluations=task.judge.evaluations(FINETUNED, task.data.split, fitted.predictions, WORST),
+            evaluations=task.evaluator.evaluations(FINETUNED, task.data.split, fitted.predictions, WORST),
         )
-    task.accelerator.wait_for_everyone()
-    return Finished.read(folder)
+    task.session.wait()
+    return RunResult.read(folder)
 
 
 def finish_run(
-    task: Downstream,
+    task: PreparedTask,
     folder: Path,
     recipe: FinetuneRecipe,
     *,
     card: dict[str, Any],
-    measure: bool,
+    timed: bool,
     outcome: Outcome,
     notes: list[str],
     evaluations: list[dict[str, Any]],
     selection: dict[str, Any] | None = None,
-) -> Finished:
+) -> RunResult:
     """Report a fine-tuned model; see `kdcli.report.finish`."""
     latency = Latency()
-    if measure:
+    if timed:
         of = Subject(FINETUNED, str(folder))
-        latency = measured([of], recipe.measure, task.device, trust_remote_code=task.trust_remote_code)
-    return finish(
+        latency = measure([of], recipe.measure, task.session)
+    return write_report(
         RunDir(folder),
         command="finetune",
         recipe=recipe.model_dump(),
@@ -93,13 +93,13 @@ def finish_run(
     )
 
 
-def chosen_on(task: Downstream, recipe: FinetuneRecipe) -> str:
+def chosen_on(task: PreparedTask, recipe: FinetuneRecipe) -> str:
     """What the choice among evaluations and runs is made on, in words."""
     several = "the mean over all sets of " if len(task.data.sets) > 1 else ""
     return f"{recipe.choose_on} {task.data.split}" if recipe.choose_on else f"{several}{task.data.split}"
 
 
-def _on_best(task: Downstream, recipe: FinetuneRecipe, outcome: Outcome) -> list[str]:
+def _on_best(task: PreparedTask, recipe: FinetuneRecipe, outcome: Outcome) -> list[str]:
     if outcome.best_step is None:
         return []
     return [

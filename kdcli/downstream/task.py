@@ -10,29 +10,28 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
-from accelerate import Accelerator
 from torch import Tensor
 
-from kdcli.data.batches import BatchPlan, BucketPlan
+from kdcli.data.batches import BatchOrder, BucketOrder
 from kdcli.data.labelled.spans import misplaced
 from kdcli.data.labelled.task_data import Labelled, check_training, open_labelled
 from kdcli.data.tasks import OWN
-from kdcli.downstream.predictions import Features, Judge, Prediction
+from kdcli.downstream.predictions import Evaluator, Features, Prediction
 from kdcli.downstream.settings import LabelledSettings, TaskRecipe
 from kdcli.errors import UsageError
 from kdcli.losses.hard import hard_loss, labelled
-from kdcli.models.capture import Capture, capture, unreached
-from kdcli.models.heads import GENERIC, Headed, load_for_task
+from kdcli.models.capture import Capture, capture, params_without_grad
+from kdcli.models.heads import GENERIC, TaskModel, load_for_task
 from kdcli.models.label_words import load_with_label_words
 from kdcli.models.load import load_config
 from kdcli.models.shape import positions_of
 from kdcli.training.engine import train
 from kdcli.training.evaluation import evaluate
-from kdcli.training.launch import plan_of
+from kdcli.training.launch import make_schedule
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.types import Batch, Examples, Job, Kind, Needs, Order, Outcome, Plan, Signals, StepLoss, Task
+from kdcli.training.session import Session
+from kdcli.types import Batch, Examples, Job, Kind, Needs, Order, Outcome, Schedule, Signals, StepLoss, Task
 
 GROUP, SHORT = 8, 20
 """Rows of similar length that are padded together, twice as many where the mean row has at most `SHORT` tokens; a batch
@@ -43,7 +42,7 @@ MISPLACED_ALLOWED = 0.01
 
 
 @dataclass(frozen=True)
-class Downstream:
+class PreparedTask:
     """A task made ready for models with one tokenizer.
 
     Attributes:
@@ -52,33 +51,30 @@ class Downstream:
         max_length: tokens of a row at most.
     """
 
-    accelerator: Accelerator
-    device: torch.device
-    trust_remote_code: bool
+    session: Session
     data: Labelled
     train: Features | None
-    judge: Judge
+    evaluator: Evaluator
     notes: list[str]
     max_length: int
 
 
 @dataclass(frozen=True)
-class Fitted:
+class TrainedModel:
     """A fine-tuned model, what its training took, and its predictions for the judged examples."""
 
-    headed: Headed
+    headed: TaskModel
     outcome: Outcome
     predictions: list[Prediction]
 
 
 def prepare(
     recipe: TaskRecipe,
-    accelerator: Accelerator,
-    device: torch.device,
+    session: Session,
     *,
     new_head: bool = True,
     trust_remote_code: bool,
-) -> tuple[Downstream, Headed]:
+) -> tuple[PreparedTask, TaskModel]:
     """Read a task's data, check model and data against each other, tokenise.
 
     Args:
@@ -93,20 +89,20 @@ def prepare(
     data, headed, notes = checked(recipe, new_head=new_head, trust_remote_code=trust_remote_code)
     how = features_of(recipe.data, data.task, headed)
     train = Features.of(data.task, data.train, headed.tokenizer, **how)
-    judge = Judge.of(data.task, data.sets, headed.tokenizer, choose_on=recipe.choose_on, **how)
+    evaluator = Evaluator.of(data.task, data.sets, headed.tokenizer, choose_on=recipe.choose_on, **how)
     cut = train.rows.truncated / len(data.train)
     said = "need more than one window of" if data.task.kind == "span" else "were cut at"
     notes.append(f"{cut:.1%} of the training examples {said} {how['max_length']} tokens")
     if data.split != "validation":
         notes.append(f"judged on {data.split}")
     for note in notes:
-        Progress.say(note)
-    return Downstream(accelerator, device, trust_remote_code, data, train, judge, notes, how["max_length"]), headed
+        Progress.log(note)
+    return PreparedTask(session, data, train, evaluator, notes, how["max_length"]), headed
 
 
 def checked(
     recipe: TaskRecipe, *, new_head: bool = True, trust_remote_code: bool
-) -> tuple[Labelled, Headed, list[str]]:
+) -> tuple[Labelled, TaskModel, list[str]]:
     """Read a task's data and check model and data against each other, as far as that goes without tokenising.
 
     Args:
@@ -126,7 +122,7 @@ def checked(
         split=recipe.data.split,
         train_rows=recipe.data.train_rows,
         judged_rows=recipe.data.judged_rows,
-        log=Progress.say,
+        log=Progress.log,
     )
     check_training(data)
     if recipe.choose_on is not None and recipe.choose_on not in data.sets:
@@ -135,7 +131,7 @@ def checked(
             f"{', '.join(filter(None, data.sets)) or 'there is only one'}"
         )
     headed = load_model(recipe, data.task, new_head=new_head, trust_remote_code=trust_remote_code)
-    Progress.say(f"{recipe.model}: {headed.note}")
+    Progress.log(f"{recipe.model}: {headed.note}")
     notes: list[str] = []
     if data.task.kind == "span":
         data, notes = _without_misplaced(data)
@@ -159,11 +155,11 @@ def open_judged(task: str, data: LabelledSettings, model: str, *, trust_remote_c
         judged_rows=data.judged_rows,
         training=False,
         labels=named if own else None,
-        log=Progress.say,
+        log=Progress.log,
     )
 
 
-def load_model(recipe: TaskRecipe, task: Task, *, new_head: bool = True, trust_remote_code: bool) -> Headed:
+def load_model(recipe: TaskRecipe, task: Task, *, new_head: bool = True, trust_remote_code: bool) -> TaskModel:
     """The recipe's model with a head for the task: of label words, or a new one drawn from the recipe's seed where the
     model brings none.
 
@@ -189,7 +185,7 @@ def load_model(recipe: TaskRecipe, task: Task, *, new_head: bool = True, trust_r
     )
 
 
-def features_of(settings: LabelledSettings, task: Task, headed: Headed, *, as_tuned: bool = False) -> dict[str, Any]:
+def features_of(settings: LabelledSettings, task: Task, headed: TaskModel, *, as_tuned: bool = False) -> dict[str, Any]:
     """What `Features.of` wants to know; a model that cannot read so many tokens at once is given fewer.
 
     Args:
@@ -204,10 +200,10 @@ def features_of(settings: LabelledSettings, task: Task, headed: Headed, *, as_tu
             else f"so too, not with the task's {length}"
         )
         length = settings.max_length or tuned
-        Progress.say(f"{headed.source} was fine-tuned with {tuned} tokens a row and is judged {said}")
+        Progress.log(f"{headed.source} was fine-tuned with {tuned} tokens a row and is judged {said}")
     positions = positions_of(headed.model.config)
     if positions is not None and positions < length:
-        Progress.say(f"{headed.source} reads at most {positions} tokens, so data.max_length is {positions}")
+        Progress.log(f"{headed.source} reads at most {positions} tokens, so data.max_length is {positions}")
         length = positions
     return {"max_length": length, "stride": settings.stride, "token_types": headed.token_types}
 
@@ -233,7 +229,7 @@ def _without_misplaced(data: Labelled) -> tuple[Labelled, list[str]]:
     return replace(data, train=kept), [f"{len(wrong)} training questions were left out:", *shown]
 
 
-def planned(task: Downstream, recipe: TaskRecipe) -> tuple[BucketPlan, Plan]:
+def order_and_schedule(task: PreparedTask, recipe: TaskRecipe) -> tuple[BucketOrder, Schedule]:
     """In which order the examples of a task are trained on, and for how long.
 
     Raises:
@@ -243,27 +239,27 @@ def planned(task: Downstream, recipe: TaskRecipe) -> tuple[BucketPlan, Plan]:
     lengths, settings = task.train.rows.lengths, recipe.train
     # So few tokens leave a processor waiting for the weights.
     group = settings.micro_batch_size or (2 * GROUP if lengths.mean() <= SHORT else GROUP)
-    order = BucketPlan(lengths, settings.batch_size, group, settings.seed, settings.pool)
-    return order, replace(plan_of(settings, order.steps_of_pass), micro_batch_size=group)
+    order = BucketOrder(lengths, settings.batch_size, group, settings.seed, settings.pool)
+    return order, replace(make_schedule(settings, order.steps_of_pass), micro_batch_size=group)
 
 
-def fitting(task: Downstream, recipe: TaskRecipe, headed: Headed) -> tuple[Job, Plan]:
+def build_job(task: PreparedTask, recipe: TaskRecipe, headed: TaskModel) -> tuple[Job, Schedule]:
     """What the engine is handed to fine-tune a model, and for how long."""
     assert task.train is not None
     rows = task.train.rows
-    order, plan = planned(task, recipe)
-    best = task.judge.task.metrics[0] if recipe.keep == "best" else None
-    job = _job(task.judge, headed, rows, order, best)
+    order, schedule = order_and_schedule(task, recipe)
+    best = task.evaluator.task.metrics[0] if recipe.keep == "best" else None
+    job = _job(task.evaluator, headed, rows, order, best)
     (listened,) = job.modules.values()
     # What the head does not read (a pooler below a token head) would be decayed towards nothing.
     found = job.step(rows.batch(np.arange(min(2, len(rows)))))
-    for parameter in unreached(dict(listened.named_parameters()), found.total):
+    for parameter in params_without_grad(dict(listened.named_parameters()), found.total):
         listened.get_parameter(parameter).requires_grad_(False)
-    return job, plan
+    return job, schedule
 
 
-def _job(judge: Judge, headed: Headed, examples: Examples, order: Order, best: str | None) -> Job:
-    kind = judge.task.kind
+def _job(evaluator: Evaluator, headed: TaskModel, examples: Examples, order: Order, best: str | None) -> Job:
+    kind = evaluator.task.kind
     listened: Capture = capture(headed.model, Needs(logits=True))
 
     def step(batch: Batch) -> StepLoss:
@@ -275,9 +271,11 @@ def _job(judge: Judge, headed: Headed, examples: Examples, order: Order, best: s
         step=step,
         examples=examples,
         order=order,
-        held_out=judge.features.rows,
-        weigh=lambda batch: labelled(kind, batch["labels"]) if "labels" in batch else float(len(batch["input_ids"])),
-        judge=judge.metrics,
+        held_out=evaluator.features.rows,
+        batch_weight=lambda batch: (
+            labelled(kind, batch["labels"]) if "labels" in batch else float(len(batch["input_ids"]))
+        ),
+        compute_metrics=evaluator.metrics,
         best=best,
     )
 
@@ -291,45 +289,47 @@ def task_loss(kind: Kind, listened: Capture, batch: Batch) -> tuple[Tensor, Sign
     return loss, signals
 
 
-def fit(task: Downstream, recipe: TaskRecipe, run_dir: RunDir, headed: Headed | None = None) -> Fitted:
+def train_model(
+    task: PreparedTask, recipe: TaskRecipe, run_dir: RunDir, headed: TaskModel | None = None
+) -> TrainedModel:
     """Fine-tune in a claimed directory, on from its last checkpoint if it has one, and judge.
 
     Args:
         headed: the recipe's model where it was just loaded; None loads it.
     """
-    headed = headed or load_model(recipe, task.data.task, trust_remote_code=task.trust_remote_code)
-    return trained(task, headed, *fitting(task, recipe, headed), run_dir)
+    headed = headed or load_model(recipe, task.data.task, trust_remote_code=task.session.trust_remote_code)
+    return train_job(task, headed, *build_job(task, recipe, headed), run_dir)
 
 
-def trained(task: Downstream, headed: Headed, job: Job, plan: Plan, run_dir: RunDir) -> Fitted:
+def train_job(task: PreparedTask, headed: TaskModel, job: Job, schedule: Schedule, run_dir: RunDir) -> TrainedModel:
     """Train what `fitting` made in a claimed directory, and judge."""
-    assert isinstance(job.order, BucketPlan)
+    assert isinstance(job.order, BucketOrder)
     _say_padding(job.order)
-    outcome = train(task.accelerator, task.device, job, plan, run_dir)
+    outcome = train(task.session, job, schedule, run_dir)
     if outcome.best_step is not None:
-        Progress.say(f"the best weights are those of step {outcome.best_step}")
+        Progress.log(f"the best weights are those of step {outcome.best_step}")
     # Saved with the model, it tells whoever uses it, and `features_of`, at how many tokens rows were cut.
     headed.tokenizer.model_max_length = task.max_length
-    return Fitted(headed, outcome, _predictions(task.accelerator, task.device, task.judge, job))
+    return TrainedModel(headed, outcome, _predictions(task.session, task.evaluator, job))
 
 
-def judged(accelerator: Accelerator, device: torch.device, judge: Judge, headed: Headed) -> list[Prediction]:
+def predict(session: Session, evaluator: Evaluator, headed: TaskModel) -> list[Prediction]:
     """The predictions of a model as it is, for all judged examples."""
-    rows = judge.features.rows
-    job = _job(judge, headed, rows, BatchPlan(max(1, len(rows)), 1, 0), None)
-    return _predictions(accelerator, device, judge, job)
+    rows = evaluator.features.rows
+    job = _job(evaluator, headed, rows, BatchOrder(max(1, len(rows)), 1, 0), None)
+    return _predictions(session, evaluator, job)
 
 
-def _predictions(accelerator: Accelerator, device: torch.device, judge: Judge, job: Job) -> list[Prediction]:
-    return judge.features.predictions(evaluate(accelerator, device, job).outputs)
+def _predictions(session: Session, evaluator: Evaluator, job: Job) -> list[Prediction]:
+    return evaluator.features.predictions(evaluate(session, job).outputs)
 
 
-def _say_padding(order: BucketPlan) -> None:
+def _say_padding(order: BucketOrder) -> None:
     lengths = order.lengths
-    plain = BatchPlan(len(lengths), order.batch_size, order.seed)
+    plain = BatchOrder(len(lengths), order.batch_size, order.seed)
     drawn = [lengths[plain.indices(step)] for step in range(1, min(200, order.steps_of_pass) + 1)]
     random = 1 - sum(int(b.sum()) for b in drawn) / sum(len(b) * int(b.max()) for b in drawn)
-    Progress.say(
+    Progress.log(
         f"{len(lengths):,} rows of {lengths.mean():.0f} tokens in groups of similar length: "
         f"{order.padding():.1%} padding (in random batches {random:.1%})"
     )

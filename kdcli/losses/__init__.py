@@ -21,13 +21,13 @@ _METHODS = Methods(__name__, "objective", "loss")
 methods, check_settings = _METHODS.names, _METHODS.settings
 
 
-def reads(method: str) -> frozenset[str]:
+def inputs(method: str) -> frozenset[str]:
     """What a method can learn from, see above.
 
     Raises:
         UsageError: unknown method.
     """
-    found: frozenset[str] = _METHODS.module(method).READS
+    found: frozenset[str] = _METHODS.module(method).INPUTS
     return found
 
 
@@ -37,14 +37,14 @@ def on_tasks(method: str) -> tuple[str, dict[str, float]]:
     Raises:
         UsageError: unknown method, or one that reads no tasks.
     """
-    if "task" not in reads(method):
-        fitting = ", ".join(m for m in methods() if "task" in reads(m))
+    if "task" not in inputs(method):
+        fitting = ", ".join(m for m in methods() if "task" in inputs(m))
         raise UsageError(f"method {method} learns from text, not from a task's examples", f"on tasks: {fitting}")
     module = _METHODS.module(method)
     return module.STAGE, module.KD
 
 
-def bind(method: str, settings: Mapping[str, Any], teacher: ModelShape, student: ModelShape) -> Objective:
+def build_objective(method: str, settings: Mapping[str, Any], teacher: ModelShape, student: ModelShape) -> Objective:
     """The objective of a method for one teacher and one student.
 
     Raises:

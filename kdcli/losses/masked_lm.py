@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from kdcli.losses.vocabulary import labels_of, masked_ce
 from kdcli.types import ModelShape, Needs, Objective, Signals
 
-READS = frozenset({"masked"})
+INPUTS = frozenset({"masked"})
 
 
 class Settings(BaseModel):

@@ -25,7 +25,7 @@ from kdcli.losses.relation import regroup, relation_kl
 from kdcli.losses.states import masked_mse
 from kdcli.types import ModelShape, Needs, Objective, Signals
 
-READS = frozenset({"text", "task"})
+INPUTS = frozenset({"text", "task"})
 STAGE = "separate"
 KD = {"weight": 1.0, "temperature": 1.0}
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from kdcli.losses.relation import regroup, relation_kl
 from kdcli.types import ModelShape, Needs, Objective, Signals
 
-READS = frozenset({"text", "task"})
+INPUTS = frozenset({"text", "task"})
 STAGE = "separate"
 KD = {"weight": 1.0, "temperature": 1.0}
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from kdcli.losses.vocabulary import soft_kl
 from kdcli.types import ModelShape, Needs, Objective, Signals
 
-READS = frozenset({"masked"})
+INPUTS = frozenset({"masked"})
 
 
 class Settings(BaseModel):

@@ -18,7 +18,7 @@ from kdcli.losses.layer_map import Strategy, strategy_map, written_map
 from kdcli.losses.states import projection
 from kdcli.types import ModelShape, Needs, Objective, Signals
 
-READS = frozenset({"task"})
+INPUTS = frozenset({"task"})
 STAGE = "joint"
 KD = {"weight": 0.5, "temperature": 5.0}
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from kdcli.types import IGNORED, Kind, ModelShape, Needs, Objective
 
-READS = frozenset({"task"})
+INPUTS = frozenset({"task"})
 STAGE = "joint"
 KD = {"weight": 0.5, "temperature": 2.0}
 

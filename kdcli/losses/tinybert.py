@@ -24,7 +24,7 @@ from kdcli.losses.relation import regroup, score_mse
 from kdcli.losses.states import masked_mse, projection
 from kdcli.types import ModelShape, Needs, Objective, Signals
 
-READS = frozenset({"text", "task"})
+INPUTS = frozenset({"text", "task"})
 STAGE = "separate"
 KD = {"weight": 1.0, "temperature": 1.0}
 

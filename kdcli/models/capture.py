@@ -25,11 +25,11 @@ from kdcli.types import IGNORED, Batch, Needs, Signals
 INTERFACE = "kd_capture"
 
 
-class _AllHeard(Exception):
+class _AllCaptured(Exception):
     """The last needed signal was taken."""
 
 
-class _Ear:
+class _Recorder:
     """Collects the signals of one forward pass."""
 
     def __init__(self, needs: Needs, signals: Signals) -> None:
@@ -44,10 +44,10 @@ class _Ear:
 
     def leave_if_done(self) -> None:
         if not self.missing and not (self.needs.logits or self.needs.masked_logits):
-            raise _AllHeard
+            raise _AllCaptured
 
 
-_listening: ContextVar[_Ear | None] = ContextVar("kdcli_listening", default=None)
+_listening: ContextVar[_Recorder | None] = ContextVar("kdcli_listening", default=None)
 
 
 def _kd_capture(
@@ -124,7 +124,7 @@ class Capture(nn.Module):
         signals = Signals(mask=batch.get("attention_mask"), labels=batch.get("labels"))
         if self.needs == Needs():
             return signals
-        ear = _Ear(self.needs, signals)
+        ear = _Recorder(self.needs, signals)
         token = _listening.set(ear)
         try:
             with ExitStack() as hooks:
@@ -142,7 +142,7 @@ class Capture(nn.Module):
                 signals.logits = torch.stack([output.start_logits, output.end_logits], -1) if spans else output.logits
             elif self.needs.masked_logits:
                 signals.logits = output.logits[0]
-        except _AllHeard:
+        except _AllCaptured:
             pass
         finally:
             _listening.reset(token)
@@ -172,7 +172,7 @@ class Capture(nn.Module):
             inputs["position_ids"] = inputs["position_ids"] + embeddings.padding_idx + 1
         return inputs
 
-    def _hook_hidden(self, ear: _Ear, hooks: ExitStack) -> None:
+    def _hook_hidden(self, ear: _Recorder, hooks: ExitStack) -> None:
         if not self.needs.hidden:
             return
         done = [0]
@@ -205,7 +205,7 @@ class Capture(nn.Module):
 
         hooks.callback(self.model.base_model.register_forward_hook(after).remove)
 
-    def _hook_projections(self, ear: _Ear, hooks: ExitStack) -> None:
+    def _hook_projections(self, ear: _Recorder, hooks: ExitStack) -> None:
         layout = self.layout
         table: list[Tensor] = []
         if layout.positions:
@@ -222,7 +222,7 @@ class Capture(nn.Module):
                 hooks.callback(layer.get_submodule(path).register_forward_hook(hook).remove)
 
     def _projection_hook(
-        self, ear: _Ear, n: int, layer: nn.Module, kinds: list[str], table: list[Tensor]
+        self, ear: _Recorder, n: int, layer: nn.Module, kinds: list[str], table: list[Tensor]
     ) -> Callable[[nn.Module, Any, Tensor], None]:
         layout = self.layout
 
@@ -263,7 +263,7 @@ def prepare_teacher(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedMod
     return model
 
 
-def unreached(parameters: Mapping[str, nn.Parameter], loss: Tensor) -> list[str]:
+def params_without_grad(parameters: Mapping[str, nn.Parameter], loss: Tensor) -> list[str]:
     """Names of the parameters that a loss does not depend on."""
     trained = {name: p for name, p in parameters.items() if p.requires_grad}
     gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)

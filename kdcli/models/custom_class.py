@@ -36,7 +36,7 @@ def class_named(name: str) -> type[PreTrainedModel] | None:
     return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None
 
 
-def own_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
+def custom_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """The class that a configuration needs where it is none of transformers.
 
     Raises:
@@ -54,18 +54,18 @@ def own_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     return found
 
 
-def is_own(model: PreTrainedModel) -> bool:
+def is_custom(model: PreTrainedModel) -> bool:
     """Whether a model's class is one of ours."""
     return class_named(type(model).__name__) is not None
 
 
-def blank(of_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
+def empty_model(of_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
     """A model without memory, to be `filled`."""
     with torch.device("meta"):
         return of_class(config)
 
 
-def filled(model: PreTrainedModel, tensors: Mapping[str, Tensor], like: nn.Module) -> PreTrainedModel:
+def load_tensors(model: PreTrainedModel, tensors: Mapping[str, Tensor], like: nn.Module) -> PreTrainedModel:
     """Give a blank model tensors that are there already, of which none is copied, and put it into eval mode.
 
     Args:
@@ -86,7 +86,7 @@ def filled(model: PreTrainedModel, tensors: Mapping[str, Tensor], like: nn.Modul
     return model.eval()
 
 
-def forget_own(config: PreTrainedConfig) -> None:
+def forget_custom_classes(config: PreTrainedConfig) -> None:
     """Take out of a configuration what a class of ours wrote there: another class takes its weights over."""
     ours = [name for name in (COMPACT, LABEL_WORDS) if hasattr(config, name)]
     for name in [*ours, "auto_map"] if ours else ():

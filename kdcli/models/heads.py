@@ -26,7 +26,7 @@ from transformers import (
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from kdcli.errors import UsageError
-from kdcli.models.custom_class import LABEL_WORDS, class_named, forget_own, own_class
+from kdcli.models.custom_class import LABEL_WORDS, class_named, custom_class, forget_custom_classes
 from kdcli.models.load import load_config, load_tokenizer, load_weights
 from kdcli.types import Kind, Task
 
@@ -47,7 +47,7 @@ GENERIC = re.compile(r"LABEL_\d+")
 
 
 @dataclass(frozen=True)
-class Headed:
+class TaskModel:
     """A model for a task.
 
     Attributes:
@@ -93,7 +93,7 @@ def load_for_task(
     seed: int = 0,
     compacted: bool = False,
     trust_remote_code: bool = False,
-) -> Headed:
+) -> TaskModel:
     """Load a model with the head of a task.
 
     Args:
@@ -109,7 +109,7 @@ def load_for_task(
             labels are others, or in another order, than the task's.
     """
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=compacted)
-    auto, own = AUTO_CLASS[task.kind], own_class(config) if own_head else None
+    auto, own = AUTO_CLASS[task.kind], custom_class(config) if own_head else None
     if own is None and type(config) not in auto._model_mapping:
         raise UsageError(
             f"{config.model_type} has no head for {_what(task.kind)} in transformers, as {task.name} needs"
@@ -137,7 +137,7 @@ def load_for_task(
     else:
         model = _with_new_head(source, config, task, seed, trust_remote_code)
         note = f"a new head: {misfit}"
-    return Headed(model.eval(), tokenizer, source, note, max_length)
+    return TaskModel(model.eval(), tokenizer, source, note, max_length)
 
 
 def kind_of_head(config: PreTrainedConfig, name: str) -> Literal["class", "tokens", "span"] | None:
@@ -226,7 +226,7 @@ def _with_new_head(
     source: str, config: PreTrainedConfig, task: Task, seed: int, trust_remote_code: bool
 ) -> PreTrainedModel:
     encoder = load_weights(source, AutoModel, trust_remote_code=trust_remote_code, seed=seed)
-    forget_own(config)
+    forget_custom_classes(config)
     describe_task(config, task)
     torch.manual_seed(seed)
     model: PreTrainedModel = AUTO_CLASS[task.kind].from_config(

@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.errors import UsageError
-from kdcli.models.custom_class import blank, filled, own_class
-from kdcli.models.heads import AUTO_CLASS, Headed, describe_task, load_for_task, tokenizer_for
+from kdcli.models.custom_class import custom_class, empty_model, load_tensors
+from kdcli.models.heads import AUTO_CLASS, TaskModel, describe_task, load_for_task, tokenizer_for
 from kdcli.models.masked_lm import load_masked_lm
 from kdcli.models.modeling_kdcli import vocabulary_of_head
 from kdcli.types import Task
@@ -121,7 +121,7 @@ def load_with_label_words(
     words: Sequence[str] | None = None,
     seed: int,
     trust_remote_code: bool = False,
-) -> Headed:
+) -> TaskModel:
     """Load an encoder under a frozen head of label words (`requires_grad` is off), without any dropout of its own.
 
     Args:
@@ -238,7 +238,7 @@ def _identity_with_norm(source: str, model: PreTrainedModel) -> float:
     return 1.0
 
 
-def _under_mlm(source: str, task: Task, words: Sequence[str] | None, trust_remote_code: bool) -> Headed:
+def _under_mlm(source: str, task: Task, words: Sequence[str] | None, trust_remote_code: bool) -> TaskModel:
     """The checkpoint's masked language model with the label words for a vocabulary: no other logit is computed."""
     loaded = load_masked_lm(
         source, otherwise="use the words' embeddings: --set head.kind=embedding", trust_remote_code=trust_remote_code
@@ -249,20 +249,20 @@ def _under_mlm(source: str, task: Task, words: Sequence[str] | None, trust_remot
     describe_task(config, task)
     config.label_words = {"ids": ids, "auto_class": AUTO_CLASS[task.kind].__name__}
     config.architectures = [f"LabelWords{type(whole).__name__}"]
-    of_class = own_class(config)
+    of_class = custom_class(config)
     assert of_class is not None
     tensors = whole.state_dict()
     chosen = torch.tensor(ids)
     for name, parameter in vocabulary_of_head(whole).items():
         place = list(parameter.shape).index(config.vocab_size)
         tensors[name] = parameter.detach().index_select(place, chosen)
-    model = filled(blank(of_class, config), tensors, whole.base_model)
+    model = load_tensors(empty_model(of_class, config), tensors, whole.base_model)
     inside = {id(p) for p in model.base_model.parameters()}
     for parameter in model.parameters():
         if id(parameter) not in inside:
             parameter.requires_grad_(False)
     _without_dropout(model)
-    return Headed(model, tokenizer, source, _note("mlm", tokenizer, ids))
+    return TaskModel(model, tokenizer, source, _note("mlm", tokenizer, ids))
 
 
 def _set_bias(linear: nn.Linear, bias: Tensor) -> None:

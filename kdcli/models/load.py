@@ -31,7 +31,7 @@ from transformers.utils import logging as transformers_logging
 
 from kdcli.disk import disk_errors
 from kdcli.errors import UsageError
-from kdcli.models.custom_class import CODE, COMPACT, describe_code, forget_own, is_own
+from kdcli.models.custom_class import CODE, COMPACT, describe_code, forget_custom_classes, is_custom
 from kdcli.models.layout import LAYOUTS, layout_for, row_of
 from kdcli.models.shape import shape_of
 from kdcli.types import ModelShape
@@ -46,7 +46,7 @@ OPTIONAL = ("pooler.", "contact_head.", "embeddings.position_ids")
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """An encoder in float32 and eval mode, its tokenizer and where it came from."""
 
     model: PreTrainedModel
@@ -60,7 +60,7 @@ def location(source: str) -> str:
     return str(importlib.resources.files("kdcli") / "data" / "demo_teacher") if source == DEMO else source
 
 
-def load_encoder(source: str, *, trust_remote_code: bool = False) -> Loaded:
+def load_encoder(source: str, *, trust_remote_code: bool = False) -> LoadedModel:
     """Load a base encoder and its tokenizer.
 
     Raises:
@@ -70,7 +70,7 @@ def load_encoder(source: str, *, trust_remote_code: bool = False) -> Loaded:
     load_config(source, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code)
-    return Loaded(model.eval(), tokenizer, shape_of(model.config), source)
+    return LoadedModel(model.eval(), tokenizer, shape_of(model.config), source)
 
 
 def load_config(
@@ -114,14 +114,14 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
         MachineError: the disk is full or not writable; none of the files is there then.
     """
     aside = folder / ".model.part"
-    if is_own(model):
+    if is_custom(model):
         describe_code(model)
     with disk_errors(folder / "model.safetensors"):
         try:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
             model.save_pretrained(aside)
-            if is_own(model):
+            if is_custom(model):
                 shutil.copyfile(CODE, aside / CODE.name)
             tokenizer.save_pretrained(aside)
             mode = (aside / "config.json").stat().st_mode
@@ -288,8 +288,8 @@ def load_weights(
         ) from None
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"the weights of {source} do not fit its config.json: {_misfit(error)}") from None
-    if not is_own(model):
-        forget_own(model.config)
+    if not is_custom(model):
+        forget_custom_classes(model.config)
     # With a head on top, what belongs to the encoder has its prefix, and a pooler is there because the head reads it.
     headed = model.base_model is not model
     prefix, optional = (f"{model.base_model_prefix}.", OPTIONAL[1:]) if headed else ("", OPTIONAL)

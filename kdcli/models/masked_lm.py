@@ -8,12 +8,12 @@ import torch
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 
 from kdcli.errors import UsageError
-from kdcli.models.load import Loaded, load_config, load_tokenizer, load_weights
+from kdcli.models.load import LoadedModel, load_config, load_tokenizer, load_weights
 from kdcli.models.reduce import copy_head
-from kdcli.models.shape import Built, shape_of
+from kdcli.models.shape import InitializedStudent, shape_of
 
 
-def load_masked_lm(source: str, *, otherwise: str, trust_remote_code: bool = False) -> Loaded:
+def load_masked_lm(source: str, *, otherwise: str, trust_remote_code: bool = False) -> LoadedModel:
     """Load a masked language model and its tokenizer; the encoder is its `base_model`.
 
     Args:
@@ -36,12 +36,16 @@ def load_masked_lm(source: str, *, otherwise: str, trust_remote_code: bool = Fal
         model = load_weights(source, AutoModelForMaskedLM, trust_remote_code=trust_remote_code)
     except UsageError as error:
         raise error.of(f"{source} cannot be read as {wanted}", otherwise) from None
-    return Loaded(model.eval(), tokenizer, shape_of(model.config), source)
+    return LoadedModel(model.eval(), tokenizer, shape_of(model.config), source)
 
 
 def student_with_head(
-    teacher: PreTrainedModel, built: Built, *, init: Literal["teacher", "random"] = "teacher", seed: int = 0
-) -> Built:
+    teacher: PreTrainedModel,
+    built: InitializedStudent,
+    *,
+    init: Literal["teacher", "random"] = "teacher",
+    seed: int = 0,
+) -> InitializedStudent:
     """Put a student under a head of its teacher's class.
 
     Args:
@@ -64,9 +68,9 @@ def student_with_head(
     setattr(model, model.base_model_prefix, encoder)
     model.tie_weights()
     if init == "random":
-        return Built(model, [*built.notes, "head initialised at random"])
+        return InitializedStudent(model, [*built.notes, "head initialised at random"])
     left = copy_head(teacher, model)
     note = "head initialised from the teacher's"
     if left:
         note += f", except {', '.join(left)}, which start at random"
-    return Built(model, [*built.notes, note])
+    return InitializedStudent(model, [*built.notes, note])

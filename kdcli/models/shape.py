@@ -26,7 +26,7 @@ SLIP = re.compile(r"\d+\s*[A-Za-z*×]\s*\d+([:@].*)?")
 
 
 @dataclass(frozen=True)
-class Built:
+class InitializedStudent:
     """A student and what there is to say about its initialisation."""
 
     model: PreTrainedModel
@@ -133,7 +133,7 @@ def student_config(teacher: Any, shape: ModelShape, layers: list[int] | None = N
         config.head_dim = shape.hidden // shape.heads
     if getattr(teacher, "layer_types", None) is not None:
         # The student's layers keep the attention kind of the teacher layers they are copied from.
-        chosen = layers or evenly(teacher.num_hidden_layers, shape.layers)
+        chosen = layers or evenly_spaced_layers(teacher.num_hidden_layers, shape.layers)
         config.layer_types = [teacher.layer_types[n - 1] for n in chosen]
     return config
 
@@ -146,7 +146,7 @@ def build_student(
     layers: list[int] | None = None,
     dropout: float | None = None,
     seed: int = 0,
-) -> Built:
+) -> InitializedStudent:
     """Make a student of a shape.
 
     Args:
@@ -161,7 +161,7 @@ def build_student(
         UsageError: `layers` does not name as many layers as the student has, or one the teacher lacks.
     """
     source = shape_of(teacher.config)
-    chosen = layers or evenly(source.layers, shape.layers)
+    chosen = layers or evenly_spaced_layers(source.layers, shape.layers)
     if len(chosen) != shape.layers or not all(1 <= n <= source.layers for n in chosen):
         raise UsageError(
             f"student.layers {chosen} must name {shape.layers} of the teacher's layers 1 to {source.layers}"
@@ -173,7 +173,7 @@ def build_student(
     if dropout is not None:
         set_dropout(student, dropout)
     if init == "random":
-        return Built(student, ["initialised at random"])
+        return InitializedStudent(student, ["initialised at random"])
     layout = layout_for(teacher.config)
     left = copy_reduced(teacher, student, layout, chosen)
     notes = [f"initialised from teacher layers {', '.join(map(str, chosen))}"]
@@ -181,10 +181,10 @@ def build_student(
         notes[0] += f", width {source.hidden} reduced to {shape.hidden}"
     if left:
         notes.append(f"{len(left)} tensors have no counterpart and start at random, for example {left[0]}")
-    return Built(student, notes)
+    return InitializedStudent(student, notes)
 
 
-def evenly(of_teacher: int, of_student: int) -> list[int]:
+def evenly_spaced_layers(of_teacher: int, of_student: int) -> list[int]:
     """Layers 1 … `of_teacher` that as many as `of_student` are copied from: evenly spaced, the last one included."""
     return [max(1, round(m * of_teacher / of_student)) for m in range(1, of_student + 1)]
 

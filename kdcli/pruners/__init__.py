@@ -28,7 +28,7 @@ def defaults(method: str) -> Defaults:
     return found
 
 
-def bind(
+def build_pruner(
     method: str, settings: Mapping[str, Any], model: PreTrainedModel, *, density: float, steps: int, lr: float
 ) -> Pruner:
     """Put a method's masks on a model, and freeze what it does not train.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kdcli.models.layout import layout_for, starts_with_any
 from kdcli.pruners.masked import Masks, is_score
-from kdcli.types import Pace
+from kdcli.types import ParamGroup
 
 WEIGHT_LR = 3e-5
 """Learning rate of what is not scores: fine-tuned weights (movement pruning), a head begun at random (SMP, table 4)."""
@@ -69,9 +69,9 @@ class Pruner:
         """Weighted terms to add to the loss of this step; empty without a regulariser."""
         return {} if self.regularise is None else self.regularise(self.done)
 
-    def pace(self, name: str) -> Pace:
+    def pace(self, name: str) -> ParamGroup:
         """How a parameter is trained; scores are never decayed."""
-        return Pace(self.score_lr, decayed=False) if is_score(name) else Pace(self.weight_lr)
+        return ParamGroup(self.score_lr, decayed=False) if is_score(name) else ParamGroup(self.weight_lr)
 
 
 def freeze_embeddings(masks: Masks) -> None:

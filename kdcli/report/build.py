@@ -49,7 +49,7 @@ FEW_PRUNED = 3
 """Pruned models up to which the pictures of each are open."""
 
 
-def write_report(folder: Path, report: Report) -> None:
+def write_views(folder: Path, report: Report) -> None:
     """Write latency.csv, report.md, report.html and report.json.
 
     Raises:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import broadcast
 from rich.table import Column, Table
 
 from kdcli.report.text import bytes_of, count, duration
 from kdcli.training.engine import train
-from kdcli.types import Job, Plan
+from kdcli.training.session import Session
+from kdcli.types import Job, Schedule
 
 PROBE_STEPS = 4
 """Steps of a dry run: one to warm up, three to time."""
@@ -27,8 +27,8 @@ PROBE_SECONDS, PROBE_STEPS_MOST = 2.0, 32
 
 
 @dataclass(frozen=True)
-class LegEstimate:
-    """One leg: its optimiser steps, passes over the data, expected seconds of training and peak memory."""
+class StageEstimate:
+    """One stage: its optimiser steps, passes over the data, expected seconds of training and peak memory."""
 
     folder: str
     steps: int
@@ -43,14 +43,14 @@ class Estimate:
     """The result of a dry run."""
 
     cards: Mapping[str, Mapping[str, Any]]
-    legs: list[LegEstimate]
+    stages: list[StageEstimate]
 
     def to_json(self) -> str:
-        """Models and legs."""
-        return json.dumps({"models": dict(self.cards), "legs": [asdict(leg) for leg in self.legs]}, indent=2)
+        """Models and stages."""
+        return json.dumps({"models": dict(self.cards), "legs": [asdict(stage) for stage in self.stages]}, indent=2)
 
     def renderables(self) -> Iterable[Any]:
-        """A table of models and one of legs."""
+        """A table of models and one of stages."""
         models = Table("model", "shape", "parameters", "weights", "multiply-adds")
         for name, card in self.cards.items():
             models.add_row(
@@ -62,35 +62,37 @@ class Estimate:
             )
         yield models
         # Stages of one run differ in the end of their paths.
-        legs = Table(Column("run", overflow="fold"), "steps", "passes", "a step", "training", "peak memory")
-        for leg in self.legs:
-            legs.add_row(
-                leg.folder,
-                f"{leg.steps:,}",
-                f"{leg.passes:.2f}",
-                f"{leg.seconds_per_step:.3g} s",
-                duration(leg.seconds),
-                bytes_of(leg.peak_memory_bytes),
+        stages = Table(Column("run", overflow="fold"), "steps", "passes", "a step", "training", "peak memory")
+        for stage in self.stages:
+            stages.add_row(
+                stage.folder,
+                f"{stage.steps:,}",
+                f"{stage.passes:.2f}",
+                f"{stage.seconds_per_step:.3g} s",
+                duration(stage.seconds),
+                bytes_of(stage.peak_memory_bytes),
             )
-        yield legs
+        yield stages
         yield "from a few steps run just now; nothing was written"
 
 
-def probe_leg(
-    accelerator: Accelerator, device: torch.device, job: Job, plan: Plan, folder: Path, steps_of_pass: float
-) -> LegEstimate:
+def estimate_stage(session: Session, job: Job, schedule: Schedule, folder: Path, steps_of_pass: float) -> StageEstimate:
     """Train for a few steps, writing nothing, and scale up what they take.
 
     The first step warms up, the mean of the others is the time of a step; evaluations come on top.
     """
-    outcome = train(accelerator, device, job, replace(plan, stop_after=min(plan.steps, PROBE_STEPS)), None)
+    outcome = train(session, job, replace(schedule, stop_after=min(schedule.steps, PROBE_STEPS)), None)
     a_step = statistics.mean(outcome.step_seconds[1:] or outcome.step_seconds)
-    more = torch.tensor([min(plan.steps, PROBE_STEPS_MOST, math.ceil(PROBE_SECONDS / a_step))], device=device)
+    more = torch.tensor(
+        [min(schedule.steps, PROBE_STEPS_MOST, math.ceil(PROBE_SECONDS / a_step))], device=session.device
+    )
     # Every process must take as many.
     steps = int(broadcast(more))
     if steps > PROBE_STEPS:
-        outcome = train(accelerator, device, job, replace(plan, stop_after=steps), None)
+        outcome = train(session, job, replace(schedule, stop_after=steps), None)
         a_step = statistics.mean(outcome.step_seconds[1:])
-    evaluations = 1 + -(-plan.steps // plan.eval_every)
-    seconds = plan.steps * a_step + evaluations * outcome.evaluation_seconds
-    return LegEstimate(str(folder), plan.steps, plan.steps / steps_of_pass, seconds, a_step, outcome.peak_memory_bytes)
+    evaluations = 1 + -(-schedule.steps // schedule.eval_every)
+    seconds = schedule.steps * a_step + evaluations * outcome.evaluation_seconds
+    return StageEstimate(
+        str(folder), schedule.steps, schedule.steps / steps_of_pass, seconds, a_step, outcome.peak_memory_bytes
+    )

@@ -9,18 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from kdcli.bench.environment import environment, versions
 from kdcli.bench.latency import Latency, Protocol, Subject, measure_latency
 from kdcli.disk import write_atomic
 from kdcli.recipe.sections import MeasureSettings
-from kdcli.report.build import write_report
+from kdcli.report.build import write_views
 from kdcli.report.published import published_for
 from kdcli.report.schema import Report
 from kdcli.report.views import model_card, terminal
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import REPORT, RunDir
+from kdcli.training.session import Session
 from kdcli.types import Outcome
 
 TRAINING = (
@@ -30,14 +29,14 @@ TRAINING = (
 
 
 @dataclass(frozen=True)
-class Finished:
+class RunResult:
     """A finished run: its report, and where it lies."""
 
     report: Report
     folder: Path
 
     @classmethod
-    def read(cls, folder: Path) -> Finished:
+    def read(cls, folder: Path) -> RunResult:
         """Read back a run that is done."""
         return cls(Report.model_validate_json((folder / REPORT).read_text("utf-8")), folder)
 
@@ -52,23 +51,21 @@ class Finished:
         yield f"{what} in {self.folder} (report.html)"
 
 
-def measured(
-    subjects: Iterable[Subject], settings: MeasureSettings, device: torch.device, *, trust_remote_code: bool
-) -> Latency:
+def measure(subjects: Iterable[Subject], settings: MeasureSettings, session: Session) -> Latency:
     """Latency in float32, the first subject the baseline; nothing where it is not wanted."""
     if not settings.latency:
         return Latency()
-    Progress.say("measuring latency")
+    Progress.log("measuring latency")
     protocol = Protocol(
-        device=str(device),
+        device=str(session.device),
         min_runs=settings.min_runs,
         min_seconds=settings.min_seconds,
-        trust_remote_code=trust_remote_code,
+        trust_remote_code=session.trust_remote_code,
     )
     return measure_latency(list(subjects), protocol)
 
 
-def finish(
+def write_report(
     run: RunDir,
     *,
     command: str,
@@ -85,8 +82,8 @@ def finish(
     selection: Mapping[str, Any] | None = None,
     projections: Iterable[Mapping[str, Any]] = (),
     pruning: Iterable[Mapping[str, Any]] = (),
-    beside: Mapping[str, Finished] | None = None,
-) -> Finished:
+    beside: Mapping[str, RunResult] | None = None,
+) -> RunResult:
     """Write the report and the model cards, drop the checkpoints.
 
     Args:
@@ -132,6 +129,6 @@ def finish(
     for name, folder in folders.items():
         card = model_card(report, name, auto_class, own_code=any(folder.glob("modeling_*.py")))
         write_atomic(folder / "README.md", card)
-    write_report(run.path, report)
+    write_views(run.path, report)
     run.drop_checkpoints()
-    return Finished(report, run.path)
+    return RunResult(report, run.path)

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from kdcli.errors import UsageError
-from kdcli.models.custom_class import COMPACT, blank, filled, own_class
+from kdcli.models.custom_class import COMPACT, custom_class, empty_model, load_tensors
 from kdcli.models.layout import layout_for, linears
 from kdcli.models.modeling_kdcli import PATHS
 
@@ -72,9 +72,9 @@ def compact(model: PreTrainedModel, *, drop_rows_below: int = 0) -> PreTrainedMo
     config = copy.deepcopy(model.config)
     config.compact_layers = sizes
     config.architectures = [f"Compact{type(model).__name__}"]
-    of_class = own_class(config)
+    of_class = custom_class(config)
     assert of_class is not None
-    return filled(blank(of_class, config), state, base)
+    return load_tensors(empty_model(of_class, config), state, base)
 
 
 def _names(kind: str) -> dict[str, str]:
@@ -127,12 +127,12 @@ class _Part:
         return tensors, (wide_in, wide_out, weight.shape[1], weight.shape[0])
 
 
-def _worth(filled: Tensor) -> Tensor | None:
+def _worth(load_tensors: Tensor) -> Tensor | None:
     """Indices of what is filled, at least one; None when too little is empty to be worth skipping."""
     # The row of zeros counts as filled.
-    if (~filled).sum() - 1 < WORTH_SKIPPING * len(filled):
+    if (~load_tensors).sum() - 1 < WORTH_SKIPPING * len(load_tensors):
         return None
-    return filled.nonzero()[:, 0] if filled.any() else torch.zeros(1, dtype=torch.long)
+    return load_tensors.nonzero()[:, 0] if load_tensors.any() else torch.zeros(1, dtype=torch.long)
 
 
 def _feed_forward(parts: dict[str, _Part], act: nn.Module) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
 from kdcli.errors import UsageError
-from kdcli.models.custom_class import COMPACT, blank, class_named, filled, own_class
+from kdcli.models.custom_class import COMPACT, class_named, custom_class, empty_model, load_tensors
 from kdcli.models.load import load_config, load_weights
 from kdcli.models.matrices import matrices
 from kdcli.sparse.mask_file import MaskFile, MaskInfo, apply_masks, check_base, read_mask
@@ -40,7 +40,7 @@ def load(base: str | Path, mask: str | Path | None = None, *, trust_remote_code:
     source = str(base)
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
     if mask is None:
-        named = own_class(config) or _class((config.architectures or [""])[0])
+        named = custom_class(config) or _class((config.architectures or [""])[0])
         return load_weights(source, named or AutoModel, trust_remote_code=trust_remote_code).eval()
     if hasattr(config, COMPACT):
         raise UsageError(f"{source} is compacted already: masks are for the base it was made of")
@@ -113,7 +113,7 @@ def with_head(base: PreTrainedModel, info: MaskInfo, head: Mapping[str, Tensor],
     for name, value in info.config.items():
         # JSON has no numbers as keys.
         setattr(config, name, {int(k): v for k, v in value.items()} if name == "id2label" else value)
-    model = blank(task_class, config)
+    model = empty_model(task_class, config)
     prefix = f"{model.base_model_prefix}."
     shared = base.state_dict(keep_vars=True)
     given = {name: shared.get(name.removeprefix(prefix)) for name in model.state_dict()} | dict(head)
@@ -122,7 +122,7 @@ def with_head(base: PreTrainedModel, info: MaskInfo, head: Mapping[str, Tensor],
     if missing:
         raise UsageError(f"{source} lacks {len(missing)} tensors of {info.architecture}, for example {missing[0]}")
     try:
-        return filled(model, {name: given[name] for name in model.state_dict()}, base)
+        return load_tensors(model, {name: given[name] for name in model.state_dict()}, base)
     except RuntimeError as error:
         said = str(error).strip().splitlines()[-1].strip()
         raise UsageError(f"{source} does not fit {info.architecture}: {said}") from None

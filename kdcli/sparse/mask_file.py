@@ -143,8 +143,8 @@ def write_mask(
         tensors[f"scores.{name}"] = tensor.detach().cpu().half().contiguous()
     said = {"format": FORMAT, "sha256": BLANK, "info": whole.model_dump_json(), "head": json.dumps(parts)}
     data = _in_order(save_tensors(tensors, said))
-    blank = f'"sha256":"{BLANK}"'.encode()
-    at = data.index(blank) + len(b'"sha256":"')
+    empty_model = f'"sha256":"{BLANK}"'.encode()
+    at = data.index(empty_model) + len(b'"sha256":"')
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, data[:at] + hashlib.sha256(data).hexdigest().encode() + data[at + len(BLANK) :])

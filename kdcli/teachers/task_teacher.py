@@ -10,34 +10,21 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from kdcli.downstream.task import Downstream
+from kdcli.downstream.task import PreparedTask
 from kdcli.errors import UsageError
 from kdcli.losses.soft_targets import soft_loss
-from kdcli.models.capture import Capture
 from kdcli.models.card import weights_hash
-from kdcli.models.heads import Headed, load_for_task
+from kdcli.models.heads import TaskModel, load_for_task
 from kdcli.recipe.sections import KdSettings
 from kdcli.teachers.cache import SignalStore
-from kdcli.teachers.teacher import heard, listening
+from kdcli.teachers.teacher import Teacher
 from kdcli.training.progress import Progress
 from kdcli.types import Batch, Examples, Kind, Needs, Signals
 
 
-@dataclass(frozen=True)
-class Teacher:
-    """A fine-tuned model, frozen, and what is taken from it."""
-
-    name: str
-    listened: Capture
-
-    def signals(self, batch: Batch) -> Signals:
-        """What it makes of a batch."""
-        return heard(self.listened, batch)
-
-
 def load_teacher(
-    source: str, task: Downstream, tokenizer: PreTrainedTokenizerBase, student: str, label_map: Sequence[int] | None
-) -> Headed:
+    source: str, task: PreparedTask, tokenizer: PreTrainedTokenizerBase, student: str, label_map: Sequence[int] | None
+) -> TaskModel:
     """A teacher that can do the task, reads the same tokens and has its labels in the data's order.
 
     Args:
@@ -49,25 +36,20 @@ def load_teacher(
         UsageError: see `load_for_task`; another vocabulary.
     """
     found = load_for_task(
-        source, task.data.task, label_map=label_map, new_head=False, trust_remote_code=task.trust_remote_code
+        source, task.data.task, label_map=label_map, new_head=False, trust_remote_code=task.session.trust_remote_code
     )
     check_vocabulary(found, tokenizer, student)
-    Progress.say(f"teacher {source}: {found.note}")
+    Progress.log(f"teacher {source}: {found.note}")
     return found
 
 
-def check_vocabulary(teacher: Headed, tokenizer: PreTrainedTokenizerBase, student: str) -> None:
+def check_vocabulary(teacher: TaskModel, tokenizer: PreTrainedTokenizerBase, student: str) -> None:
     """Raise a `UsageError` where a teacher reads other tokens than the model that learns from it."""
     if teacher.tokenizer.get_vocab() != tokenizer.get_vocab():
         raise UsageError(
             f"teacher {teacher.source} has another vocabulary than {student}",
             "both read the same rows of tokens; take one fine-tuned from a model of the same tokenizer",
         )
-
-
-def ready(teacher: Headed, task: Downstream, needs: Needs) -> Teacher:
-    """A teacher on the task's device, in the compute dtype."""
-    return Teacher(teacher.source, listening(teacher.model, needs, task.device, task.accelerator.mixed_precision))
 
 
 Store = tuple[Path, int]
@@ -78,14 +60,16 @@ SIGNALS = "signals"
 
 
 @dataclass(frozen=True)
-class Remembered:
+class CachedSignals:
     """Rows of a task, and what a teacher says of a batch of them."""
 
     examples: Examples
     signals: Callable[[Batch], Signals]
 
 
-def remembered(teacher: Headed, task: Downstream, needs: Needs, passes: float, store: Store | None) -> Remembered:
+def cached_signals(
+    teacher: TaskModel, task: PreparedTask, needs: Needs, passes: float, store: Store | None
+) -> CachedSignals:
     """A teacher on a task's rows: asked once where these are read more than once, and what it said kept on disk.
 
     Args:
@@ -93,25 +77,25 @@ def remembered(teacher: Headed, task: Downstream, needs: Needs, passes: float, s
         store: None keeps none.
     """
     assert task.train is not None
-    rows, heard_now = task.train.rows, ready(teacher, task, needs)
+    rows, uncached = task.train.rows, Teacher.frozen(teacher.source, teacher.model, needs, task.session)
     if store is None or passes <= 1:
-        return Remembered(rows, heard_now.signals)
+        return CachedSignals(rows, uncached.signals)
     folder, limit = store
     kept = SignalStore.open(
         folder,
         rows,
-        heard_now.listened,
+        uncached.captured,
         needs=needs,
         fingerprint=weights_hash(teacher.model),
-        device=task.device,
+        device=task.session.device,
         limit_bytes=limit,
-        log=Progress.say,
+        log=Progress.log,
     )
     if kept is None:
-        return Remembered(rows, heard_now.signals)
+        return CachedSignals(rows, uncached.signals)
     # What is held out is in no store.
-    return Remembered(
-        kept.examples(), lambda batch: kept.signals(batch) if kept.fills(batch) else heard_now.signals(batch)
+    return CachedSignals(
+        kept.examples(), lambda batch: kept.signals(batch) if kept.fills(batch) else uncached.signals(batch)
     )
 
 
@@ -121,12 +105,12 @@ def store_in(folder: Path, cache_gb: float) -> Store | None:
     return (folder / SIGNALS, limit) if limit else None
 
 
-def forget(folder: Path) -> None:
+def delete_signals(folder: Path) -> None:
     """Delete what a run kept for a stage that is over."""
     shutil.rmtree(folder / SIGNALS, ignore_errors=True)
 
 
-def taught(
+def kd_terms(
     kind: Kind, kd: KdSettings, hard: Tensor, student: Signals, teachers: Sequence[Signals]
 ) -> Mapping[str, Tensor]:
     """The terms of a loss against labels and teachers: `(1 − weight) · hard + weight · soft`.

@@ -1,26 +1,31 @@
-"""A frozen teacher and what it says of a batch."""
+"""A frozen teacher and its signals."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
 
 from kdcli.models.capture import Capture, capture, prepare_teacher
+from kdcli.training.session import Session
 from kdcli.types import Batch, Needs, Signals
 
 
-def compute_dtype(precision: str) -> torch.dtype:
-    """The type of matrix products under what accelerate calls `bf16`, `fp16`, or another word for float32."""
-    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+@dataclass(frozen=True)
+class Teacher:
+    """A frozen model and what is captured of it."""
 
+    source: str
+    captured: Capture
 
-def listening(teacher: PreTrainedModel, needs: Needs, device: torch.device, precision: str) -> Capture:
-    """The teacher made ready: frozen, on the device, its weights in the compute dtype; see `compute_dtype`."""
-    return capture(prepare_teacher(teacher.to(device), compute_dtype(precision)), needs)
+    @classmethod
+    def frozen(cls, source: str, model: PreTrainedModel, needs: Needs, session: Session) -> Teacher:
+        """The model in eval mode on the device, its weights in the compute dtype."""
+        return cls(source, capture(prepare_teacher(model.to(session.device), session.compute_dtype), needs))
 
-
-def heard(listened: Capture, batch: Batch) -> Signals:
-    """What a teacher that `listening` made ready has to say of a batch."""
-    with torch.no_grad(), torch.autocast(batch["input_ids"].device.type, enabled=False):
-        signals: Signals = listened(batch)
-    return signals
+    def signals(self, batch: Batch) -> Signals:
+        """The signals of one batch, without gradients."""
+        with torch.no_grad(), torch.autocast(batch["input_ids"].device.type, enabled=False):
+            signals: Signals = self.captured(batch)
+        return signals

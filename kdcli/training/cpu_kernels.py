@@ -26,7 +26,7 @@ SHORT = 256
 """Tokens up to which attention written out, bfloat16, forward and backward, is at least as fast as PyTorch's own."""
 
 
-def quick_training(device: torch.device, models: Iterable[nn.Module]) -> AbstractContextManager[Any]:
+def fast_cpu_kernels(device: torch.device, models: Iterable[nn.Module]) -> AbstractContextManager[Any]:
     """While it lasts, dropout and attention of models that train on a CPU run as above, wherever they are called.
 
     Draws come from PyTorch's own generator, so a seed still decides everything, whatever the number of threads. Nothing

@@ -90,13 +90,13 @@ def _cpu_bf16_pays() -> bool:
     so that a resumed run and all ranks of one decide alike."""
     named = [line for line in _cpuinfo() if line.startswith("model name")]
     key = hashlib.sha256(f"{named[:1]} {sorted(_cpu_flags())} {torch.__version__}".encode()).hexdigest()[:16]
-    remembered = cache_dir() / f"cpu-bf16-{key}.json"
-    if remembered.is_file():
-        return bool(json.loads(remembered.read_text("utf-8"))["pays"])
+    cached_signals = cache_dir() / f"cpu-bf16-{key}.json"
+    if cached_signals.is_file():
+        return bool(json.loads(cached_signals.read_text("utf-8"))["pays"])
     ratio = cpu_bf16_speed()
-    with disk_errors(remembered):
-        remembered.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(remembered, json.dumps({"bf16_over_fp32": ratio, "pays": ratio > 1.1}))
+    with disk_errors(cached_signals):
+        cached_signals.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(cached_signals, json.dumps({"bf16_over_fp32": ratio, "pays": ratio > 1.1}))
     return ratio > 1.1
 
 

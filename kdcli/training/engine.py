@@ -11,74 +11,35 @@ and when one rank runs out of memory all of them can agree to halve their micro-
 
 from __future__ import annotations
 
-import atexit
 import math
 import resource
 import sys
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from accelerate.utils import broadcast
 from torch import Tensor, nn
 
 from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
-from kdcli.training.cpu_kernels import quick_training
-from kdcli.training.evaluation import CPU_MICRO_BATCH, any_rank, pass_over, sum_over_ranks, to_device
+from kdcli.training.cpu_kernels import fast_cpu_kernels
+from kdcli.training.evaluation import CPU_MICRO_BATCH, any_rank, evaluate_batches, sum_over_ranks, to_device
 from kdcli.training.memory import is_out_of_memory
-from kdcli.training.processes import stop_requests, take_slurm
+from kdcli.training.processes import stop_requests
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.types import Batch, Job, Outcome, Pace, Plan, real_tokens
+from kdcli.training.session import Session
+from kdcli.types import Batch, Job, Outcome, ParamGroup, Schedule, real_tokens
 
 SKIPS_ALLOWED = 50
 """Steps in a row that the fp16 loss scaler may skip before the run counts as diverged; it halves the scale at each."""
 
 
-def start(device: torch.device, dtype: torch.dtype, report_to: str = "none") -> Accelerator:
-    """Join the processes there are (torchrun, SLURM, accelerate, our own) or start as the only one.
-
-    Args:
-        device: where this process computes; under several processes each takes the device of its local rank.
-        dtype: of the student's matrix products; weights and optimiser stay float32.
-        report_to: `none`, or a tracker accelerate knows, which must be installed.
-    """
-    precision = {torch.float32: "no", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
-    trackers = None if report_to == "none" else report_to
-    take_slurm()
-    try:
-        with warnings.catch_warnings():
-            # How many threads each of several processes on a CPU was given, said by every one of them.
-            warnings.filterwarnings("ignore", message="OMP_NUM_THREADS")
-            accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision, log_with=trackers)
-    except ValueError as error:
-        if trackers is None:
-            raise
-        raise UsageError(f"--report-to {report_to}: {error}", f"pip install {report_to}") from None
-    if trackers and not accelerator.log_with:
-        raise UsageError(f"--report-to {report_to}: it is not installed", f"pip install {report_to}")
-    if device.type == "cuda" and accelerator.num_processes == 1:
-        torch.cuda.set_device(device)
-    if device.type == "cpu":
-        # A gloo group that lives on while the interpreter goes away aborts the process, after an error too.
-        atexit.register(accelerator.state.destroy_process_group)
-    return accelerator
-
-
-def track(accelerator: Accelerator, folder: Path) -> None:
-    """Begin what `--report-to` asked for; what it writes to disk goes to `logs/` of the run directory."""
-    accelerator.project_configuration.logging_dir = str(folder / "logs")
-    accelerator.init_trackers("kdcli")
-
-
-def train(accelerator: Accelerator, device: torch.device, job: Job, plan: Plan, run: RunDir | None) -> Outcome:
+def train(session: Session, job: Job, schedule: Schedule, run: RunDir | None) -> Outcome:
     """Run the job to its end, or on from the run directory's last whole checkpoint.
 
     Returns:
@@ -89,19 +50,18 @@ def train(accelerator: Accelerator, device: torch.device, job: Job, plan: Plan, 
         DivergedError: loss or gradient not finite; the step was not applied.
         MachineError: out of memory even one sequence at a time, or disk full.
     """
-    return _Run(accelerator, device, job, plan, run).go()
+    return _Run(session, job, schedule, run).go()
 
 
 class _Run:
-    def __init__(
-        self, accelerator: Accelerator, device: torch.device, job: Job, plan: Plan, run: RunDir | None
-    ) -> None:
-        if plan.batch_size < accelerator.num_processes:
+    def __init__(self, session: Session, job: Job, schedule: Schedule, run: RunDir | None) -> None:
+        self.session, self.job, self.schedule, self.run = session, job, schedule, run
+        self.accelerator, self.device = accelerator, device = session.accelerator, session.device
+        if schedule.batch_size < accelerator.num_processes:
             raise UsageError(
-                f"train.batch_size {plan.batch_size} is less than one sequence for each of "
+                f"train.batch_size {schedule.batch_size} is less than one sequence for each of "
                 f"{accelerator.num_processes} processes"
             )
-        self.accelerator, self.device, self.job, self.plan, self.run = accelerator, device, job, plan, run
         self.outcome = Outcome()
         self.parameters: dict[str, list[nn.Parameter]] = {}
         for name, module in job.modules.items():
@@ -109,24 +69,24 @@ class _Run:
             for tensor in (*module.parameters(), *module.buffers()):
                 tensor.data.copy_(broadcast(tensor.data))
             self.parameters[name] = [p for p in module.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(self._groups(), lr=plan.lr, betas=(0.9, plan.beta2), fused=True)
+        optimizer = torch.optim.AdamW(self._groups(), lr=schedule.lr, betas=(0.9, schedule.beta2), fused=True)
         self.optimizer = accelerator.prepare_optimizer(optimizer, device_placement=False)
-        local = math.ceil(plan.batch_size / accelerator.num_processes)
-        self.micro = min(local, plan.micro_batch_size or (CPU_MICRO_BATCH if device.type == "cpu" else local))
+        local = math.ceil(schedule.batch_size / accelerator.num_processes)
+        self.micro = min(local, schedule.micro_batch_size or (CPU_MICRO_BATCH if device.type == "cpu" else local))
         self.skipped = 0
         self.best: tuple[float, int] | None = None
 
     def _groups(self) -> list[dict[str, Any]]:
         """The trained parameters, those of one pace together; a group's `pace` is what the plan's rate is times."""
-        groups: dict[Pace, list[nn.Parameter]] = {}
+        groups: dict[ParamGroup, list[nn.Parameter]] = {}
         for name, module in self.job.modules.items():
             for path, parameter in module.named_parameters():
                 if parameter.requires_grad:
-                    pace = self.job.pace(f"{name}.{path}") if self.job.pace else Pace()
+                    pace = self.job.param_group(f"{name}.{path}") if self.job.param_group else ParamGroup()
                     # Biases and normalisations are not decayed, as in BERT's own recipe.
                     pace = replace(pace, decayed=pace.decayed and parameter.dim() > 1)
                     groups.setdefault(pace, []).append(parameter)
-        decay = self.plan.weight_decay
+        decay = self.schedule.weight_decay
         return [
             {"params": of_one, "weight_decay": decay if pace.decayed else 0.0, "pace": pace.lr}
             for pace, of_one in groups.items()
@@ -134,11 +94,11 @@ class _Run:
 
     def go(self) -> Outcome:
         """Train from the last checkpoint, if there is one, to the end of the plan; see `train` for what it raises."""
-        plan, done = self.plan, self._restore()
+        schedule, done = self.schedule, self._restore()
         self._after(done)
-        last = min(plan.steps, plan.stop_after or plan.steps)
+        last = min(schedule.steps, schedule.stop_after or schedule.steps)
         began = time.perf_counter() - self.outcome.seconds
-        progress = Progress(plan.steps, done, self.accelerator.is_main_process)
+        progress = Progress(schedule.steps, done, self.session.is_main)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         with stop_requests() as stop, progress, _sparse_embeddings(self.job.modules, self.device):
@@ -148,19 +108,19 @@ class _Run:
                 step_began = time.perf_counter()
                 record = self._step(step)
                 self.outcome.step_seconds.append(time.perf_counter() - step_began)
-                evaluate = step % plan.eval_every == 0 or step == last
+                evaluate = step % schedule.eval_every == 0 or step == last
                 if evaluate:
                     record |= self._evaluation(step)
                 self.outcome.seconds = record["seconds"] = time.perf_counter() - began
                 progress.update(step, record)
-                if evaluate or step % plan.log_every == 0 or step == 1:
+                if evaluate or step % schedule.log_every == 0 or step == 1:
                     self._log(record)
                 stopping = self._any_rank(stop.requested)
-                if step % plan.checkpoint_every == 0 or step == last or stopping:
+                if step % schedule.checkpoint_every == 0 or step == last or stopping:
                     self._checkpoint(step)
                 if stopping and step < last:
                     raise Stopped(
-                        f"stopped after step {step} of {plan.steps}", "go on with the same command and --resume"
+                        f"stopped after step {step} of {schedule.steps}", "go on with the same command and --resume"
                     )
         self._set_mode(training=False)
         return self._finish(last)
@@ -187,11 +147,11 @@ class _Run:
         indices = np.array_split(self.job.order.indices(step), self.accelerator.num_processes)
         mine = indices[self.accelerator.process_index]
         micros = self._micros(mine)
-        lr = self.plan.lr_at(step)
+        lr = self.schedule.lr_at(step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["pace"]
         self._set_mode(training=True)
-        counted = torch.tensor([[self.job.weigh(m), real_tokens(m)] for m in micros], dtype=torch.float64)
+        counted = torch.tensor([[self.job.batch_weight(m), real_tokens(m)] for m in micros], dtype=torch.float64)
         weight, tokens = self._sum_over_ranks(counted.sum(0)).tolist()
         while (sums := self._gradients(step, micros, weight)) is None:
             self._halve(step)
@@ -218,8 +178,8 @@ class _Run:
         }
 
     def _after(self, done: int) -> None:
-        if self.job.after is not None:
-            self.job.after(done)
+        if self.job.on_step_end is not None:
+            self.job.on_step_end(done)
 
     def _micros(self, indices: np.ndarray[Any, Any]) -> list[Batch]:
         """This rank's examples of a step in near-equal micro-batches, each padded to its own longest row."""
@@ -234,10 +194,10 @@ class _Run:
         draw_from = torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
         try:
             for number, micro in enumerate(micros):
-                draw_from(_mix(self.plan.seed, step, self.accelerator.process_index, number))
+                draw_from(_mix(self.schedule.seed, step, self.accelerator.process_index, number))
                 # A batch may count nothing, such as words of which the tokenizer makes no token.
-                share = self.job.weigh(micro) / (weight or 1.0)
-                with self.accelerator.autocast(), quick_training(self.device, self.job.modules.values()):
+                share = self.job.batch_weight(micro) / (weight or 1.0)
+                with self.accelerator.autocast(), fast_cpu_kernels(self.device, self.job.modules.values()):
                     loss = self.job.step(to_device(self.device, micro))
                 self.accelerator.backward(loss.total * share)
                 for name, value in ({"loss": loss.total} | dict(loss.terms)).items():
@@ -259,8 +219,8 @@ class _Run:
                 "lower data.max_length, choose a smaller student, or a device with more memory",
             )
         self.micro = math.ceil(self.micro / 2)
-        Progress.say(
-            f"out of memory: micro-batch halved to {self.micro}; the global batch stays {self.plan.batch_size}"
+        Progress.log(
+            f"out of memory: micro-batch halved to {self.micro}; the global batch stays {self.schedule.batch_size}"
         )
 
     def _sum_gradients(self) -> None:
@@ -282,7 +242,7 @@ class _Run:
     def _clip(self, step: int, losses: Mapping[str, float]) -> list[float]:
         """Clip each module's gradient by its own norm and stop the run when anything is not finite."""
         self.accelerator.unscale_gradients(self.optimizer)
-        norms = [float(nn.utils.clip_grad_norm_(ps, self.plan.clip)) for ps in self.parameters.values()]
+        norms = [float(nn.utils.clip_grad_norm_(ps, self.schedule.clip)) for ps in self.parameters.values()]
         finite = all(map(math.isfinite, norms))
         # In fp16 a gradient that overflows is the scaler's business: it skips the step and lowers its scale.
         self.skipped = 0 if finite or self.accelerator.scaler is None else self.skipped + 1
@@ -304,11 +264,11 @@ class _Run:
             return {}
         began = time.perf_counter()
         self._set_mode(training=False)
-        while (found := pass_over(self.accelerator, self.device, self.job, examples, self.micro)) is None:
+        while (found := evaluate_batches(self.session, self.job, examples, self.micro)) is None:
             self._halve(step)
         record: dict[str, Any] = {"held_out": found.losses}
-        if self.job.judge is not None:
-            record["metrics"] = dict(self.job.judge(found.outputs))
+        if self.job.compute_metrics is not None:
+            record["metrics"] = dict(self.job.compute_metrics(found.outputs))
             self._keep_best(step, record["metrics"])
         self.outcome.evaluation_seconds = time.perf_counter() - began
         return record
@@ -320,9 +280,9 @@ class _Run:
         value = metrics[self.job.best]
         if self.best is None or value > self.best[0]:
             self.best = (value, step)
-            if self.accelerator.is_main_process:
+            if self.session.is_main:
                 self.run.save_best(step, self._module_tensors())
-            self.accelerator.wait_for_everyone()
+            self.session.wait()
 
     def _module_tensors(self) -> dict[str, Tensor]:
         return {f"module/{n}/{k}": v for n, m in self.job.modules.items() for k, v in _tensors(m).items()}
@@ -336,9 +296,9 @@ class _Run:
 
     def _restore(self) -> int:
         """Load the newest whole checkpoint if the directory has one; return the step it was taken after."""
-        checkpoint = self.run.load_checkpoint(Progress.say) if self.run else None
+        checkpoint = self.run.load_checkpoint(Progress.log) if self.run else None
         if checkpoint is None:
-            if self.run and self.accelerator.is_main_process:
+            if self.run and self.session.is_main:
                 self.run.cut_log(-1)
             return 0
         self._load_modules(checkpoint.tensors)
@@ -357,16 +317,16 @@ class _Run:
         self.outcome.loss_first, self.outcome.loss_last = saved["loss_first"], saved["loss_last"]
         self.best = tuple(saved["best"]) if saved["best"] else None
         self.outcome.resumed_from_step = checkpoint.step
-        if self.run and self.accelerator.is_main_process:
+        if self.run and self.session.is_main:
             self.run.cut_log(checkpoint.step)
-        Progress.say(f"resumed after step {checkpoint.step}")
+        Progress.log(f"resumed after step {checkpoint.step}")
         return checkpoint.step
 
     def _checkpoint(self, step: int) -> None:
-        if self.run is not None and self.accelerator.is_main_process:
+        if self.run is not None and self.session.is_main:
             self._write_checkpoint(self.run, step)
         # No rank may end, and be taken for failed, while the main one still writes.
-        self.accelerator.wait_for_everyone()
+        self.session.wait()
 
     def _write_checkpoint(self, run: RunDir, step: int) -> None:
         tensors = self._module_tensors()
@@ -385,7 +345,7 @@ class _Run:
         run.save_checkpoint(step, tensors, state)
 
     def _log(self, record: Mapping[str, Any]) -> None:
-        if self.run and self.accelerator.is_main_process:
+        if self.run and self.session.is_main:
             self.run.log(record)
         scalars = {k: v for k, v in record.items() if isinstance(v, float)}
         for group in ("terms", "held_out", "metrics"):
@@ -397,10 +357,10 @@ class _Run:
             module.train(training)
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
-        return sum_over_ranks(self.accelerator, self.device, values)
+        return sum_over_ranks(self.session, values)
 
     def _any_rank(self, flag: bool) -> bool:
-        return any_rank(self.accelerator, self.device, flag)
+        return any_rank(self.session, flag)
 
 
 @contextmanager

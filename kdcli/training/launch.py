@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from kdcli.errors import ChildFailed, KdcliError, UsageError
+from kdcli.errors import ChildFailed, UsageError
 from kdcli.recipe.sections import Invocation, TrainSettings
 from kdcli.training.device import choose_device, choose_dtype
-from kdcli.training.engine import start, track
 from kdcli.training.processes import fan_out, joined
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir, numbered
-from kdcli.types import Plan
+from kdcli.training.session import Session, start, track
+from kdcli.types import Schedule
 
 
 class Prepared(Protocol):
@@ -43,11 +42,11 @@ ResultT = TypeVar("ResultT")
 EstimateT = TypeVar("EstimateT")
 
 
-def carry_out(
+def run_command(
     resolved: Any,
     invocation: Invocation,
     *,
-    prepare: Callable[[Any, Invocation, Accelerator, torch.device], RunT],
+    prepare: Callable[[Any, Invocation, Session], RunT],
     probe: Callable[[RunT], EstimateT],
     run: Callable[[RunT], ResultT | None],
 ) -> ResultT | EstimateT | None:
@@ -62,22 +61,21 @@ def carry_out(
     Returns:
         Of `run`, or the estimate of a dry run; None in a process that has nothing to print.
     """
-    launched = launch(resolved.recipe.train.dtype, invocation)
-    if launched is None:
+    session = launch(resolved.recipe.train.dtype, invocation)
+    if session is None:
         return None
-    accelerator, device = launched
-    prepared = prepare(resolved, invocation, accelerator, device)
+    prepared = prepare(resolved, invocation, session)
     if invocation.dry_run:
         return probe(prepared)
-    claim(prepared, accelerator)
-    track(accelerator, prepared.folder)
+    claim(prepared, session)
+    track(session, prepared.folder)
     result = run(prepared)
-    accelerator.wait_for_everyone()
-    accelerator.end_training()
-    return result if accelerator.is_main_process else None
+    session.wait()
+    session.accelerator.end_training()
+    return result if session.is_main else None
 
 
-def place(name: str, resolved: Any, invocation: Invocation, accelerator: Accelerator) -> Path:
+def choose_output_dir(name: str, resolved: Any, invocation: Invocation, session: Session) -> Path:
     """The output directory of a run, the same in all processes; nothing is touched.
 
     Args:
@@ -90,21 +88,21 @@ def place(name: str, resolved: Any, invocation: Invocation, accelerator: Acceler
     folder = Path(broadcast_object_list([named])[0])
     if not invocation.dry_run:
         how = {"resume": invocation.resume, "overwrite": invocation.overwrite}
-        in_main(accelerator, lambda: RunDir(folder).check(resolved.to_yaml(), **how))
+        session.in_main(lambda: RunDir(folder).check(resolved.to_yaml(), **how))
     return folder
 
 
-def claim(run: Prepared, accelerator: Accelerator) -> None:
+def claim(run: Prepared, session: Session) -> None:
     """Take the output directory, before any process goes on.
 
     Raises:
         KdcliError: see `RunDir.claim`.
     """
     how = {"resume": run.invocation.resume, "overwrite": run.invocation.overwrite}
-    in_main(accelerator, lambda: RunDir.claim(run.folder, run.resolved.to_yaml(), **how))
+    session.in_main(lambda: RunDir.claim(run.folder, run.resolved.to_yaml(), **how))
 
 
-def taken_up(accelerator: Accelerator, folder: Path, resolved: Any) -> bool:
+def claim_or_resume(session: Session, folder: Path, resolved: Any) -> bool:
     """Take the directory of a stage that lives inside a run's and goes on whenever that does.
 
     Returns:
@@ -113,37 +111,20 @@ def taken_up(accelerator: Accelerator, folder: Path, resolved: Any) -> bool:
     Raises:
         KdcliError: see `RunDir.claim`.
     """
-    in_main(accelerator, lambda: RunDir.claim(folder, resolved.to_yaml(), resume=True))
-    return finished_before(folder)
+    session.in_main(lambda: RunDir.claim(folder, resolved.to_yaml(), resume=True))
+    return already_done(folder)
 
 
-def finished_before(folder: Path) -> bool:
+def already_done(folder: Path) -> bool:
     """True when the run of a directory wrote its report, which is said."""
     done = RunDir(folder).done
     if done:
-        Progress.say(f"{folder} is done already")
+        Progress.log(f"{folder} is done already")
     return done
 
 
-def in_main(accelerator: Accelerator, action: Callable[[], object]) -> None:
-    """Do something in the main process before any goes on.
-
-    Raises:
-        KdcliError: of `action`; in the other processes as `ChildFailed`, which says nothing.
-    """
-    error: KdcliError | None = None
-    if accelerator.is_main_process:
-        try:
-            action()
-        except KdcliError as caught:
-            error = caught
-    (code,) = broadcast_object_list([error.exit_code if error else 0])
-    if code:
-        raise error or ChildFailed(code)
-
-
-def launch(dtype: str, invocation: Invocation) -> tuple[Accelerator, torch.device] | None:
-    """The accelerator and device of this process; None when the work was done by processes started here.
+def launch(dtype: str, invocation: Invocation) -> Session | None:
+    """Where this process computes; None when the work was done by processes started here.
 
     Args:
         dtype: as `train.dtype`.
@@ -161,10 +142,11 @@ def launch(dtype: str, invocation: Invocation) -> tuple[Accelerator, torch.devic
             raise ChildFailed(code)
         return None
     accelerator = start(device, chosen, invocation.report_to)
-    return accelerator, accelerator.device if accelerator.num_processes > 1 else device
+    here = accelerator.device if accelerator.num_processes > 1 else device
+    return Session(accelerator, here, invocation.trust_remote_code)
 
 
-def plan_of(settings: TrainSettings, steps_of_pass: float) -> Plan:
+def make_schedule(settings: TrainSettings, steps_of_pass: float) -> Schedule:
     """The plan of a run.
 
     Args:
@@ -180,7 +162,7 @@ def plan_of(settings: TrainSettings, steps_of_pass: float) -> Plan:
             f"train.warmup_steps {warmup} leaves nothing of {steps} steps",
             "lower it with --set train.warmup_steps=…, or train longer",
         )
-    return Plan(
+    return Schedule(
         steps=steps,
         batch_size=settings.batch_size,
         lr=settings.lr,

@@ -56,18 +56,18 @@ class Progress:
         facts = f"loss {record['loss']:.4f}  {rate:,.0f} tokens/s"
         if "held_out" in record:
             metrics = "".join(f", {name} {value:.4f}" for name, value in list(record.get("metrics", {}).items())[:2])
-            self.say(f"step {step}: held-out loss {record['held_out']['loss']:.4f}{metrics}")
+            self.log(f"step {step}: held-out loss {record['held_out']['loss']:.4f}{metrics}")
         if self.live:
             self.bar.update(self.task, completed=step, facts=facts)
             return
         now = time.monotonic()
         if now - self.last_line >= LINE_SECONDS or step == self.steps:
             left = (now - self.began) / max(1, step - self.done) * (self.steps - step)
-            self.say(f"step {step}/{self.steps}  {facts}  {left:.0f} s left")
+            self.log(f"step {step}/{self.steps}  {facts}  {left:.0f} s left")
             self.last_line = now
 
     @classmethod
-    def say(cls, message: str) -> None:
+    def log(cls, message: str) -> None:
         """One line on stderr, above a live bar if there is one; of several processes only the main one speaks."""
         if is_main():
             cls.console.print(message, markup=False, soft_wrap=True)

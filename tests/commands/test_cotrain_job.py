@@ -16,10 +16,10 @@ from kdcli.commands.cotrain.settings import CotrainRecipe
 from kdcli.data.text.corpus import open_corpus
 from kdcli.errors import UsageError
 from kdcli.training.engine import start, train
-from kdcli.types import Plan
+from kdcli.types import Schedule
 
 CPU = torch.device("cpu")
-PLAN = Plan(steps=6, batch_size=8, lr=1e-3, warmup_steps=0, eval_every=6, checkpoint_every=100)
+PLAN = Schedule(steps=6, batch_size=8, lr=1e-3, warmup_steps=0, eval_every=6, checkpoint_every=100)
 
 
 def masked_model(folder, seed=0, tokenizer=None, **changes):
@@ -49,9 +49,9 @@ def recipe_of(base, **changes):
     return CotrainRecipe.model_validate(values | changes)
 
 
-def trained(recipe, corpus, plan=PLAN):
+def trained(recipe, corpus, schedule=PLAN):
     pair = load_pair(recipe, trust_remote_code=False)
-    train(start(CPU, torch.float32), CPU, on_text(pair, corpus, recipe, plan, CPU, "no"), plan, None)
+    train(start(CPU, torch.float32), CPU, on_text(pair, corpus, recipe, schedule, CPU, "no"), schedule, None)
     return pair
 
 
@@ -109,10 +109,10 @@ class TestJob:
             assert same(before[role], weights_of(after[role])) == (role != moved)
 
     def test_standalone_in_one_loop_is_each_model_alone(self, base, corpus):
-        plan = PLAN
-        together = trained(recipe_of(base, mode="standalone"), corpus, plan)
+        schedule = PLAN
+        together = trained(recipe_of(base, mode="standalone"), corpus, schedule)
         for role, weights in (("student", [1, 0, 0, 0]), ("teacher", [0, 0, 1, 0])):
-            alone = trained(recipe_of(base, weights=weights), corpus, plan)
+            alone = trained(recipe_of(base, weights=weights), corpus, schedule)
             # Dropout of the second model comes after that of the first, so both run in either case.
             assert same(weights_of(together.models[role]), weights_of(alone.models[role]))
             (other,) = {"teacher", "student"} - {role}
@@ -151,7 +151,7 @@ class TestJob:
         recipe = recipe_of(base)
         job = on_text(load_pair(recipe, trust_remote_code=False), corpus, recipe, PLAN, CPU, "no")
         batch = job.examples.batch(np.arange(4))
-        assert job.weigh(batch) == (batch["labels"] != -100).sum() > 0
+        assert job.batch_weight(batch) == (batch["labels"] != -100).sum() > 0
 
 
 class TestPair:

@@ -12,7 +12,7 @@ from own_files import kdcli, log_of, report_of, said_by
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
-from kdcli.losses import methods, on_tasks, reads
+from kdcli.losses import inputs, methods, on_tasks
 from kdcli.models.heads import AUTO_CLASS
 from kdcli.report.views import FINETUNED
 from kdcli.training.run_dir import RunDir
@@ -25,7 +25,7 @@ QUICK = [
     *("--set", "undistilled.overrides.train={log_every: 1, checkpoint_every: 3}"),
 ]
 STUDENT, ALONE = "student", "student undistilled"
-ON_TASKS = [m for m in methods() if "task" in reads(m)]
+ON_TASKS = [m for m in methods() if "task" in inputs(m)]
 
 
 @pytest.fixture(scope="module")

@@ -270,9 +270,9 @@ def test_cut_and_resumed_is_bit_identical(given, tmp_path, monkeypatch, keep, cu
 
 def test_the_best_weights_are_kept_and_not_the_last(given, tmp_path, monkeypatch):
     """The last steps go uphill, so that what was learned is lost again."""
-    from kdcli.types import Plan
+    from kdcli.types import Schedule
 
-    monkeypatch.setattr(Plan, "lr_at", lambda self, step: 3e-3 if step <= 9 else -3e-2)
+    monkeypatch.setattr(Schedule, "lr_at", lambda self, step: 3e-3 if step <= 9 else -3e-2)
     long = [*given, "--max-steps", "15"]
     assert kdcli(*long, "-o", tmp_path / "best", "--set", "keep=best").exit_code == 0
     log = log_of(tmp_path / "best")
@@ -290,7 +290,7 @@ def test_the_best_weights_are_kept_and_not_the_last(given, tmp_path, monkeypatch
         assert kdcli(*long, "-o", tmp_path / "cut", "--set", "keep=best").exit_code == 130
     assert kdcli(*long, "-o", tmp_path / "cut", "--set", "keep=best", "--resume").exit_code == 0
     # They are those that a run of so many steps ends with.
-    monkeypatch.setattr(Plan, "lr_at", lambda self, step: 3e-3)
+    monkeypatch.setattr(Schedule, "lr_at", lambda self, step: 3e-3)
     assert kdcli(*given, "--max-steps", best, "-o", tmp_path / "short").exit_code == 0
     a, b, c = (load_file(tmp_path / name / "model.safetensors") for name in ("best", "short", "cut"))
     assert all(torch.equal(a[k], b[k]) and torch.equal(a[k], c[k]) for k in a)

@@ -355,17 +355,17 @@ def test_several_methods_are_compared_on_the_same_examples(given, tmp_path):
 def test_a_run_each_where_a_density_can_be_asked_for(given, tmp_path, options, folders):
     result = kdcli(*given, *options, "--sparsity", "0.9", "--dry-run", "--json", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    legs = json.loads(result.stdout)["legs"]
-    assert [Path(leg["folder"]) for leg in legs] == [tmp_path / "out" / folder for folder in folders]
+    stages = json.loads(result.stdout)["legs"]
+    assert [Path(leg["folder"]) for leg in stages] == [tmp_path / "out" / folder for folder in folders]
 
 
 @pytest.mark.parametrize("head", ["embedding", "scratch"])
 def test_in_bf16_what_is_frozen_is_held_in_it_and_saved_as_it_was(head, base, given, tmp_path, monkeypatch):
     held = {}
 
-    def trained(task, headed, job, plan, run_dir):
+    def trained(task, headed, job, schedule, run_dir):
         held.update({name: (p.dtype, p.requires_grad) for name, p in headed.model.named_parameters()})
-        return downstream.trained(task, headed, job, plan, run_dir)
+        return downstream.trained(task, headed, job, schedule, run_dir)
 
     monkeypatch.setattr("kdcli.commands.prune.one_run.trained", trained)
     words = ["head.words=[w40, w41]"] if head == "embedding" else []

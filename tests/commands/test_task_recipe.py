@@ -16,7 +16,7 @@ from kdcli.data.tasks import tasks
 from kdcli.downstream.recipes import finetune_recipe
 from kdcli.downstream.settings import FinetuneRecipe
 from kdcli.errors import UsageError
-from kdcli.losses import check_settings, methods, on_tasks, reads
+from kdcli.losses import check_settings, inputs, methods, on_tasks
 from kdcli.models.shape import parse_shape
 from kdcli.recipe.resolve import resolve, shipped
 from kdcli.recipe.yaml import read_yaml
@@ -76,13 +76,13 @@ def test_a_shipped_recipe_resolves_with_stages_that_can_be(name):
     if recipe.general.use:
         of_text = general_recipe(recipe).recipe
         check_settings(of_text.method, of_text.loss)
-        assert reads(of_text.method) & {"text", "masked"}
+        assert inputs(of_text.method) & {"text", "masked"}
 
 
 def test_no_shipped_recipe_is_of_a_method_that_reads_no_tasks():
     prefixes = {name.split("-")[0] for name in shipped("distill-task")}
     assert prefixes == {"tinybert", "pd"}
-    assert {m for m in methods() if "task" in reads(m)} == {"tinybert", "minilm", "minilmv2", "pkd", "soft-targets"}
+    assert {m for m in methods() if "task" in inputs(m)} == {"tinybert", "minilm", "minilmv2", "pkd", "soft-targets"}
 
 
 def test_an_option_beats_set_beats_the_recipe_beats_what_lies_beneath(tmp_path):
@@ -98,7 +98,7 @@ def test_an_option_beats_set_beats_the_recipe_beats_what_lies_beneath(tmp_path):
 
 
 def test_the_recipe_in_the_documentation_holds_every_key_with_its_default():
-    text = (Path(__file__).parents[1] / "docs" / "distill-on-a-task.md").read_text("utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "distill-on-a-task.md").read_text("utf-8")
     shown = re.search(r"## Recipe keys\n\n```yaml\n(.*?)```", text, re.DOTALL)
     assert shown
     default = TaskDistillRecipe().model_dump()

@@ -14,14 +14,15 @@ from transformers import AutoModelForSequenceClassification
 from kdcli.commands.distill.stages import STUDENT, intermediate, prediction
 from kdcli.downstream.settings import FinetuneRecipe, FinetuneTrainSettings, LabelledSettings
 from kdcli.downstream.task import prepare
-from kdcli.losses import bind
+from kdcli.losses import build_objective
 from kdcli.losses.hard import hard_loss
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.models.heads import load_for_task
 from kdcli.models.shape import shape_of
 from kdcli.recipe.sections import KdSettings
 from kdcli.teachers.cache import HIDDEN_KEY, SignalStore
-from kdcli.teachers.task_teacher import taught
+from kdcli.teachers.task_teacher import kd_terms
+from kdcli.training.session import Session
 from kdcli.types import Signals
 
 LABELS = ("brisk", "calm")
@@ -64,8 +65,7 @@ def recipe(folders):
 @pytest.fixture
 def ready(recipe):
     """A task and its teacher."""
-    accelerator = Accelerator(cpu=True)
-    return prepare(recipe, accelerator, torch.device("cpu"), new_head=False, trust_remote_code=False)
+    return prepare(recipe, Session(Accelerator(cpu=True), torch.device("cpu")), new_head=False, trust_remote_code=False)
 
 
 def encoder():
@@ -75,7 +75,7 @@ def encoder():
 
 def objective_of(teacher, student, method="tinybert"):
     torch.manual_seed(3)
-    return bind(method, {}, shape_of(teacher.model.config), shape_of(student.config))
+    return build_objective(method, {}, shape_of(teacher.model.config), shape_of(student.config))
 
 
 def plain(model, batch):
@@ -225,7 +225,7 @@ def test_several_teachers_have_the_gradient_of_their_mean_distribution():
     def gradient(*teachers):
         logits = student.clone().requires_grad_()
         of_student = Signals(logits=logits, labels=labels)
-        terms = taught("class", kd, logits.new_zeros(()), of_student, [Signals(logits=t) for t in teachers])
+        terms = kd_terms("class", kd, logits.new_zeros(()), of_student, [Signals(logits=t) for t in teachers])
         sum(terms.values()).backward()
         return logits.grad
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdcli.data.batches import BatchPlan, BucketPlan
+from kdcli.data.batches import BatchOrder, BucketOrder
 
 
 @settings(max_examples=60)
 @given(st.integers(1, 60), st.integers(1, 25), st.integers(0, 5))
 def test_every_example_comes_once_a_pass(n, batch_size, seed):
-    plan = BatchPlan(n, batch_size, seed)
-    batches = [plan.indices(step) for step in range(1, 3 * n + 2)]
+    schedule = BatchOrder(n, batch_size, seed)
+    batches = [schedule.indices(step) for step in range(1, 3 * n + 2)]
     assert {len(b) for b in batches} == {batch_size}
     seen = np.concatenate(batches)
     for epoch in range(len(seen) // n):
@@ -22,22 +22,22 @@ def test_every_example_comes_once_a_pass(n, batch_size, seed):
 
 
 def test_the_order_of_a_step_does_not_depend_on_the_steps_before():
-    plan = BatchPlan(1000, 7, 3)
-    later = plan.indices(123).tolist()
+    schedule = BatchOrder(1000, 7, 3)
+    later = schedule.indices(123).tolist()
     for step in range(1, 50):
-        plan.indices(step)
-    assert plan.indices(123).tolist() == later
-    assert BatchPlan(1000, 7, 3).indices(123).tolist() == later
-    assert BatchPlan(1000, 7, 4).indices(123).tolist() != later
+        schedule.indices(step)
+    assert schedule.indices(123).tolist() == later
+    assert BatchOrder(1000, 7, 3).indices(123).tolist() == later
+    assert BatchOrder(1000, 7, 4).indices(123).tolist() != later
 
 
 def test_passes_differ_from_each_other():
-    plan = BatchPlan(100, 100, 0)
-    assert plan.indices(1).tolist() != plan.indices(2).tolist()
+    schedule = BatchOrder(100, 100, 0)
+    assert schedule.indices(1).tolist() != schedule.indices(2).tolist()
 
 
 def test_a_batch_larger_than_the_data_takes_several_passes():
-    found = BatchPlan(3, 7, 0).indices(1).tolist()
+    found = BatchOrder(3, 7, 0).indices(1).tolist()
     assert len(found) == 7
     assert sorted(found[:3]) == sorted(found[3:6]) == [0, 1, 2]
 
@@ -45,18 +45,18 @@ def test_a_batch_larger_than_the_data_takes_several_passes():
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=80)
 
 
-def drawn(plan, number):
+def drawn(schedule, number):
     """The batches of a pass."""
-    first = number * plan.steps_of_pass + 1
-    return [plan.indices(step) for step in range(first, first + plan.steps_of_pass)]
+    first = number * schedule.steps_of_pass + 1
+    return [schedule.indices(step) for step in range(first, first + schedule.steps_of_pass)]
 
 
 @settings(max_examples=60)
 @given(LENGTHS, st.integers(1, 25), st.integers(1, 30), st.integers(0, 5), st.integers(1, 4))
 def test_every_example_comes_once_in_every_pass_of_buckets(lengths, batch_size, group, seed, pool):
-    plan = BucketPlan(np.array(lengths), batch_size, group, seed, pool)
+    schedule = BucketOrder(np.array(lengths), batch_size, group, seed, pool)
     for number in range(3):
-        batches = drawn(plan, number)
+        batches = drawn(schedule, number)
         assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
         sizes = [len(b) for b in batches]
         assert max(sizes) <= batch_size
@@ -67,20 +67,20 @@ def test_every_example_comes_once_in_every_pass_of_buckets(lengths, batch_size, 
 @settings(max_examples=40)
 @given(LENGTHS, st.integers(1, 9), st.lists(st.integers(1, 200), min_size=1, max_size=12))
 def test_a_step_of_buckets_does_not_depend_on_what_was_asked_before(lengths, batch_size, steps):
-    plan = BucketPlan(np.array(lengths), batch_size, 4, 3)
+    schedule = BucketOrder(np.array(lengths), batch_size, 4, 3)
     for step in steps:
-        fresh = BucketPlan(np.array(lengths), batch_size, 4, 3)
-        assert plan.indices(step).tolist() == fresh.indices(step).tolist()
+        fresh = BucketOrder(np.array(lengths), batch_size, 4, 3)
+        assert schedule.indices(step).tolist() == fresh.indices(step).tolist()
 
 
 def test_passes_and_seeds_of_buckets_differ():
     lengths = np.random.Generator(np.random.PCG64(0)).integers(5, 120, 3000)
-    plan = BucketPlan(lengths, 16, 4, 0)
-    orders = [np.concatenate(drawn(plan, n)).tolist() for n in range(3)]
-    orders.append(np.concatenate(drawn(BucketPlan(lengths, 16, 4, 1), 0)).tolist())
+    schedule = BucketOrder(lengths, 16, 4, 0)
+    orders = [np.concatenate(drawn(schedule, n)).tolist() for n in range(3)]
+    orders.append(np.concatenate(drawn(BucketOrder(lengths, 16, 4, 1), 0)).tolist())
     assert len({tuple(order) for order in orders}) == 4
     # Not only the order of the batches: other examples meet.
-    met = [{frozenset(b.tolist()) for b in drawn(plan, n)} for n in range(2)]
+    met = [{frozenset(b.tolist()) for b in drawn(schedule, n)} for n in range(2)]
     assert len(met[0] & met[1]) < 0.05 * len(met[0])
 
 
@@ -91,36 +91,36 @@ def padding(batches, lengths):
 
 def test_buckets_hold_far_less_padding_than_batches_of_any_length():
     lengths = np.random.Generator(np.random.PCG64(0)).geometric(0.03, 20_000).clip(4, 128)
-    plan, plain = BucketPlan(lengths, 32, 8, 0), BatchPlan(len(lengths), 32, 0)
+    schedule, plain = BucketOrder(lengths, 32, 8, 0), BatchOrder(len(lengths), 32, 0)
     of_plain = padding([plain.indices(step) for step in range(1, 626)], lengths)
     for number in range(2):
-        groups = [g for batch in drawn(plan, number) for g in np.split(batch, 4)]
-        assert plan.padding(number) == pytest.approx(padding(groups, lengths))
-        assert plan.padding(number) < 0.1 * of_plain
+        groups = [g for batch in drawn(schedule, number) for g in np.split(batch, 4)]
+        assert schedule.padding(number) == pytest.approx(padding(groups, lengths))
+        assert schedule.padding(number) < 0.1 * of_plain
 
 
 def test_batches_of_a_pass_do_not_come_by_length():
     lengths = np.arange(1, 2001)
-    first = [int(lengths[b].max()) for b in drawn(BucketPlan(lengths, 20, 20, 0), 0)]
+    first = [int(lengths[b].max()) for b in drawn(BucketOrder(lengths, 20, 20, 0), 0)]
     assert abs(np.corrcoef(first, np.arange(len(first)))[0, 1]) < 0.3
 
 
 def test_buckets_of_equal_lengths_have_no_padding_and_are_no_fixed_blocks():
-    plan = BucketPlan(np.full(100, 7), 8, 4, 0)
-    assert plan.padding() == 0.0
-    assert sorted(plan.indices(1).tolist()) != list(range(8))
+    schedule = BucketOrder(np.full(100, 7), 8, 4, 0)
+    assert schedule.padding() == 0.0
+    assert sorted(schedule.indices(1).tolist()) != list(range(8))
 
 
 def test_a_pool_of_one_batch_draws_at_random():
     lengths = np.random.Generator(np.random.PCG64(0)).integers(1, 100, 4000)
-    random, sorted_ = BucketPlan(lengths, 20, 20, 0, pool=1), BucketPlan(lengths, 20, 20, 0)
+    random, sorted_ = BucketOrder(lengths, 20, 20, 0, pool=1), BucketOrder(lengths, 20, 20, 0)
     assert random.padding() > 0.4 > 0.05 > sorted_.padding()
     assert sorted(np.concatenate(drawn(random, 0)).tolist()) == list(range(4000))
 
 
 def test_a_batch_is_a_mixture_of_lengths_and_its_groups_are_not():
     lengths = np.random.Generator(np.random.PCG64(0)).integers(1, 100, 6400)
-    batches = drawn(BucketPlan(lengths, 32, 8, 0), 0)
+    batches = drawn(BucketOrder(lengths, 32, 8, 0), 0)
     groups = [g for batch in batches for g in np.split(batch, 4)]
     within = np.mean([lengths[g].std() for g in groups])
     mixed = np.mean([lengths[b].std() for b in batches])

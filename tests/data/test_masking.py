@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from kdcli.data.batches import BatchPlan
+from kdcli.data.batches import BatchOrder
 from kdcli.data.text.masking import Masked, PassOrder, tokens_of
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED
@@ -101,10 +101,10 @@ def test_rows_of_one_pass_do_not_share_their_masks():
 
 
 def test_an_order_that_counts_passes_has_the_examples_of_its_plan():
-    plan = BatchPlan(7, 4, 3)
-    order = PassOrder(plan)
+    schedule = BatchOrder(7, 4, 3)
+    order = PassOrder(schedule)
     seen = np.concatenate([order.indices(step) for step in range(1, 15)])
-    assert (seen % 7).tolist() == np.concatenate([plan.indices(step) for step in range(1, 15)]).tolist()
+    assert (seen % 7).tolist() == np.concatenate([schedule.indices(step) for step in range(1, 15)]).tolist()
     assert (seen // 7).tolist() == sorted([*range(8)] * 7)
 
 

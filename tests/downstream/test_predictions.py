@@ -9,7 +9,7 @@ import pytest
 from encoders import tiny_tokenizer
 from questions import asking, one_hot, tokenizer_of
 
-from kdcli.downstream.predictions import Judge, readable, reference, shown_label, summed_up
+from kdcli.downstream.predictions import Evaluator, readable, reference, shown_label, summed_up
 from kdcli.report.schema import Evaluation
 from kdcli.types import Answer, Example, Task
 
@@ -33,20 +33,20 @@ def texts(labels, lengths=None):
 def judge_of(task, sets, choose_on=None, max_length=64, tokenizer=None, stride=8):
     sets = sets if isinstance(sets, dict) else {"": sets}
     how = {"max_length": max_length, "stride": stride, "token_types": False}
-    return Judge.of(task, sets, tokenizer or tiny_tokenizer(), choose_on=choose_on, **how)
+    return Evaluator.of(task, sets, tokenizer or tiny_tokenizer(), choose_on=choose_on, **how)
 
 
-def in_rows(judge, outputs):
+def in_rows(evaluator, outputs):
     """Outputs of the examples, in the order in which their rows are judged."""
-    return [np.asarray(outputs[i], dtype=np.float32) for i in judge.features.rows.example]
+    return [np.asarray(outputs[i], dtype=np.float32) for i in evaluator.features.rows.example]
 
 
-def predicted(judge, outputs):
-    return judge.features.predictions(in_rows(judge, outputs))
+def predicted(evaluator, outputs):
+    return evaluator.features.predictions(in_rows(evaluator, outputs))
 
 
-def evaluations(judge, outputs, worst=5):
-    found = judge.evaluations("student", "validation", predicted(judge, outputs), worst)
+def evaluations(evaluator, outputs, worst=5):
+    found = evaluator.evaluations("student", "validation", predicted(evaluator, outputs), worst)
     # As a report takes them.
     return [Evaluation.model_validate(one) for one in found]
 
@@ -57,18 +57,21 @@ def logits_of(*likely):
 
 def test_rows_are_judged_by_length_and_predictions_come_in_the_order_of_the_examples():
     labels = [0, 1, 2, 0, 1, 2, 0]
-    judge = judge_of(CLASS, texts(labels))
-    assert judge.features.rows.lengths.tolist() == sorted(judge.features.rows.lengths)
-    assert judge.features.rows.example.tolist() != list(range(7))
-    found = predicted(judge, [np.eye(3)[label] * 9 for label in labels])
+    evaluator = judge_of(CLASS, texts(labels))
+    assert evaluator.features.rows.lengths.tolist() == sorted(evaluator.features.rows.lengths)
+    assert evaluator.features.rows.example.tolist() != list(range(7))
+    found = predicted(evaluator, [np.eye(3)[label] * 9 for label in labels])
     assert [p.value for p in found] == labels
     assert [p.shown for p in found] == [CLASS.labels[label] for label in labels]
-    assert judge.metrics(in_rows(judge, [np.eye(3)[label] for label in labels])) == {"accuracy": 1.0, "macro_f1": 1.0}
+    assert evaluator.metrics(in_rows(evaluator, [np.eye(3)[label] for label in labels])) == {
+        "accuracy": 1.0,
+        "macro_f1": 1.0,
+    }
 
 
 def test_a_class_comes_with_its_probabilities_and_its_loss():
-    judge = judge_of(CLASS, texts([2, 0]))
-    one, two = predicted(judge, [logits_of(0.5, 0.3, 0.2) + 7.0, logits_of(0.5, 0.3, 0.2)])
+    evaluator = judge_of(CLASS, texts([2, 0]))
+    one, two = predicted(evaluator, [logits_of(0.5, 0.3, 0.2) + 7.0, logits_of(0.5, 0.3, 0.2)])
     assert (one.value, one.shown) == (0, "yes")
     assert one.scores == pytest.approx([0.5, 0.3, 0.2], abs=1e-6)
     assert one.badness == pytest.approx(-math.log(0.2), abs=1e-5)
@@ -76,8 +79,8 @@ def test_a_class_comes_with_its_probabilities_and_its_loss():
 
 
 def test_several_labels_are_those_likelier_than_not():
-    judge = judge_of(MULTI, texts([(0, 2), (), (1,)]))
-    one, two, three = predicted(judge, [[2.0, -1.0, 0.1], [-1.0, -0.1, -3.0], [-1.0, 0.0, -3.0]])
+    evaluator = judge_of(MULTI, texts([(0, 2), (), (1,)]))
+    one, two, three = predicted(evaluator, [[2.0, -1.0, 0.1], [-1.0, -0.1, -3.0], [-1.0, 0.0, -3.0]])
     assert (one.value, one.shown) == ([1, 0, 1], ["sport", "war"])
     assert (two.value, two.shown) == ([0, 0, 0], [])
     # Exactly as likely as not is not likelier.
@@ -89,18 +92,18 @@ def test_several_labels_are_those_likelier_than_not():
 
 
 def test_a_sure_mistake_among_several_labels_is_bad_and_finite():
-    judge = judge_of(MULTI, texts([(0,)]))
-    (found,) = predicted(judge, [[-1000.0, 0.0, 1000.0]])
+    evaluator = judge_of(MULTI, texts([(0,)]))
+    (found,) = predicted(evaluator, [[-1000.0, 0.0, 1000.0]])
     assert math.isfinite(found.badness)
     assert found.badness > 5
 
 
 def test_a_score_is_as_bad_as_it_is_far_off():
-    judge = judge_of(SCORE, texts([1.0, 2.0, 3.0]))
-    found = predicted(judge, [[1.5], [2.0], [-1.0]])
+    evaluator = judge_of(SCORE, texts([1.0, 2.0, 3.0]))
+    found = predicted(evaluator, [[1.5], [2.0], [-1.0]])
     assert [p.value for p in found] == [1.5, 2.0, -1.0]
     assert [p.badness for p in found] == [0.5, 0.0, 4.0]
-    assert judge.metrics(in_rows(judge, [[1.5], [2.0], [-1.0]]))["mse"] == pytest.approx((0.25 + 16) / 3)
+    assert evaluator.metrics(in_rows(evaluator, [[1.5], [2.0], [-1.0]]))["mse"] == pytest.approx((0.25 + 16) / 3)
 
 
 def words(*sentences):
@@ -118,11 +121,11 @@ def of_words(tags, length, first=0):
 
 def test_words_get_the_label_of_their_first_piece_and_padding_none():
     sentences = words((["w1", "w2", "w3"], (0, 1, 2)), (["w4"], (1,)))
-    judge = judge_of(TAGS, sentences)
-    found = predicted(judge, [of_words([0, 1, 1], 3), of_words([1], 1)])
+    evaluator = judge_of(TAGS, sentences)
+    found = predicted(evaluator, [of_words([0, 1, 1], 3), of_words([1], 1)])
     assert [p.value for p in found] == [["O", "B-X", "B-X"], ["B-X"]]
     assert [p.badness for p in found] == [pytest.approx(1 / 3), 0.0]
-    (report,) = evaluations(judge, [of_words([0, 1, 1], 3), of_words([1], 1)])
+    (report,) = evaluations(evaluator, [of_words([0, 1, 1], 3), of_words([1], 1)])
     assert report.metrics["accuracy"] == 0.75
     assert report.per_class["I-X"].support == 1
     assert set(report.per_class) == {"B-X", "I-X"}
@@ -136,9 +139,9 @@ def test_words_get_the_label_of_their_first_piece_and_padding_none():
 )
 def test_words_that_were_cut_off_count_as_nothing(labels, nothing):
     task = Task("tags", "tokens", ("tokens",), ("accuracy",), labels)
-    judge = judge_of(task, words(([f"w{i}" for i in range(9)], [2] * 9)), max_length=4)
-    assert judge.features.rows.truncated == 1
-    (found,) = predicted(judge, [of_words([2, 2, 2, 2], 4)])
+    evaluator = judge_of(task, words(([f"w{i}" for i in range(9)], [2] * 9)), max_length=4)
+    assert evaluator.features.rows.truncated == 1
+    (found,) = predicted(evaluator, [of_words([2, 2, 2, 2], 4)])
     assert found.value == [labels[2]] * 4 + [nothing] * 5
     assert found.badness == pytest.approx(5 / 9)
 
@@ -153,8 +156,8 @@ def test_pieces_of_a_word_do_not_speak_for_it():
     for place, word in enumerate(of):
         if word is not None and of.index(word) == place:
             outputs[place] = np.eye(3)[word % 2] * 5
-    judge = judge_of(TAGS, words((sentence, (0, 1, 0))), tokenizer=tokenizer)
-    (found,) = predicted(judge, [outputs])
+    evaluator = judge_of(TAGS, words((sentence, (0, 1, 0))), tokenizer=tokenizer)
+    (found,) = predicted(evaluator, [outputs])
     assert found.value == ["O", "B-X", "O"]
 
 
@@ -171,21 +174,21 @@ def said(numbers):
 
 
 def test_several_sets_are_summed_up_as_their_mean_and_stand_for_themselves():
-    judge = two_sets()
-    found = judge.metrics(in_rows(judge, said(SAID)))
+    evaluator = two_sets()
+    found = evaluator.metrics(in_rows(evaluator, said(SAID)))
     assert found["matched/accuracy"] == 0.75
     assert found["mismatched/accuracy"] == 0.5
     # A mean over sets, not over examples.
     assert found["accuracy"] == 0.625
     assert found["macro_f1"] == pytest.approx((found["matched/macro_f1"] + found["mismatched/macro_f1"]) / 2)
     assert len(found) == 6
-    assert judge.by_set(predicted(judge, said(SAID)))["matched"]["accuracy"] == 0.75
+    assert evaluator.by_set(predicted(evaluator, said(SAID)))["matched"]["accuracy"] == 0.75
 
 
 @pytest.mark.parametrize(("name", "accuracy"), [("matched", 0.75), ("mismatched", 0.5)])
 def test_one_set_may_be_the_one_to_choose_by(name, accuracy):
-    judge = two_sets(name)
-    found = judge.metrics(in_rows(judge, said(SAID)))
+    evaluator = two_sets(name)
+    found = evaluator.metrics(in_rows(evaluator, said(SAID)))
     assert found["accuracy"] == accuracy
     assert (found["matched/accuracy"], found["mismatched/accuracy"]) == (0.75, 0.5)
 
@@ -214,16 +217,16 @@ def test_a_report_says_of_each_set_what_was_taken_for_what():
 def test_the_worst_examples_are_the_worst_and_wrong_ones_only():
     # The first is right, but its loss is larger than that of any wrong one but the last.
     likely = [(0.34, 0.33, 0.33), (0.45, 0.5, 0.05), (0.4, 0.5, 0.1), (0.9, 0.05, 0.05), (0.01, 0.98, 0.01)]
-    judge = judge_of(CLASS, texts([0] * 5))
+    evaluator = judge_of(CLASS, texts([0] * 5))
     outputs = [logits_of(*row) for row in likely]
     for count, ids in ((9, ["e4", "e2", "e1"]), (3, ["e4", "e2", "e1"]), (2, ["e4", "e2"]), (0, [])):
-        (report,) = evaluations(judge, outputs, count)
+        (report,) = evaluations(evaluator, outputs, count)
         assert [one.id for one in report.worst] == ids
-    (report,) = evaluations(judge, outputs, 1)
+    (report,) = evaluations(evaluator, outputs, 1)
     (worst,) = report.worst
     assert (worst.label, worst.predicted) == ("yes", "no")
     assert worst.badness == pytest.approx(-math.log(0.01), abs=1e-4)
-    assert worst.texts == list(judge.features.examples[4].texts)
+    assert worst.texts == list(evaluator.features.examples[4].texts)
 
 
 def test_where_all_is_right_nothing_is_worst():
@@ -235,8 +238,8 @@ def test_where_all_is_right_nothing_is_worst():
 
 
 def test_of_several_labels_only_wrong_sets_are_worst():
-    judge = judge_of(MULTI, texts([(0,), (1,), ()]))
-    (report,) = evaluations(judge, [[0.01, -0.01, -0.01], [-0.5, 3.0, 0.5], [0.01, -9.0, -9.0]])
+    evaluator = judge_of(MULTI, texts([(0,), (1,), ()]))
+    (report,) = evaluations(evaluator, [[0.01, -0.01, -0.01], [-0.5, 3.0, 0.5], [0.01, -9.0, -9.0]])
     # The first is right and hardly sure, which makes its loss the largest.
     assert [(one.id, one.label, one.predicted) for one in report.worst] == [
         ("e1", "art", "art, war"),
@@ -264,23 +267,23 @@ def test_answers_are_read_off_the_windows():
         asking("the cat ran", "cat", name="short"),
         asking("the rivers ran in Wien", "Wien", name="third"),
     ]
-    judge = spans(SQUAD, examples)
-    windows = judge.features.windows
-    assert len(judge.features.rows) > 3
-    assert judge.features.rows.lengths.tolist() == sorted(judge.features.rows.lengths)
+    evaluator = spans(SQUAD, examples)
+    windows = evaluator.features.windows
+    assert len(evaluator.features.rows) > 3
+    assert evaluator.features.rows.lengths.tolist() == sorted(evaluator.features.rows.lengths)
     outputs = one_hot(windows)
-    found = judge.features.predictions(outputs)
+    found = evaluator.features.predictions(outputs)
     assert [p.value["id"] for p in found] == ["long", "short", "third"]
     assert [p.shown for p in found] == ["rivers", "cat", "Wien"]
-    assert judge.metrics(outputs) == {"f1": 1.0, "exact": 1.0}
-    (right,) = judge.evaluations("student", "validation", found, 5)
+    assert evaluator.metrics(outputs) == {"f1": 1.0, "exact": 1.0}
+    (right,) = evaluator.evaluations("student", "validation", found, 5)
     assert right["worst"] == []
     # The second answered by the first word of its context, wrongly.
     wrong = [np.zeros_like(o) if windows.rows.example[i] == 1 else o for i, o in enumerate(outputs)]
     row = windows.rows.example.tolist().index(1)
     context = int(np.flatnonzero(windows.char_begin_T[windows.rows.ends[row] - windows.rows.lengths[row] :] >= 0)[0])
     wrong[row][context] = 9.0
-    (report,) = judge.evaluations("student", "validation", judge.features.predictions(wrong), 5)
+    (report,) = evaluator.evaluations("student", "validation", evaluator.features.predictions(wrong), 5)
     (mistake,) = Evaluation.model_validate(report).worst
     assert (mistake.id, mistake.label, mistake.predicted) == ("short", "cat", "the")
     assert mistake.badness == 1.0
@@ -290,14 +293,14 @@ def test_answers_are_read_off_the_windows():
 def test_no_answer_is_shown_as_none_where_it_is_likelier():
     examples = [asking("the cat ran", "cat", name="a"), asking("the cat ran", name="b")]
     for task, shown in ((SQUAD2, ["cat", ""]), (SQUAD, ["cat", "the cat ran"])):
-        judge = spans(task, examples)
-        windows = judge.features.windows
+        evaluator = spans(task, examples)
+        windows = evaluator.features.windows
         outputs = [o.copy() for o in one_hot(windows)]
         row = windows.rows.example.tolist().index(1)
         begin = windows.char_begin_T[windows.rows.ends[row] - windows.rows.lengths[row] : windows.rows.ends[row]]
         inside = np.flatnonzero(begin >= 0)
         outputs[row][inside[0], 0] = outputs[row][inside[-1], 1] = 1.0
-        found = judge.features.predictions(outputs)
+        found = evaluator.features.predictions(outputs)
         assert [p.shown for p in found] == shown
         # The metric tries every threshold, so it is given the best span all the same.
         assert found[1].value["text"] == "the cat ran"
@@ -307,10 +310,10 @@ def test_no_answer_is_shown_as_none_where_it_is_likelier():
 
 def test_mlqa_is_judged_in_the_language_of_each_set():
     task = Task("mlqa", "span", ("question", "context"), ("f1", "exact"), label="answers")
-    judge = judge_of(
+    evaluator = judge_of(
         task, {n: [asking("the cat ran", "cat")] for n in ("en", "de")}, tokenizer=tokenizer_of("word pieces")
     )
-    assert [judge.language(name) for name in ("en", "de", "")] == ["en", "de", "en"]
+    assert [evaluator.language(name) for name in ("en", "de", "")] == ["en", "de", "en"]
     assert two_sets().language("matched") == "en"
 
 
@@ -319,11 +322,11 @@ def test_mlqa_is_judged_in_the_language_of_each_set():
 )
 def test_a_withheld_label_is_predicted_and_is_nothing_to_be_wrong_about(task, output):
     given = ("w1", "w2") if task is TAGS else ("w1",)
-    judge = judge_of(task, [Example("f:1", "a", given, None)])
-    (found,) = predicted(judge, [output])
+    evaluator = judge_of(task, [Example("f:1", "a", given, None)])
+    (found,) = predicted(evaluator, [output])
     assert found.badness == 0.0
     assert found.shown is not None
-    assert shown_label(task, judge.features.examples[0]) is None
+    assert shown_label(task, evaluator.features.examples[0]) is None
 
 
 @pytest.mark.parametrize(

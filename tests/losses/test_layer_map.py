@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdcli.errors import UsageError
-from kdcli.losses import bind
+from kdcli.losses import build_objective
 from kdcli.losses.layer_map import STRATEGIES, layer_map
 from kdcli.types import ModelShape
 
@@ -65,7 +65,7 @@ def test_a_student_deeper_than_its_teacher_is_sent_to_uniform(text):
 
 def test_a_recipe_with_a_wrong_map_is_an_error_of_its_user():
     with pytest.raises(UsageError, match="names layer 9 of the teacher"):
-        bind("tinybert", {"layers": "0:0,1:9"}, ModelShape(6, 32, 64, 4), ModelShape(3, 16, 32, 4))
+        build_objective("tinybert", {"layers": "0:0,1:9"}, ModelShape(6, 32, 64, 4), ModelShape(3, 16, 32, 4))
 
 
 @given(st.dictionaries(st.integers(1, 20), st.integers(1, 30), min_size=1), st.booleans(), st.randoms())

@@ -10,7 +10,7 @@ from encoders import tiny_config
 from transformers import AutoModelForMaskedLM
 
 from kdcli.errors import UsageError
-from kdcli.losses import bind, check_settings, methods, reads
+from kdcli.losses import build_objective, check_settings, inputs, methods
 from kdcli.losses.distilbert import cosine_distance
 from kdcli.models.capture import capture
 from kdcli.models.masked_lm import student_with_head
@@ -89,13 +89,13 @@ def by_hand(method, keys, t, s):
 
 
 def test_these_are_the_methods_that_learn_from_masked_text():
-    assert {method for method in methods() if "masked" in reads(method)} == set(VARIANTS)
-    assert all(reads(method) == {"masked"} for method in VARIANTS)
+    assert {method for method in methods() if "masked" in inputs(method)} == set(VARIANTS)
+    assert all(inputs(method) == {"masked"} for method in VARIANTS)
 
 
 @pytest.mark.parametrize(("method", "keys"), CASES)
 def test_the_terms_are_those_of_the_formula(method, keys):
-    made = bind(method, keys, TEACHER, STUDENT)
+    made = build_objective(method, keys, TEACHER, STUDENT)
     t, s = pair(made)
     found = made.terms(t, s)
     expected = by_hand(method, keys, t, s)
@@ -108,7 +108,7 @@ def test_the_terms_are_those_of_the_formula(method, keys):
 
 @pytest.mark.parametrize(("method", "keys"), CASES)
 def test_learns_and_is_deterministic_and_the_teacher_gets_no_gradient(method, keys):
-    made = bind(method, keys, TEACHER, STUDENT)
+    made = build_objective(method, keys, TEACHER, STUDENT)
     t, s = pair(made, grad=True)
     first = sum(made.terms(t, s).values())
     assert torch.equal(first, sum(made.terms(t, s).values()))
@@ -123,7 +123,7 @@ def test_learns_and_is_deterministic_and_the_teacher_gets_no_gradient(method, ke
 
 @pytest.mark.parametrize(("method", "keys"), CASES)
 def test_padding_changes_neither_value_nor_gradient(method, keys):
-    made = bind(method, keys, TEACHER, STUDENT)
+    made = build_objective(method, keys, TEACHER, STUDENT)
     found = []
     for noise in (0.0, 100.0):
         t, s = pair(made, grad=True)
@@ -139,7 +139,7 @@ def test_padding_changes_neither_value_nor_gradient(method, keys):
 
 @pytest.mark.parametrize(("method", "keys"), [c for c in CASES if c[0] == "mlm-kd" or c[1].get("mlm_weight") == 0])
 def test_zero_when_the_student_is_the_teacher(method, keys):
-    made = bind(method, keys, TEACHER, TEACHER)
+    made = build_objective(method, keys, TEACHER, TEACHER)
     t = signals(made.teacher_needs, TEACHER, 0)
     assert sum(made.terms(t, t).values()).item() == pytest.approx(0, abs=1e-5)
 
@@ -164,14 +164,14 @@ def test_the_weights_are_those_published():
     ],
 )
 def test_no_more_is_asked_of_the_models_than_the_terms_read(method, keys, teacher, student):
-    made = bind(method, keys, TEACHER, STUDENT)
+    made = build_objective(method, keys, TEACHER, STUDENT)
     assert made.teacher_needs == teacher
     hidden = frozenset({2}) if teacher.hidden else frozenset()
     assert made.student_needs == student | Needs(hidden=hidden)
 
 
 def test_masked_language_modelling_reads_no_teacher():
-    made = bind("masked-lm", {}, TEACHER, STUDENT)
+    made = build_objective("masked-lm", {}, TEACHER, STUDENT)
     _, s = pair(made)
     assert torch.equal(made.terms(Signals(), s)["mlm"], made.terms(s, s)["mlm"])
 
@@ -179,8 +179,8 @@ def test_masked_language_modelling_reads_no_teacher():
 def test_distilbert_refuses_another_width_and_names_the_way_out():
     narrow = ModelShape(2, 8, 32, 4)
     with pytest.raises(UsageError, match=r"16 wide, the student 8\. Give the student 2x16.*loss\.hidden_weight=0"):
-        bind("distilbert", {}, TEACHER, narrow)
-    made = bind("distilbert", {"hidden_weight": 0.0}, TEACHER, narrow)
+        build_objective("distilbert", {}, TEACHER, narrow)
+    made = build_objective("distilbert", {"hidden_weight": 0.0}, TEACHER, narrow)
     assert set(made.terms(*pair(made))) == {"soft", "mlm"}
 
 
@@ -196,11 +196,11 @@ def test_distilbert_refuses_another_width_and_names_the_way_out():
 )
 def test_settings_that_cannot_be(method, keys, said):
     with pytest.raises(UsageError, match=said):
-        bind(method, keys, TEACHER, STUDENT)
+        build_objective(method, keys, TEACHER, STUDENT)
 
 
 def test_a_batch_without_labels_is_an_error():
-    made = bind("masked-lm", {}, TEACHER, STUDENT)
+    made = build_objective("masked-lm", {}, TEACHER, STUDENT)
     with pytest.raises(ValueError, match="has no labels"):
         made.terms(Signals(), Signals(logits=torch.zeros(1, 4)))
 
@@ -251,7 +251,7 @@ def batch_of_equal_rows():
 
 @pytest.mark.parametrize(("method", "keys"), CASES)
 def test_micro_batches_add_up_to_the_batch(models, method, keys):
-    made = bind(method, keys, *(shape_of(m.config) for m in models))
+    made = build_objective(method, keys, *(shape_of(m.config) for m in models))
     weight, whole = gradients_of(models, made, slice(0, 5))
     parts = [gradients_of(models, made, rows) for rows in (slice(0, 2), slice(2, 3), slice(3, 5))]
     assert sum(w for w, _ in parts) == weight

@@ -76,9 +76,9 @@ def test_every_loss_file_is_under_contract():
     files = {m.name for m in pkgutil.iter_modules(kdcli.losses.__path__)}
     modules = {name: importlib.import_module(f"kdcli.losses.{name}") for name in files}
     methods = {name: module for name, module in modules.items() if hasattr(module, "objective")}
-    assert all({"text", "masked", "task"} >= module.READS for module in methods.values())
-    assert all(module.STAGE in ("separate", "joint") for module in methods.values() if "task" in module.READS)
-    of_layers = {name for name, module in methods.items() if {"masked"} != module.READS and hears(module)}
+    assert all({"text", "masked", "task"} >= module.INPUTS for module in methods.values())
+    assert all(module.STAGE in ("separate", "joint") for module in methods.values() if "task" in module.INPUTS)
+    of_layers = {name for name, module in methods.items() if {"masked"} != module.INPUTS and hears(module)}
     assert of_layers == set(VARIANTS)
 
 

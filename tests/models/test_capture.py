@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from encoders import tiny_encoder
 
-from kdcli.losses import bind
+from kdcli.losses import build_objective
 from kdcli.models import capture as module
-from kdcli.models.capture import capture, prepare_teacher, unreached
+from kdcli.models.capture import capture, params_without_grad, prepare_teacher
 from kdcli.models.layout import LAYOUTS
 from kdcli.models.shape import shape_of
 from kdcli.types import Needs
@@ -101,14 +101,14 @@ def test_a_prepared_teacher_is_frozen_in_the_compute_dtype():
 def test_no_gradient_reaches_the_teacher_and_every_one_the_student():
     teacher, student = prepare_teacher(tiny_encoder("bert"), torch.float32), tiny_encoder("bert").train()
     shape = shape_of(teacher.config)
-    objective = bind("minilm", {}, shape, shape)
+    objective = build_objective("minilm", {}, shape, shape)
     heard = capture(teacher, objective.teacher_needs)(BATCH)
 
     def loss():
         return sum(objective.terms(heard, capture(student, objective.student_needs)(BATCH)).values())
 
     assert not heard.q[2].requires_grad
-    left = unreached(dict(student.named_parameters()), loss())
+    left = params_without_grad(dict(student.named_parameters()), loss())
     behind = (
         "encoder.layer.1.attention.output.",
         "encoder.layer.1.intermediate.",
@@ -117,7 +117,7 @@ def test_no_gradient_reaches_the_teacher_and_every_one_the_student():
     )
     assert left == [name for name, _ in student.named_parameters() if name.startswith(behind)]
     trained = {name: p for name, p in student.named_parameters() if name not in left}
-    assert unreached(trained, loss()) == []
+    assert params_without_grad(trained, loss()) == []
 
 
 def test_checkpointed_activations_give_the_same_gradients():
@@ -143,7 +143,7 @@ def test_a_student_listened_to_trains_under_ddp(tmp_path):
         student = tiny_encoder("bert")
         listen = capture(student, only(2))
         total = listen(BATCH).q[2].square().sum() + listen(BATCH).k[2].sum() + listen(BATCH).v[2].sum()
-        for name in unreached(dict(student.named_parameters()), total):
+        for name in params_without_grad(dict(student.named_parameters()), total):
             student.get_parameter(name).requires_grad_(False)
         wrapped = torch.nn.parallel.DistributedDataParallel(listen)
         for _ in range(2):

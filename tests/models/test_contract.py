@@ -7,8 +7,8 @@ import torch
 from encoders import tiny_encoder, tiny_tokenizer
 from transformers import AutoModel, AutoModelForSequenceClassification
 
-from kdcli.losses import bind
-from kdcli.models.capture import capture, prepare_teacher, unreached
+from kdcli.losses import build_objective
+from kdcli.models.capture import capture, params_without_grad, prepare_teacher
 from kdcli.models.layout import LAYOUTS, layout_for, linears
 from kdcli.models.load import load_encoder, save_model
 from kdcli.models.shape import build_student, parse_shape, shape_of
@@ -253,7 +253,7 @@ def test_one_step_lowers_the_loss_and_the_student_reloads(model, tmp_path):
     teacher_shape = shape_of(model.config)
     shape = parse_shape(f"{max(1, teacher_shape.layers - 1)}x16", teacher_shape)
     student = build_student(model, shape).model.train(False)
-    objective = bind("minilm", {}, teacher_shape, shape)
+    objective = build_objective("minilm", {}, teacher_shape, shape)
     batch = batch_of(model)
     with torch.no_grad():
         signals = capture(model, objective.teacher_needs)(batch)
@@ -264,7 +264,7 @@ def test_one_step_lowers_the_loss_and_the_student_reloads(model, tmp_path):
 
     before = loss()
     reached = {name: p for name, p in student.named_parameters() if p.requires_grad}
-    for name in unreached(reached, loss()):
+    for name in params_without_grad(reached, loss()):
         del reached[name]
     gradients = torch.autograd.grad(before, list(reached.values()))
     norm = torch.stack([g.norm() for g in gradients]).norm()

@@ -23,7 +23,7 @@ from transformers import (
 
 from kdcli.errors import UsageError
 from kdcli.models.capture import capture
-from kdcli.models.heads import AUTO_CLASS, PROBLEM, Headed, load_for_task
+from kdcli.models.heads import AUTO_CLASS, PROBLEM, TaskModel, load_for_task
 from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import save_model
 from kdcli.types import Kind, Needs, Task
@@ -99,7 +99,7 @@ class Case:
     model_type: str
     kind: Kind
     source: Path
-    headed: Headed
+    headed: TaskModel
     saved: Path
     stock: PreTrainedModel
 

@@ -85,6 +85,19 @@ def batch_of(model) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
+RECOMPUTED = {"rtol": 1e-5, "atol": 1e-6}
+"""Logits of the same weights at another place in memory: the sums of a matrix product depend on alignment."""
+
+
+@torch.no_grad()
+def assert_same_model(one, other, batch):
+    """The same state to the bit, and logits as close as recomputing leaves them."""
+    state, wanted = one.state_dict(), other.state_dict()
+    assert state.keys() == wanted.keys()
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in state.items())
+    torch.testing.assert_close(logits_of(one, batch), logits_of(other, batch), **RECOMPUTED)
+
+
 @torch.no_grad()
 def logits_of(model, batch) -> torch.Tensor:
     output = model(**batch)
@@ -109,11 +122,11 @@ def test_logits_of_texts_are_dot_products_and_stay_so_when_saved(encoder_dir, tm
     torch.testing.assert_close(found, wanted, **CLOSE)
     save_model(model, headed.tokenizer, tmp_path)
     stock = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
-    assert torch.equal(logits_of(stock, batch), found)
+    torch.testing.assert_close(logits_of(stock, batch), found, **RECOMPUTED)
     assert stock.config.id2label == dict(enumerate(NAMES))
     again = load_for_task(str(tmp_path), TASKS["class"], new_head=False)
     assert again.note == "its own head"
-    assert torch.equal(logits_of(again.model, batch), found)
+    torch.testing.assert_close(logits_of(again.model, batch), found, **RECOMPUTED)
 
 
 @pytest.mark.parametrize("model_type", OF_TEXTS)
@@ -152,7 +165,8 @@ def test_logits_of_answers_are_dot_products_at_every_token(encoder_dir, tmp_path
     found = logits_of(headed.model, batch)
     torch.testing.assert_close(found[real], dot_products(headed.model, ("w4", "w6"), batch)[real], **CLOSE)
     save_model(headed.model, headed.tokenizer, tmp_path)
-    assert torch.equal(logits_of(AutoModelForQuestionAnswering.from_pretrained(tmp_path).eval(), batch), found)
+    reloaded = AutoModelForQuestionAnswering.from_pretrained(tmp_path).eval()
+    assert_same_model(reloaded, headed.model, batch)
 
 
 @pytest.mark.parametrize("kind", ["multi", "score", "tokens"])
@@ -163,7 +177,7 @@ def test_the_other_kinds_of_task(encoder_dir, tmp_path, kind):
     torch.testing.assert_close(logits_of(headed.model, batch), wanted if kind == "tokens" else wanted[:, 0], **CLOSE)
     auto = AutoModelForTokenClassification if kind == "tokens" else AutoModelForSequenceClassification
     save_model(headed.model, headed.tokenizer, tmp_path)
-    assert torch.equal(logits_of(auto.from_pretrained(tmp_path).eval(), batch), logits_of(headed.model, batch))
+    assert_same_model(auto.from_pretrained(tmp_path).eval(), headed.model, batch)
 
 
 @pytest.mark.parametrize("activation", [*SMALL, "relu"])
@@ -298,8 +312,8 @@ def test_mlm_gives_what_the_whole_head_says_of_the_words(masked_dir, tmp_path, m
     save_model(model, headed.tokenizer, tmp_path)
     again = load_for_task(str(tmp_path), TASKS["class"], new_head=False)
     assert again.note == "its own head"
-    assert torch.equal(logits_of(again.model, batch), found)
-    assert torch.equal(logits_of(kdcli.load(tmp_path), batch), found)
+    torch.testing.assert_close(logits_of(again.model, batch), found, **RECOMPUTED)
+    torch.testing.assert_close(logits_of(kdcli.load(tmp_path), batch), found, **RECOMPUTED)
     stock = AutoModel.from_pretrained(tmp_path).eval()
     assert not type(stock).__name__.startswith("LabelWords")
     with torch.no_grad():
@@ -316,7 +330,8 @@ def test_mlm_of_every_kind_of_task(masked_dir, tmp_path, kind):
     found = logits_of(headed.model, batch)
     torch.testing.assert_close(found, wanted if kind in ("tokens", "span") else wanted[:, 0])
     save_model(headed.model, headed.tokenizer, tmp_path)
-    assert torch.equal(logits_of(load_for_task(str(tmp_path), task, new_head=False).model, batch), found)
+    reloaded = load_for_task(str(tmp_path), task, new_head=False).model
+    torch.testing.assert_close(logits_of(reloaded, batch), found, **RECOMPUTED)
     other: Kind = "class" if kind in ("tokens", "span") else "span"
     with pytest.raises(UsageError, match="LabelWordsRobertaForMaskedLM has no head for"):
         load_for_task(str(tmp_path), TASKS[other], new_head=False)
@@ -330,14 +345,14 @@ def test_mlm_is_read_elsewhere_with_the_code_beside_it(masked_dir, tmp_path, mon
     batch = batch_of(headed.model)
     found = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved", trust_remote_code=True).eval()
     assert type(found).__module__.startswith("transformers_modules")
-    assert torch.equal(logits_of(found, batch), logits_of(headed.model, batch))
+    torch.testing.assert_close(logits_of(found, batch), logits_of(headed.model, batch), **RECOMPUTED)
     (said,) = pipeline("text-classification", model=str(tmp_path / "saved"), trust_remote_code=True, top_k=None)(
         "w1 w2"
     )
     assert {one["label"] for one in said} == set(NAMES)
     found.save_pretrained(tmp_path / "again")
     again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "again", trust_remote_code=True).eval()
-    assert torch.equal(logits_of(again, batch), logits_of(found, batch))
+    torch.testing.assert_close(logits_of(again, batch), logits_of(found, batch), **RECOMPUTED)
 
 
 def test_mlm_computes_no_loss(masked_dir):

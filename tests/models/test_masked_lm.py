@@ -8,7 +8,7 @@ from encoders import tiny_config, tiny_encoder, tiny_tokenizer
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining
 
 from kdcli.errors import UsageError
-from kdcli.models.capture import capture, unreached
+from kdcli.models.capture import capture, params_without_grad
 from kdcli.models.layout import LAYOUTS, layout_for
 from kdcli.models.load import save_model
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
@@ -86,7 +86,7 @@ def test_every_parameter_learns_from_the_logits_at_labelled_tokens(model):
     labels = batch["labels"][batch["labels"] != IGNORED]
     listen = capture(model, LOGITS)
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    idle = unreached(parameters, torch.nn.functional.cross_entropy(listen(batch).logits, labels))
+    idle = params_without_grad(parameters, torch.nn.functional.cross_entropy(listen(batch).logits, labels))
     assert [n for n in idle if not n.startswith(f"{model.base_model_prefix}.")] == []
     reached = {n: p for n, p in parameters.items() if n not in idle}
     found = []

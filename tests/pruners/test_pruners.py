@@ -11,13 +11,13 @@ import torch
 from encoders import tiny_encoder
 
 from kdcli.errors import UsageError
-from kdcli.pruners import bind, check_settings, defaults, methods
+from kdcli.pruners import build_pruner, check_settings, defaults, methods
 from kdcli.pruners.cap import FINETUNED, PRETRAINED, contrastive
 from kdcli.pruners.l0 import gates
 from kdcli.pruners.masked import is_score
 from kdcli.training.engine import start, train
 from kdcli.training.run_dir import RunDir
-from kdcli.types import Job, Plan, StepLoss
+from kdcli.types import Job, Schedule, StepLoss
 
 CPU = torch.device("cpu")
 KINDS = ["bert", "modernbert", "distilbert"]
@@ -78,7 +78,7 @@ def trained(method, kind, folder=None, stop_after=None, **settings):
     model = tiny(kind)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     lr = LR[method]
-    pruner = bind(method, SETTINGS[method] | settings, model, density=DENSITY, steps=STEPS, lr=lr)
+    pruner = build_pruner(method, SETTINGS[method] | settings, model, density=DENSITY, steps=STEPS, lr=lr)
     states = Rows().batch(np.arange(16))
     with torch.no_grad():
         others = {PRETRAINED: first_states(model, states), FINETUNED: first_states(model, states).flip(-1)}
@@ -91,13 +91,13 @@ def trained(method, kind, folder=None, stop_after=None, **settings):
 
     job = Job(
         *({"model": model}, step, Rows(), All(), None),
-        weigh=lambda batch: len(batch["labels"]),
-        pace=pruner.pace,
-        after=pruner.after,
+        batch_weight=lambda batch: len(batch["labels"]),
+        param_group=pruner.pace,
+        on_step_end=pruner.after,
     )
-    plan = Plan(STEPS, 16, lr, 0, stop_after=stop_after, micro_batch_size=16, checkpoint_every=100)
+    schedule = Schedule(STEPS, 16, lr, 0, stop_after=stop_after, micro_batch_size=16, checkpoint_every=100)
     run = RunDir.claim(folder, "x: 1\n", resume=True) if folder else None
-    outcome = train(start(CPU, torch.float32), CPU, job, plan, run)
+    outcome = train(start(CPU, torch.float32), CPU, job, schedule, run)
     return model, pruner, before, outcome
 
 
@@ -188,7 +188,7 @@ def test_smp_scores_begin_alike_and_gradients_decide():
 
 
 def bound(method, steps=100, lr=1e-2, **settings):
-    return bind(method, settings, tiny("bert"), density=0.1, steps=steps, lr=lr)
+    return build_pruner(method, settings, tiny("bert"), density=0.1, steps=steps, lr=lr)
 
 
 def test_smps_regulariser_rises_with_the_steps_or_with_the_density():
@@ -282,4 +282,4 @@ def test_what_does_not_fit_the_run_is_refused():
         bound("smp", warmup_steps=101)
     for density in (0.0, 1.1):
         with pytest.raises(UsageError, match="sparsity of"):
-            bind("smp", {}, tiny("bert"), density=density, steps=10, lr=1.0)
+            build_pruner("smp", {}, tiny("bert"), density=density, steps=10, lr=1.0)

@@ -8,7 +8,7 @@ import yaml
 from kdcli.commands.distill.settings import DistillRecipe
 from kdcli.data.tasks import tasks
 from kdcli.downstream.settings import FinetuneRecipe
-from kdcli.losses import bind, check_settings
+from kdcli.losses import build_objective, check_settings
 from kdcli.models.shape import parse_shape
 from kdcli.recipe.resolve import combinations, recipe_models, resolve, shipped, summary
 from kdcli.types import ModelShape
@@ -95,7 +95,7 @@ def test_training_values_are_the_published_ones_of_those_that_count_epochs(name)
         *(recipe.method, *recipe.student.to, train.batch_size, train.lr, train.epochs, recipe.data.max_length),
         *(train.warmup_steps, train.warmup_fraction, train.weight_decay, train.clip),
     )
-    bind(recipe.method, recipe.loss, BASE, parse_shape(recipe.student.to[0], BASE))
+    build_objective(recipe.method, recipe.loss, BASE, parse_shape(recipe.student.to[0], BASE))
 
 
 def test_distilbert_starts_from_the_layers_and_weights_of_its_authors():

@@ -12,7 +12,7 @@ from reports import HOSTILE, card
 from test_evaluations import words
 from test_views import Page, shown
 
-from kdcli.report.build import html, write_report
+from kdcli.report.build import html, write_views
 from kdcli.report.markdown import markdown
 from kdcli.report.schema import Agreement, Report
 from kdcli.report.sections.latency import (
@@ -48,7 +48,7 @@ def test_titles(benchmark):
 @pytest.mark.parametrize("kind", ["benchmark", "runs"])
 def test_every_view_is_written(request, tmp_path, kind):
     report = request.getfixturevalue(kind)
-    write_report(tmp_path, report)
+    write_views(tmp_path, report)
     assert Report.model_validate_json((tmp_path / "report.json").read_text("utf-8")) == report
     for text in (words(report), markdown(report), shown(report)):
         said = re.sub("their (own )?teacher", "", " ".join(text.split()))

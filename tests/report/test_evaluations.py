@@ -9,7 +9,7 @@ import pytest
 from reports import HOSTILE, card, evaluate_values, evaluation, finetune_values, run_row, selection_values
 from test_views import Page, front_matter, shown
 
-from kdcli.report.build import html, write_report
+from kdcli.report.build import html, write_views
 from kdcli.report.markdown import markdown
 from kdcli.report.pictures.curves import pictures
 from kdcli.report.schema import Evaluation, Report, Selection
@@ -46,7 +46,7 @@ def test_titles(finetuned, compared, tmp_path):
 @pytest.mark.parametrize("kind", ["finetuned", "grid", "labels", "compared", "languages"])
 def test_every_view_is_written_and_speaks_of_no_teacher(request, tmp_path, kind):
     report = request.getfixturevalue(kind)
-    write_report(tmp_path, report)
+    write_views(tmp_path, report)
     assert Report.model_validate_json((tmp_path / "report.json").read_text("utf-8")) == report
     for text in (words(report), markdown(report), shown(report)):
         assert title(report) in " ".join(text.split())

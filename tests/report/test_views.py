@@ -13,7 +13,7 @@ from reports import HOSTILE, card
 from rich.console import Console
 
 from kdcli.errors import MachineError
-from kdcli.report.build import html, write_report
+from kdcli.report.build import html, write_views
 from kdcli.report.console import rich_table
 from kdcli.report.markdown import markdown
 from kdcli.report.pictures.curves import pictures
@@ -230,7 +230,7 @@ def test_short_name_of_a_directory_is_its_last_part(monkeypatch, tmp_path):
 
 
 def test_report_is_written_last_of_all(report, tmp_path, monkeypatch):
-    write_report(tmp_path, report)
+    write_views(tmp_path, report)
     assert {p.name for p in tmp_path.iterdir()} == {"report.json", "report.md", "report.html", "latency.csv"}
     assert Report.model_validate_json((tmp_path / "report.json").read_text("utf-8")) == report
     assert (tmp_path / "report.html").read_text("utf-8").startswith("<!doctype html>")
@@ -238,7 +238,7 @@ def test_report_is_written_last_of_all(report, tmp_path, monkeypatch):
     empty.mkdir()
     (empty / "report.html").mkdir()
     with pytest.raises(MachineError, match=r"report.html could not be written"):
-        write_report(empty, report)
+        write_views(empty, report)
     assert not (empty / "report.json").exists(), "a run without all its views is not done"
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import BertConfig, BertModel
 
-from kdcli.training.cpu_kernels import SHORT, keep_mask, quick_training
+from kdcli.training.cpu_kernels import SHORT, fast_cpu_kernels, keep_mask
 
 CPU = torch.device("cpu")
 DROPS = [nn.Dropout(0.1)]
@@ -60,7 +60,7 @@ def test_a_seed_decides_whatever_the_number_of_threads() -> None:
 
 def test_the_gradient_is_the_mask() -> None:
     x = torch.randn(50, 60, dtype=torch.float64, requires_grad=True)
-    with quick_training(CPU, DROPS):
+    with fast_cpu_kernels(CPU, DROPS):
         y = F.dropout(x, 0.25, True)
     y.sum().backward()
     assert x.grad is not None
@@ -71,7 +71,7 @@ def test_the_gradient_is_the_mask() -> None:
 def test_what_does_not_drop_is_left_alone() -> None:
     x = torch.randn(4, 5)
     state = torch.get_rng_state()
-    with quick_training(CPU, DROPS):
+    with fast_cpu_kernels(CPU, DROPS):
         assert F.dropout(x, 0.5, False) is x
         assert torch.equal(F.dropout(x, 0.0, True), x)
         assert torch.equal(nn.Dropout(0.5).eval()(x), x)
@@ -80,7 +80,7 @@ def test_what_does_not_drop_is_left_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state), "nothing was drawn"
     assert torch.equal(inside, F.scaled_dot_product_attention(q, q, q))
     assert not F.dropout(x, 1.0, True).any()
-    with quick_training(CPU, DROPS):
+    with fast_cpu_kernels(CPU, DROPS):
         assert not F.dropout(x, 1.0, True).any()
 
 
@@ -99,7 +99,7 @@ def test_attention_drops_probabilities_and_nothing_else(kind: str, scale: float 
     }[kind]
     # Against the identity as values, attention gives its own probabilities.
     identity = torch.eye(L, dtype=torch.float64).expand(B, A, L, L)
-    with quick_training(CPU, DROPS):
+    with fast_cpu_kernels(CPU, DROPS):
         dropped = F.scaled_dot_product_attention(q_BALK, k_BALK, identity, mask, 0.4, scale=scale)
     scores = torch.einsum("balk,bamk->balm", q_BALK, k_BALK) * (K**-0.5 if scale is None else scale)
     expected = (scores.masked_fill(~seen_B1LL, -torch.inf) if kind != "none" else scores).softmax(-1)
@@ -114,7 +114,7 @@ def test_a_model_trains_with_it_and_evaluates_without() -> None:
     config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
     model = BertModel(config)
     ids, mask = torch.randint(0, 50, (3, 6)), torch.tensor([[1] * 6, [1] * 4 + [0] * 2, [1] * 6])
-    with quick_training(CPU, [model.train()]):
+    with fast_cpu_kernels(CPU, [model.train()]):
         torch.manual_seed(3)
         first = model(ids, mask).last_hidden_state
         torch.manual_seed(3)
@@ -124,7 +124,7 @@ def test_a_model_trains_with_it_and_evaluates_without() -> None:
     assert not torch.equal(first, other)
     assert torch.isfinite(first).all()
     model.eval()
-    with quick_training(CPU, [model]):
+    with fast_cpu_kernels(CPU, [model]):
         evaluated = model(ids, mask).last_hidden_state
     assert torch.equal(evaluated, model(ids, mask).last_hidden_state)
 
@@ -139,7 +139,7 @@ def test_attention_in_bfloat16_is_the_one_of_float64() -> None:
     gradient = torch.randn(B, A, L, K, dtype=torch.float64)
     expected = F.scaled_dot_product_attention(*exact, seen_B1LL)
     expected.backward(gradient)
-    with torch.autocast("cpu", torch.bfloat16), quick_training(CPU, []):
+    with torch.autocast("cpu", torch.bfloat16), fast_cpu_kernels(CPU, []):
         found = F.scaled_dot_product_attention(*rounded, seen_B1LL)
     found.backward(gradient.bfloat16())
     assert found.grad_fn is not None
@@ -153,7 +153,7 @@ def test_attention_in_bfloat16_is_the_one_of_float64() -> None:
 
 
 def test_long_rows_and_frozen_models_keep_the_attention_of_pytorch() -> None:
-    with torch.autocast("cpu", torch.bfloat16), quick_training(CPU, []):
+    with torch.autocast("cpu", torch.bfloat16), fast_cpu_kernels(CPU, []):
         long = torch.randn(1, 1, SHORT + 1, 4).bfloat16().requires_grad_()
         kept = F.scaled_dot_product_attention(long, long, long)
         assert kept.grad_fn is not None
@@ -164,8 +164,8 @@ def test_long_rows_and_frozen_models_keep_the_attention_of_pytorch() -> None:
 
 
 def test_nothing_listens_where_nothing_would_change() -> None:
-    idle = type(quick_training(torch.device("cuda"), DROPS))
-    assert type(quick_training(CPU, [nn.Dropout(0.0), nn.Linear(2, 2)])) is idle
-    assert type(quick_training(CPU, DROPS)) is not idle
+    idle = type(fast_cpu_kernels(torch.device("cuda"), DROPS))
+    assert type(fast_cpu_kernels(CPU, [nn.Dropout(0.0), nn.Linear(2, 2)])) is idle
+    assert type(fast_cpu_kernels(CPU, DROPS)) is not idle
     with torch.autocast("cpu", torch.bfloat16):
-        assert type(quick_training(CPU, [])) is not idle
+        assert type(fast_cpu_kernels(CPU, [])) is not idle

@@ -16,12 +16,13 @@ import pytest
 import torch
 from torch import nn
 
-from kdcli.data.batches import BatchPlan
+from kdcli.data.batches import BatchOrder
 from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
-from kdcli.training.engine import start, train
+from kdcli.training.engine import train
 from kdcli.training.evaluation import evaluate
 from kdcli.training.run_dir import BEST, CHECKPOINTS, RunDir
-from kdcli.types import Job, Pace, Plan, StepLoss, real_tokens
+from kdcli.training.session import Session, start
+from kdcli.types import Job, ParamGroup, Schedule, StepLoss, real_tokens
 
 CPU = torch.device("cpu")
 
@@ -54,6 +55,10 @@ class Net(nn.Module):
         return (error * batch["attention_mask"]).sum() / batch["attention_mask"].sum()
 
 
+def session_of(dtype=torch.float32):
+    return Session(start(CPU, dtype), CPU)
+
+
 def job_of(nets, step=None):
     rows = Rows()
 
@@ -61,19 +66,19 @@ def job_of(nets, step=None):
         terms = {name: net(batch) for name, net in nets.items()}
         return StepLoss(torch.stack(list(terms.values())).sum(), terms)
 
-    return Job(nets, step or together, rows, BatchPlan(len(rows), 8, 0), Rows(9), real_tokens)
+    return Job(nets, step or together, rows, BatchOrder(len(rows), 8, 0), Rows(9), real_tokens)
 
 
-def plan_of(**changes):
+def make_schedule(**changes):
     given = {"steps": 12, "batch_size": 8, "lr": 0.05, "warmup_steps": 3, "log_every": 1, "eval_every": 5}
-    return Plan(**given | {"checkpoint_every": 4} | changes)
+    return Schedule(**given | {"checkpoint_every": 4} | changes)
 
 
 def run(nets, tmp_path=None, step=None, **changes):
     run_dir = None
     if tmp_path is not None:
         run_dir = RunDir.claim(tmp_path / "run", "x: 1\n", resume=True)
-    return train(start(CPU, torch.float32), CPU, job_of(nets, step), plan_of(**changes), run_dir)
+    return train(session_of(), job_of(nets, step), make_schedule(**changes), run_dir)
 
 
 def weights(net):
@@ -101,7 +106,7 @@ def test_micro_batches_do_not_change_the_result():
 def test_the_first_step_is_adamw_on_the_clipped_gradient_of_the_global_mean():
     net, reference = Net(), Net().double()
     run({"net": net}, stop_after=1, clip=0.1)
-    batch = Rows().batch(BatchPlan(50, 8, 0).indices(1))
+    batch = Rows().batch(BatchOrder(50, 8, 0).indices(1))
     loss = reference(batch)
     loss.backward()
     gradients = [p.grad for p in reference.parameters()]
@@ -115,8 +120,8 @@ def test_the_first_step_is_adamw_on_the_clipped_gradient_of_the_global_mean():
 
 
 def test_the_schedule_wastes_no_step_at_rate_zero():
-    plan = plan_of(steps=10, warmup_steps=4, lr=1.0)
-    rates = [plan.lr_at(s) for s in range(1, 11)]
+    schedule = make_schedule(steps=10, warmup_steps=4, lr=1.0)
+    rates = [schedule.lr_at(s) for s in range(1, 11)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert rates[4:] == pytest.approx([1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
 
@@ -125,9 +130,13 @@ def test_parameters_move_at_their_own_pace():
     # Adam's first step is the rate itself, whatever the gradient, plus the decay.
     net = Net()
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    paces = {"net.embed.weight": Pace(0.5), "net.out.weight": Pace(0.1, decayed=False), "net.out.bias": Pace(2.0)}
-    job = dataclasses.replace(job_of({"net": net}), pace=paces.__getitem__)
-    train(start(CPU, torch.float32), CPU, job, plan_of(steps=1, warmup_steps=0, lr=0.01, weight_decay=0.3), None)
+    paces = {
+        "net.embed.weight": ParamGroup(0.5),
+        "net.out.weight": ParamGroup(0.1, decayed=False),
+        "net.out.bias": ParamGroup(2.0),
+    }
+    job = dataclasses.replace(job_of({"net": net}), param_group=paces.__getitem__)
+    train(session_of(), job, make_schedule(steps=1, warmup_steps=0, lr=0.01, weight_decay=0.3), None)
     for name, lr, decay in (("embed.weight", 0.005, 0.3), ("out.weight", 0.001, 0.0), ("out.bias", 0.02, 0.0)):
         moved = net.get_parameter(name).detach() - (1 - lr * decay) * before[name]
         seen = moved[moved.abs() > 1e-6] if name == "embed.weight" else moved
@@ -141,9 +150,9 @@ def test_after_is_told_what_is_done_and_by_a_resumed_run_too(tmp_path):
         told.append((done, weights(net).clone()))
 
     def go(resume, **changes):
-        job = dataclasses.replace(job_of({"net": net}), after=after)
+        job = dataclasses.replace(job_of({"net": net}), on_step_end=after)
         run_dir = RunDir.claim(tmp_path / "run", "x: 1\n", resume=resume)
-        return train(start(CPU, torch.float32), CPU, job, plan_of(**changes), run_dir)
+        return train(session_of(), job, make_schedule(**changes), run_dir)
 
     go(False, stop_after=4)
     assert [done for done, _ in told] == [0, 1, 2, 3, 4]
@@ -163,8 +172,8 @@ def test_a_batch_that_counts_nothing_moves_nothing():
     def step(batch):
         return StepLoss(0.0 * net(batch), {})
 
-    job = dataclasses.replace(job_of({"net": net}, step), held_out=None, weigh=lambda _: 0.0)
-    outcome = train(start(CPU, torch.float32), CPU, job, plan_of(steps=2, warmup_steps=0, weight_decay=0.0), None)
+    job = dataclasses.replace(job_of({"net": net}, step), held_out=None, batch_weight=lambda _: 0.0)
+    outcome = train(session_of(), job, make_schedule(steps=2, warmup_steps=0, weight_decay=0.0), None)
     assert torch.equal(weights(net), before)
     assert outcome.loss_last == 0
 
@@ -303,16 +312,16 @@ def test_frozen_parameters_stay():
 
 def test_bf16_trains(tmp_path):
     net = Net()
-    outcome = train(start(CPU, torch.bfloat16), CPU, job_of({"net": net}), plan_of(), None)
+    outcome = train(session_of(torch.bfloat16), job_of({"net": net}), make_schedule(), None)
     assert outcome.loss_last < 0.7 * outcome.loss_first
     assert weights(net).dtype == torch.float32
 
 
 def test_a_batch_smaller_than_the_processes_is_refused(monkeypatch):
-    accelerator = start(CPU, torch.float32)
-    monkeypatch.setattr(type(accelerator), "num_processes", 9)
+    session = session_of()
+    monkeypatch.setattr(type(session.accelerator), "num_processes", 9)
     with pytest.raises(UsageError, match="one sequence for each of 9 processes"):
-        train(accelerator, CPU, job_of({"net": Net()}), plan_of(), None)
+        train(session, job_of({"net": Net()}), make_schedule(), None)
 
 
 class Held(Rows):
@@ -336,14 +345,14 @@ def judged_job(net, metrics, n=21):
             outputs = batch["number"][:, None] + batch["attention_mask"].double() / 2
         return StepLoss(loss, {"net": loss}, outputs)
 
-    return dataclasses.replace(job, step=step, held_out=Held(n), judge=metrics, best="score")
+    return dataclasses.replace(job, step=step, held_out=Held(n), compute_metrics=metrics, best="score")
 
 
 class TestJudge:
     def train(self, tmp_path, metrics, n=21, net=None, **changes):
         run_dir = RunDir.claim(tmp_path / "run", "x: 1\n", resume=True)
         net = net or Net(dropout=0.3)
-        outcome = train(start(CPU, torch.float32), CPU, judged_job(net, metrics, n), plan_of(**changes), run_dir)
+        outcome = train(session_of(), judged_job(net, metrics, n), make_schedule(**changes), run_dir)
         return outcome, net, run_dir
 
     @pytest.mark.parametrize("micro", [1, 4, 5, 8])
@@ -396,7 +405,7 @@ class TestJudge:
         values = iter([0.0, 3.0, 2.0, 1.0])
         net, run_dir = Net(), RunDir.claim(tmp_path / "run", "x: 1\n")
         job = dataclasses.replace(judged_job(net, lambda _: {"score": next(values)}), best=None)
-        outcome = train(start(CPU, torch.float32), CPU, job, plan_of(), run_dir)
+        outcome = train(session_of(), job, make_schedule(), run_dir)
         last = Net()
         run({"net": last})
         assert outcome.best_step is None
@@ -430,7 +439,7 @@ class TestJudge:
             for stop in stops:
                 net, run_dir = Net(dropout=0.3), RunDir.claim(tmp_path / side, "x: 1\n", resume=True)
                 try:
-                    outcome = train(start(CPU, torch.float32), CPU, job(net, stop), plan_of(), run_dir)
+                    outcome = train(session_of(), job(net, stop), make_schedule(), run_dir)
                 except KeyboardInterrupt:
                     continue
             log = [{k: v for k, v in r.items() if k != "seconds"} for r in run_dir.read_log()]
@@ -457,7 +466,7 @@ class Order:
 class TestEvaluate:
     def test_the_loss_is_the_mean_over_all_that_counts(self):
         net = Net()
-        found = evaluate(start(CPU, torch.float32), CPU, judged_job(net, lambda _: {}, n=70))
+        found = evaluate(session_of(), judged_job(net, lambda _: {}, n=70))
         whole = Held(70).batch(np.arange(70))
         assert found.losses["loss"] == pytest.approx(float(net(whole).detach()), abs=1e-6)
         assert found.losses["net"] == found.losses["loss"]
@@ -473,7 +482,7 @@ class TestEvaluate:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return job.step(batch)
 
-        found = evaluate(start(CPU, torch.float32), CPU, dataclasses.replace(job, step=small_memory))
+        found = evaluate(session_of(), dataclasses.replace(job, step=small_memory))
         assert sizes[:3] == [32, 16, 8]
         assert [float(o[0]) for o in found.outputs] == [i + 0.5 for i in range(40)]
         assert found.losses["loss"] == pytest.approx(float(net(Held(40).batch(np.arange(40))).detach()), abs=1e-6)
@@ -481,22 +490,22 @@ class TestEvaluate:
     def test_nothing_held_out(self):
         job = dataclasses.replace(judged_job(Net(), lambda _: {}), held_out=None)
         with pytest.raises(ValueError, match="holds nothing out"):
-            evaluate(start(CPU, torch.float32), CPU, job)
+            evaluate(session_of(), job)
 
     @pytest.mark.parametrize("ranks", [2, 3, 5])
     @pytest.mark.parametrize("n", [4, 21])
     def test_the_shares_of_several_ranks_make_up_the_whole(self, monkeypatch, ranks, n):
         """Each takes its share; together they are what one would have found, also where one has nothing to do."""
         net = Net()
-        one = evaluate(start(CPU, torch.float32), CPU, judged_job(net, lambda _: {}, n=n))
-        accelerator, parts = start(CPU, torch.float32), []
-        monkeypatch.setattr(type(accelerator), "num_processes", ranks)
+        one = evaluate(session_of(), judged_job(net, lambda _: {}, n=n))
+        session, parts = session_of(), []
+        monkeypatch.setattr(type(session.accelerator), "num_processes", ranks)
         monkeypatch.setattr("kdcli.training.evaluation.any_rank", lambda *_: False)
         # What every rank would send, and then what each is sent back.
         monkeypatch.setattr("kdcli.training.evaluation.gather_object", lambda own: parts.append(own[0]) or parts)
         for rank in range(ranks):
-            monkeypatch.setattr(type(accelerator), "process_index", rank)
-            found = evaluate(accelerator, CPU, judged_job(net, lambda _: {}, n=n))
+            monkeypatch.setattr(type(session.accelerator), "process_index", rank)
+            found = evaluate(session, judged_job(net, lambda _: {}, n=n))
         assert len(parts) == ranks
         assert sum(len(outputs) for _, _, outputs in parts) == n
         assert max(len(outputs) for _, _, outputs in parts) == -(-n // ranks)
@@ -511,7 +520,7 @@ import torch
 import torch.distributed
 
 atexit.register(lambda: print("group at the very end:", torch.distributed.is_initialized()))
-from kdcli.training.engine import start
+from kdcli.training.session import start
 
 start(torch.device("cpu"), torch.float32)
 print("group at work:", torch.distributed.is_initialized())

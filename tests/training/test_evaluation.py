@@ -8,10 +8,11 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from kdcli.data.batches import BatchPlan
+from kdcli.data.batches import BatchOrder
 from kdcli.errors import MachineError
 from kdcli.training import evaluation as held_out
-from kdcli.training.evaluation import CPU_MICRO_BATCH, any_rank, evaluate, is_out_of_memory, pass_over
+from kdcli.training.evaluation import CPU_MICRO_BATCH, any_rank, evaluate, evaluate_batches, is_out_of_memory
+from kdcli.training.session import Session
 from kdcli.types import Job, StepLoss
 
 N = 77
@@ -60,10 +61,10 @@ def job_of(examples, judge=True, training=False, **how):
         modules={"student": model},
         step=step_of(model, **how),
         examples=Rows(3),
-        order=BatchPlan(3, 1, 0),
+        order=BatchOrder(3, 1, 0),
         held_out=examples,
-        weigh=lambda batch: float(weights(batch["input_ids"][:, 0].double()).sum()),
-        judge=(lambda outputs: {"accuracy": 1.0}) if judge else None,
+        batch_weight=lambda batch: float(weights(batch["input_ids"][:, 0].double()).sum()),
+        compute_metrics=(lambda outputs: {"accuracy": 1.0}) if judge else None,
     )
 
 
@@ -75,7 +76,7 @@ def expected():
 
 def test_losses_are_means_over_what_batches_weigh_and_outputs_come_in_order():
     rows = Rows()
-    found = evaluate(Accelerator(cpu=True), CPU, job_of(rows, training=True))
+    found = evaluate(Session(Accelerator(cpu=True), CPU), job_of(rows, training=True))
     assert found.losses == pytest.approx(expected())
     assert [o.tolist() for o in found.outputs] == [[float(i)] for i in range(N)]
     assert rows.sizes == [CPU_MICRO_BATCH, CPU_MICRO_BATCH, N - 2 * CPU_MICRO_BATCH]
@@ -83,20 +84,20 @@ def test_losses_are_means_over_what_batches_weigh_and_outputs_come_in_order():
 
 @pytest.mark.parametrize("micro", [1, 2, 5, 64, 100])
 def test_the_size_of_micro_batches_changes_nothing(micro):
-    found = pass_over(Accelerator(cpu=True), CPU, job_of(Rows()), Rows(), micro)
+    found = evaluate_batches(Session(Accelerator(cpu=True), CPU), job_of(Rows()), Rows(), micro)
     assert found.losses == pytest.approx(expected())
     assert np.concatenate(found.outputs).tolist() == list(range(N))
 
 
 def test_outputs_are_float32_whatever_the_model_computes_in():
-    found = evaluate(Accelerator(cpu=True), CPU, job_of(Rows(9), outputs="half"))
+    found = evaluate(Session(Accelerator(cpu=True), CPU), job_of(Rows(9), outputs="half"))
     assert {o.dtype for o in found.outputs} == {np.dtype(np.float32)}
     assert found.outputs[3].tolist() == [3.0, -3.0]
 
 
 @pytest.mark.parametrize("how", [{"judge": False}, {"outputs": False}])
 def test_outputs_are_kept_only_to_be_judged(how):
-    found = evaluate(Accelerator(cpu=True), CPU, job_of(Rows(), **how))
+    found = evaluate(Session(Accelerator(cpu=True), CPU), job_of(Rows(), **how))
     assert found.outputs == []
     assert found.losses == pytest.approx(expected())
 
@@ -104,7 +105,7 @@ def test_outputs_are_kept_only_to_be_judged(how):
 @pytest.mark.parametrize("room", [16, 3, 1])
 def test_where_memory_runs_out_fewer_rows_are_taken_at_once(room):
     rows = Rows()
-    found = evaluate(Accelerator(cpu=True), CPU, job_of(rows, room=room))
+    found = evaluate(Session(Accelerator(cpu=True), CPU), job_of(rows, room=room))
     assert found.losses == pytest.approx(expected())
     assert np.concatenate(found.outputs).tolist() == list(range(N))
     tried = list(dict.fromkeys(rows.sizes))
@@ -115,7 +116,7 @@ def test_where_memory_runs_out_fewer_rows_are_taken_at_once(room):
 
 def test_without_memory_for_one_row_it_is_said_what_to_lower():
     with pytest.raises(MachineError, match="one sequence at a time") as error:
-        evaluate(Accelerator(cpu=True), CPU, job_of(Rows(), room=0))
+        evaluate(Session(Accelerator(cpu=True), CPU), job_of(Rows(), room=0))
     assert "data.max_length" in error.value.hint
 
 
@@ -126,12 +127,12 @@ def test_an_error_of_another_kind_is_not_taken_for_want_of_memory():
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        evaluate(Accelerator(cpu=True), CPU, Job(**{**vars(job), "step": broken}))
+        evaluate(Session(Accelerator(cpu=True), CPU), Job(**{**vars(job), "step": broken}))
 
 
 def test_a_job_that_holds_nothing_out_cannot_be_evaluated():
     with pytest.raises(ValueError, match="holds nothing out"):
-        evaluate(Accelerator(cpu=True), CPU, job_of(None))
+        evaluate(Session(Accelerator(cpu=True), CPU), job_of(None))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ def test_several_processes_find_together_what_one_finds(monkeypatch, count):
     taken = []
     for index in range(count):
         rows = Rows()
-        found = pass_over(Rank(index, count), CPU, job_of(rows), rows, 8)
+        found = evaluate_batches(Rank(index, count), CPU, job_of(rows), rows, 8)
         taken.append(sum(rows.sizes))
     assert sum(taken) == N
     assert max(taken) - min(taken) <= 1
@@ -180,7 +181,7 @@ def test_several_processes_find_together_what_one_finds(monkeypatch, count):
 
 def test_a_process_gives_up_when_another_one_has_no_memory(monkeypatch):
     monkeypatch.setattr(held_out, "gather_object", lambda mine: pytest.fail("ranks would wait for each other"))
-    assert pass_over(Rank(0, 2, flags=1.0), CPU, job_of(Rows()), Rows(), 8) is None
+    assert evaluate_batches(Rank(0, 2, flags=1.0), CPU, job_of(Rows()), Rows(), 8) is None
     assert any_rank(Rank(0, 2, flags=1.0), CPU, False) is True
     assert any_rank(Rank(0, 2, flags=0.0), CPU, False) is False
     assert any_rank(Rank(0, 1), CPU, True) is True

@@ -32,7 +32,7 @@ from kdcli.models.load import load_encoder, load_tokenizer, location
 from kdcli.models.shape import is_shape
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
-from kdcli.report.finish import Finished, finish
+from kdcli.report.finish import RunResult, write_report
 from kdcli.report.sections.latency import speedup_of
 from kdcli.report.views import short
 from kdcli.sparse.load import is_compact, load
@@ -90,7 +90,7 @@ def write_runner(resolved: Resolved[BenchmarkRecipe], folder: Path) -> Written:
     return Written(write_portable(folder, models, cells))
 
 
-def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> Finished:
+def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> RunResult:
     """Measure every model on every backend and report.
 
     Raises:
@@ -125,7 +125,7 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> Finished
     if labelled is not None and not latency.interrupted:
         scores = scores_on_backends(recipe, labelled, headed, backends, device)
     notes = ["interrupted: only the cells measured until then are here"] if latency.interrupted else []
-    result = finish(
+    result = write_report(
         run_dir,
         command="benchmark",
         recipe=recipe.model_dump(),
@@ -155,7 +155,7 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> Finished
     return result
 
 
-def compare(resolved: Resolved[BenchmarkRecipe], invocation: Invocation, sources: Sequence[Path]) -> Finished:
+def compare(resolved: Resolved[BenchmarkRecipe], invocation: Invocation, sources: Sequence[Path]) -> RunResult:
     """Report what several runs measured, side by side; nothing is measured.
 
     Raises:
@@ -165,7 +165,7 @@ def compare(resolved: Resolved[BenchmarkRecipe], invocation: Invocation, sources
     cards = found.cards | {name: _card(shape, invocation) for name, shape in found.shapes.items()}
     run_dir = RunDir(invocation.output_dir or numbered("benchmark-compare", taken=invocation.overwrite))
     RunDir.claim(run_dir.path, resolved.to_yaml(), overwrite=invocation.overwrite)
-    return finish(
+    return write_report(
         run_dir,
         command="benchmark",
         recipe=resolved.recipe.model_dump() | {"compare": [str(s) for s in sources]},
@@ -178,7 +178,7 @@ def compare(resolved: Resolved[BenchmarkRecipe], invocation: Invocation, sources
     )
 
 
-def hold_gates(result: Finished, gates: Gates) -> None:
+def hold_gates(result: RunResult, gates: Gates) -> None:
     """Compare every candidate with the gates.
 
     Raises:
@@ -333,7 +333,7 @@ def _measured(
             if of == backend
             for name, model in zip(names, models, strict=True)
         ]
-        Progress.say(f"measuring {len(subjects)} on {backend}")
+        Progress.log(f"measuring {len(subjects)} on {backend}")
         found = measure_latency([baseline, *(s for s in subjects if s != baseline)], protocol)
         seen = {(r["model"], r["backend"], r["dtype"], r["batch_size"], r["seq_len"]) for r in whole.rows}
         found.rows = [

@@ -21,10 +21,10 @@ from kdcli.bench.environment import latency_threads
 from kdcli.commands.benchmark.settings import BenchmarkRecipe
 from kdcli.data.labelled.features import Array
 from kdcli.data.labelled.task_data import Labelled
-from kdcli.downstream.predictions import Judge, Prediction, compared
+from kdcli.downstream.predictions import Evaluator, Prediction, compared
 from kdcli.downstream.task import features_of, open_judged
 from kdcli.errors import UsageError
-from kdcli.models.heads import Headed, load_for_task
+from kdcli.models.heads import TaskModel, load_for_task
 from kdcli.models.shape import is_shape, positions_of
 from kdcli.training.progress import Progress
 from kdcli.types import Batch
@@ -59,7 +59,7 @@ class Scores:
 
 def open_task(
     recipe: BenchmarkRecipe, names: Sequence[str], models: Sequence[str], *, trust_remote_code: bool
-) -> tuple[Labelled, dict[str, Headed]]:
+) -> tuple[Labelled, dict[str, TaskModel]]:
     """The judged examples of the recipe's task, and the models with their heads.
 
     Raises:
@@ -79,7 +79,7 @@ def open_task(
 def scores_on_backends(
     recipe: BenchmarkRecipe,
     data: Labelled,
-    headed: Mapping[str, Headed],
+    headed: Mapping[str, TaskModel],
     backends: Sequence[tuple[str, str]],
     device: torch.device,
 ) -> Scores:
@@ -91,11 +91,13 @@ def scores_on_backends(
     evaluations: list[dict[str, Any]] = []
     comparisons: list[dict[str, Any]] = []
     for name, of in headed.items():
-        judge = Judge.of(data.task, data.sets, of.tokenizer, **features_of(recipe.data, data.task, of, as_tuned=True))
+        evaluator = Evaluator.of(
+            data.task, data.sets, of.tokenizer, **features_of(recipe.data, data.task, of, as_tuned=True)
+        )
         plain: list[Prediction] = []
         for backend, precision in dict.fromkeys([PLAIN, *backends]):
             label = name if (backend, precision) == PLAIN else f"{name} on {backend} {precision}"
-            Progress.say(f"{label}: {len(judge.features.examples):,} examples of {data.task.name}")
+            Progress.log(f"{label}: {len(evaluator.features.examples):,} examples of {data.task.name}")
             with tempfile.TemporaryDirectory() as folder:
                 made = runner(
                     of.model.to(device),
@@ -106,13 +108,13 @@ def scores_on_backends(
                     folder=Path(folder),
                 )
                 room = positions_of(of.model.config)
-                predictions = judge.features.predictions(_outputs(made, judge, room))
-            evaluations += judge.evaluations(label, data.split, predictions, worst=0)
+                predictions = evaluator.features.predictions(_outputs(made, evaluator, room))
+            evaluations += evaluator.evaluations(label, data.split, predictions, worst=0)
             if (backend, precision) == PLAIN:
                 plain = predictions
                 continue
-            of_both = (label, judge.scorers(predictions)), (name, judge.scorers(plain))
-            comparisons += compared(judge, *of_both, RESAMPLES)
+            of_both = (label, evaluator.scorers(predictions)), (name, evaluator.scorers(plain))
+            comparisons += compared(evaluator, *of_both, RESAMPLES)
     first = data.task.metrics[0]
     worse = [
         f"{row['model']} {row['set']}".rstrip() + f": {first} {row['difference']:+.4f}"
@@ -122,9 +124,9 @@ def scores_on_backends(
     return Scores(evaluations, comparisons, worse)
 
 
-def _outputs(made: Runner, judge: Judge, room: int | None) -> list[Array]:
+def _outputs(made: Runner, evaluator: Evaluator, room: int | None) -> list[Array]:
     """The logits of each row; a question answering head has two vectors in place of one matrix."""
-    rows = judge.features.rows
+    rows = evaluator.features.rows
     found: list[Array] = []
     for begin in range(0, len(rows), AT_ONCE):
         batch = _rounded(rows.batch(np.arange(begin, min(begin + AT_ONCE, len(rows)))), rows.pad_id, room)

@@ -13,21 +13,22 @@ from transformers import PreTrainedModel
 from kdcli.commands.cotrain.models import Pair
 from kdcli.commands.cotrain.plan import ROLES, names_of, weights_of
 from kdcli.commands.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
-from kdcli.data.batches import BatchPlan
+from kdcli.data.batches import BatchOrder
 from kdcli.data.text.corpus import Corpus
 from kdcli.data.text.masking import Masked, PassOrder, tokens_of
 from kdcli.downstream.settings import FinetuneRecipe
-from kdcli.downstream.task import Downstream, fitting
+from kdcli.downstream.task import PreparedTask, build_job
 from kdcli.losses.ctcd import STUDENT, TEACHER, Weights, ctcd, reverse_kl
 from kdcli.losses.hard import hard_loss, labelled
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
-from kdcli.models.capture import Capture, capture, unreached
-from kdcli.models.heads import Headed
+from kdcli.models.capture import Capture, capture, params_without_grad
+from kdcli.models.heads import TaskModel
 from kdcli.models.shape import set_dropout
-from kdcli.teachers.teacher import heard, listening
+from kdcli.teachers.teacher import Teacher
 from kdcli.training.progress import Progress
-from kdcli.types import Batch, Job, Needs, Pace, Plan, StepLoss
+from kdcli.training.session import Session
+from kdcli.types import Batch, Job, Needs, ParamGroup, Schedule, StepLoss
 
 
 @dataclass(frozen=True)
@@ -39,27 +40,23 @@ class _Losses:
     community: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
-def on_text(pair: Pair, corpus: Corpus, recipe: CotrainRecipe, plan: Plan, device: torch.device, precision: str) -> Job:
-    """Masked language modelling of both models on the same masked blocks.
-
-    Args:
-        precision: as of `kdcli.teachers.teacher.listening`.
-    """
+def on_text(pair: Pair, corpus: Corpus, recipe: CotrainRecipe, schedule: Schedule, session: Session) -> Job:
+    """Masked language modelling of both models on the same masked blocks."""
     weights, names, mask = weights_of(recipe), names_of(recipe), recipe.data.mask
     tokens = tokens_of(pair.tokenizer, str(recipe.teacher))
     train, held_out = (
-        Masked(blocks, tokens, mask.share, mask.whole_words, mask.static, plan.seed)
+        Masked(blocks, tokens, mask.share, mask.whole_words, mask.static, schedule.seed)
         for blocks in (corpus.train, corpus.held_out)
     )
     needs = Needs(masked_logits=True)
     _set_dropout(pair.models.values(), recipe)
     models = {role: capture(model, needs) for role, model in pair.models.items()}
-    frozen = listening(pair.community.model, needs, device, precision) if pair.community else None
+    frozen = Teacher.frozen(pair.community.source, pair.community.model, needs, session) if pair.community else None
     temperature = recipe.temperature
     divergence = reverse_kl if recipe.community.printed_order else soft_kl
 
     def step(batch: Batch) -> StepLoss:
-        of_frozen = heard(frozen, batch).logits if frozen is not None else None
+        of_frozen = frozen.signals(batch).logits if frozen is not None else None
         signals = {role: model(batch) for role, model in models.items()}
         labels_P = labels_of(signals[STUDENT])
         losses = _Losses(
@@ -73,17 +70,17 @@ def on_text(pair: Pair, corpus: Corpus, recipe: CotrainRecipe, plan: Plan, devic
         modules={names[role]: model for role, model in models.items()},
         step=step,
         examples=train,
-        order=PassOrder(BatchPlan(len(train), plan.batch_size, plan.seed)),
+        order=PassOrder(BatchOrder(len(train), schedule.batch_size, schedule.seed)),
         held_out=held_out,
-        weigh=lambda batch: labelled("tokens", batch["labels"]),
-        pace=_paces(recipe),
+        batch_weight=lambda batch: labelled("tokens", batch["labels"]),
+        param_group=_paces(recipe),
     )
     for role, model in models.items():
         _freeze_idle(names[role], model, train.batch(np.arange(1)), learns=weights.reaches(role))
     return job
 
 
-def on_task(task: Downstream, recipe: CotrainTaskRecipe, headed: Mapping[str, Headed]) -> tuple[Job, Plan]:
+def on_task(task: PreparedTask, recipe: CotrainTaskRecipe, headed: Mapping[str, TaskModel]) -> tuple[Job, Schedule]:
     """Fine-tuning of both models on the same rows; the student is judged while they train.
 
     Args:
@@ -91,9 +88,9 @@ def on_task(task: Downstream, recipe: CotrainTaskRecipe, headed: Mapping[str, He
     """
     weights, names, kind = weights_of(recipe), names_of(recipe), task.data.task.kind
     _set_dropout((model.model for model in headed.values()), recipe)
-    fits = {role: fitting(task, finetune_recipe(recipe, headed[role].source), headed[role]) for role in ROLES}
+    fits = {role: build_job(task, finetune_recipe(recipe, headed[role].source), headed[role]) for role in ROLES}
     models = {role: job.modules["model"] for role, (job, _) in fits.items()}
-    plain, plan = fits[STUDENT]
+    plain, schedule = fits[STUDENT]
 
     def step(batch: Batch) -> StepLoss:
         signals = {role: model(batch) for role, model in models.items()}
@@ -112,7 +109,7 @@ def on_task(task: Downstream, recipe: CotrainTaskRecipe, headed: Mapping[str, He
         if not weights.reaches(role):
             _freeze(names[role], model)
     modules = {names[role]: models[role] for role in ROLES}
-    return replace(plain, modules=modules, step=step, pace=_paces(recipe)), plan
+    return replace(plain, modules=modules, step=step, param_group=_paces(recipe)), schedule
 
 
 def finetune_recipe(recipe: CotrainTaskRecipe, model: str, *, label_map: bool = False) -> FinetuneRecipe:
@@ -148,10 +145,10 @@ def _set_dropout(models: Iterable[PreTrainedModel], recipe: CotrainRecipe | Cotr
             set_dropout(model, recipe.dropout)
 
 
-def _paces(recipe: CotrainRecipe | CotrainTaskRecipe) -> Callable[[str], Pace]:
+def _paces(recipe: CotrainRecipe | CotrainTaskRecipe) -> Callable[[str], ParamGroup]:
     train, names = recipe.train, names_of(recipe)
     rates = {names[TEACHER]: train.teacher_lr, names[STUDENT]: train.student_lr}
-    paces = {name: Pace(lr=(rate or train.lr) / train.lr) for name, rate in rates.items()}
+    paces = {name: ParamGroup(lr=(rate or train.lr) / train.lr) for name, rate in rates.items()}
     return lambda parameter: paces[parameter.partition(".")[0]]
 
 
@@ -162,10 +159,10 @@ def _freeze_idle(name: str, model: Capture, batch: Batch, *, learns: bool) -> No
         return
     logits_PV = model(batch).logits
     assert logits_PV is not None
-    for parameter in unreached(dict(model.named_parameters()), logits_PV.sum()):
+    for parameter in params_without_grad(dict(model.named_parameters()), logits_PV.sum()):
         model.get_parameter(parameter).requires_grad_(False)
 
 
 def _freeze(name: str, model: torch.nn.Module) -> None:
     model.requires_grad_(False)
-    Progress.say(f"{name}: with these weights it has nothing to learn from and stays as it is")
+    Progress.log(f"{name}: with these weights it has nothing to learn from and stays as it is")

@@ -14,12 +14,12 @@ from kdcli.data.text.own_tokenizer import own_tokenizer
 from kdcli.errors import UsageError
 from kdcli.losses.ctcd import STUDENT, TEACHER
 from kdcli.models.layout import layout_for
-from kdcli.models.load import Loaded, load_config, load_tokenizer
+from kdcli.models.load import LoadedModel, load_config, load_tokenizer
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
 from kdcli.models.shape import (
     GRAMMAR,
     build_student,
-    evenly,
+    evenly_spaced_layers,
     is_shape,
     parse_shape,
     positions_of,
@@ -48,7 +48,7 @@ class Pair:
 
     models: dict[str, PreTrainedModel]
     tokenizer: PreTrainedTokenizerBase
-    community: Loaded | None
+    community: LoadedModel | None
     notes: list[str]
 
 
@@ -96,7 +96,7 @@ def load_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
     return Pair({role: models[role] for role in ROLES}, origin.tokenizer, community, sorted(notes, reverse=True))
 
 
-def _load(source: str, what: str, trust_remote_code: bool) -> Loaded:
+def _load(source: str, what: str, trust_remote_code: bool) -> LoadedModel:
     otherwise = "co-training needs masked language models; a shape in place of a model starts from the beginning"
     try:
         return load_masked_lm(source, otherwise=otherwise, trust_remote_code=trust_remote_code)
@@ -105,7 +105,7 @@ def _load(source: str, what: str, trust_remote_code: bool) -> Loaded:
 
 
 def _origin(
-    recipe: CotrainRecipe, community: Loaded | None, given: dict[str, Loaded], trust_remote_code: bool
+    recipe: CotrainRecipe, community: LoadedModel | None, given: dict[str, LoadedModel], trust_remote_code: bool
 ) -> _Origin:
     if recipe.base is not None:
         config = load_config(recipe.base, trust_remote_code=trust_remote_code, weights=False)
@@ -117,7 +117,7 @@ def _origin(
     if first is not None:
         return _Origin(first.model.config, first.tokenizer, first.shape.heads)
     positions = max(LEAST_POSITIONS, recipe.data.max_length)
-    tokenizer = own_tokenizer(recipe.data.source, recipe.data.column, recipe.vocab_size, positions, log=Progress.say)
+    tokenizer = own_tokenizer(recipe.data.source, recipe.data.column, recipe.vocab_size, positions, log=Progress.log)
     config = BertConfig(
         vocab_size=len(tokenizer), max_position_embeddings=positions, pad_token_id=tokenizer.pad_token_id
     )
@@ -143,7 +143,7 @@ def _fresh(config: Any, shape: ModelShape, seed: int, trust_remote_code: bool) -
 
 
 def _remapped(
-    recipe: CotrainRecipe, community: Loaded, role: str, shape: ModelShape, shapes: dict[str, ModelShape]
+    recipe: CotrainRecipe, community: LoadedModel, role: str, shape: ModelShape, shapes: dict[str, ModelShape]
 ) -> tuple[PreTrainedModel, str]:
     """A model copied from the community teacher's, and how.
 
@@ -157,7 +157,7 @@ def _remapped(
         )
     layers = recipe.community.layers[number] if recipe.community.layers else None
     if layers is None and number and shapes.get(ROLES[0]) == shape and shape.layers < of_teacher.layers:
-        layers = [max(1, n - 1) for n in evenly(of_teacher.layers, shape.layers)]
+        layers = [max(1, n - 1) for n in evenly_spaced_layers(of_teacher.layers, shape.layers)]
     seed = 2 * recipe.train.seed + number
     built = build_student(community.model.base_model, shape, layers=layers, seed=seed)
     headed = student_with_head(community.model, built, seed=seed)

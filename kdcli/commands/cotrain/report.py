@@ -11,7 +11,7 @@ from kdcli.bench.latency import Latency
 from kdcli.commands.cotrain.plan import STANDALONE
 from kdcli.commands.cotrain.settings import CotrainRecipe
 from kdcli.losses.ctcd import TEACHER
-from kdcli.report.finish import Finished, finish
+from kdcli.report.finish import RunResult, write_report
 from kdcli.training.run_dir import RunDir
 from kdcli.types import Outcome
 
@@ -61,11 +61,11 @@ def finished(
     notes: list[str],
     latency: Latency | None = None,
     scores: list[dict[str, Any]] | None = None,
-    alone: Finished | None = None,
-) -> Finished:
+    alone: RunResult | None = None,
+) -> RunResult:
     """Write the report of a pair that was trained and saved; `alone` is the run of the same two without each other, the
     rest is as of `kdcli.report.finish.finish`."""
-    return finish(
+    return write_report(
         RunDir(folder),
         command="cotrain",
         recipe=recipe.model_dump(),

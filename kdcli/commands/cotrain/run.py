@@ -10,8 +10,8 @@ from kdcli.errors import UsageError
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
 from kdcli.report.dry_run import Estimate
-from kdcli.report.finish import Finished
-from kdcli.training.launch import carry_out
+from kdcli.report.finish import RunResult
+from kdcli.training.launch import run_command
 
 
 def weights(text: str | None) -> list[float] | None:
@@ -32,7 +32,7 @@ def weights(text: str | None) -> list[float] | None:
         ) from None
 
 
-def run(resolved: Resolved[CotrainRecipe], invocation: Invocation) -> Finished | Estimate | None:
+def run(resolved: Resolved[CotrainRecipe], invocation: Invocation) -> RunResult | Estimate | None:
     """Co-train on text, measure and report.
 
     Returns:
@@ -42,11 +42,11 @@ def run(resolved: Resolved[CotrainRecipe], invocation: Invocation) -> Finished |
         KdcliError: see `kdcli.errors`; nothing was claimed or written if the recipe, models or data cannot be used.
     """
     check_pair(resolved.recipe)
-    return carry_out(resolved, invocation, prepare=prepare_pair, probe=probe_pair, run=run_pair)
+    return run_command(resolved, invocation, prepare=prepare_pair, probe=probe_pair, run=run_pair)
 
 
-def run_on_task(resolved: Resolved[CotrainTaskRecipe], invocation: Invocation) -> Finished | Estimate | None:
+def run_on_task(resolved: Resolved[CotrainTaskRecipe], invocation: Invocation) -> RunResult | Estimate | None:
     """Co-train on a task, measure and report; returns and raises as `run`."""
     check_pair(resolved.recipe)
     check_task_pair(resolved.recipe)
-    return carry_out(resolved, invocation, prepare=prepare_task_pair, probe=probe_task_pair, run=run_task_pair)
+    return run_command(resolved, invocation, prepare=prepare_task_pair, probe=probe_task_pair, run=run_task_pair)

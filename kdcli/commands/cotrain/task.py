@@ -8,31 +8,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import Accelerator
-
 from kdcli.bench.latency import Latency, Subject
 from kdcli.commands.cotrain.job import finetune_recipe, on_task
 from kdcli.commands.cotrain.plan import ROLES, STANDALONE, due_alone, name_of, standalone
 from kdcli.commands.cotrain.settings import CotrainTaskRecipe
-from kdcli.data.batches import BucketPlan
+from kdcli.data.batches import BucketOrder
 from kdcli.downstream.run import WORST
-from kdcli.downstream.task import Downstream, judged, load_model, planned, prepare, quality_of
+from kdcli.downstream.task import PreparedTask, load_model, order_and_schedule, predict, prepare, quality_of
 from kdcli.errors import UsageError
 from kdcli.losses.ctcd import STUDENT, TEACHER
 from kdcli.models.card import describe
-from kdcli.models.heads import AUTO_CLASS, Headed
+from kdcli.models.heads import AUTO_CLASS, TaskModel
 from kdcli.models.load import load_encoder, save_model
 from kdcli.models.shape import build_student, is_shape, parse_shape
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
-from kdcli.report.dry_run import Estimate, LegEstimate, probe_leg
-from kdcli.report.finish import Finished, finish, measured
+from kdcli.report.dry_run import Estimate, StageEstimate, estimate_stage
+from kdcli.report.finish import RunResult, measure, write_report
 from kdcli.teachers.task_teacher import check_vocabulary
 from kdcli.training.engine import train
-from kdcli.training.launch import finished_before, place, taken_up
+from kdcli.training.launch import already_done, choose_output_dir, claim_or_resume
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
+from kdcli.training.session import Session
 from kdcli.types import Outcome
 
 
@@ -42,7 +40,7 @@ class TaskPairRun:
 
     resolved: Resolved[CotrainTaskRecipe]
     invocation: Invocation
-    task: Downstream
+    task: PreparedTask
     folder: Path
 
     @property
@@ -66,20 +64,18 @@ def check_task_pair(recipe: CotrainTaskRecipe) -> None:
         )
 
 
-def prepare_task_pair(
-    resolved: Resolved[CotrainTaskRecipe], invocation: Invocation, accelerator: Accelerator, device: torch.device
-) -> TaskPairRun:
+def prepare_task_pair(resolved: Resolved[CotrainTaskRecipe], invocation: Invocation, session: Session) -> TaskPairRun:
     """Check models and data against each other and tokenise; claims nothing.
 
     Raises:
         KdcliError: see `kdcli.errors`; the recipe, models or data cannot be used.
     """
     recipe, trusted = resolved.recipe, invocation.trust_remote_code
-    folder = place(name_of(recipe), resolved, invocation, accelerator)
+    folder = choose_output_dir(name_of(recipe), resolved, invocation, session)
     given = {role: source for role in ROLES if not is_shape(source := str(getattr(recipe, role)))}
     first = given.get(TEACHER) or str(recipe.base)
     of_first = finetune_recipe(recipe, first, label_map=TEACHER in given)
-    task, headed = prepare(of_first, accelerator, device, trust_remote_code=trusted)
+    task, headed = prepare(of_first, session, trust_remote_code=trusted)
     if STUDENT in given:
         student = load_model(finetune_recipe(recipe, given[STUDENT]), task.data.task, trust_remote_code=trusted)
         check_vocabulary(headed, student.tokenizer, given[STUDENT])
@@ -90,7 +86,7 @@ def prepare_task_pair(
         for role in ROLES:
             if role not in given:
                 parse_shape(str(getattr(recipe, role)), base.shape)
-    planned(task, of_first)
+    order_and_schedule(task, of_first)
     return run
 
 
@@ -99,37 +95,36 @@ def _base(recipe: CotrainTaskRecipe) -> str:
     return recipe.base or str(recipe.teacher)
 
 
-def run_task_pair(run: TaskPairRun) -> Finished | None:
-    """Train both models, then both without each other, judge and report, in a claimed directory."""
-    if finished_before(run.folder):
-        return Finished.read(run.folder)
+def run_task_pair(run: TaskPairRun) -> RunResult | None:
+    """Train both models, then both without each other, evaluator and report, in a claimed directory."""
+    if already_done(run.folder):
+        return RunResult.read(run.folder)
     models, outcome, evaluations = _fit(run, run.recipe, run.folder)
     folders = {name: run.folder / name for name in ROLES}
     alone = _standalone(run)
     if alone is not None:
         evaluations += [e.model_dump() | {"model": f"{e.model} {STANDALONE}"} for e in alone.report.evaluations]
     result = None
-    if run.task.accelerator.is_main_process:
+    if run.task.session.is_main:
         own = _cards(folders, models)
         cards = {TEACHER: own[TEACHER]}
         if alone is not None:
             cards |= {f"{name} {STANDALONE}": card.model_dump() for name, card in alone.report.models.items()}
         # The student last: it is what the report's first numbers are about.
         cards[STUDENT] = own[STUDENT]
-        latency = measured(
+        latency = measure(
             [Subject(name, str(folder)) for name, folder in folders.items()],
             run.recipe.measure,
-            run.task.device,
-            trust_remote_code=run.task.trust_remote_code,
+            run.task.session,
         )
         result = _finished(run, run.recipe, run.folder, folders, outcome, cards, evaluations, latency, alone)
-    run.task.accelerator.wait_for_everyone()
+    run.task.session.wait()
     return result
 
 
-def _headed(run: TaskPairRun) -> dict[str, Headed]:
+def _headed(run: TaskPairRun) -> dict[str, TaskModel]:
     """Both models as they start; shapes are copied from the base."""
-    recipe, task, trusted = run.recipe, run.task.data.task, run.task.trust_remote_code
+    recipe, task, trusted = run.recipe, run.task.data.task, run.task.session.trust_remote_code
     found = {}
     for number, role in enumerate(ROLES):
         source = str(getattr(recipe, role))
@@ -140,7 +135,7 @@ def _headed(run: TaskPairRun) -> dict[str, Headed]:
         base = load_encoder(_base(recipe), trust_remote_code=trusted)
         built = build_student(base.model, parse_shape(source, base.shape), seed=2 * recipe.train.seed + number)
         for note in built.notes:
-            Progress.say(f"{role}: {note}")
+            Progress.log(f"{role}: {note}")
         with tempfile.TemporaryDirectory() as aside:
             save_model(built.model, base.tokenizer, Path(aside))
             headed = load_model(finetune_recipe(recipe, aside), task, trust_remote_code=trusted)
@@ -150,42 +145,42 @@ def _headed(run: TaskPairRun) -> dict[str, Headed]:
 
 def _fit(
     run: TaskPairRun, recipe: CotrainTaskRecipe, folder: Path
-) -> tuple[dict[str, Headed], Outcome, list[dict[str, Any]]]:
+) -> tuple[dict[str, TaskModel], Outcome, list[dict[str, Any]]]:
     """Train both in a claimed directory, on from its last checkpoint; save and judge them."""
     task = run.task
     models = _headed(run)
-    job, plan = on_task(task, recipe, models)
-    outcome = train(task.accelerator, task.device, job, plan, RunDir(folder))
+    job, schedule = on_task(task, recipe, models)
+    outcome = train(task.session, job, schedule, RunDir(folder))
     evaluations = []
     for name, headed in models.items():
         # It tells whoever uses the model at how many tokens rows were cut.
         headed.tokenizer.model_max_length = task.max_length
-        if task.accelerator.is_main_process:
+        if task.session.is_main:
             save_model(headed.model, headed.tokenizer, folder / name)
-        predictions = judged(task.accelerator, task.device, task.judge, headed)
-        evaluations += task.judge.evaluations(name, task.data.split, predictions, WORST)
-    task.accelerator.wait_for_everyone()
+        predictions = predict(task.session, task.evaluator, headed)
+        evaluations += task.evaluator.evaluations(name, task.data.split, predictions, WORST)
+    task.session.wait()
     return models, outcome, evaluations
 
 
-def _standalone(run: TaskPairRun) -> Finished | None:
+def _standalone(run: TaskPairRun) -> RunResult | None:
     """The same two models, each by itself, in a run that is gone on with and never repeated."""
     if not due_alone(run.recipe):
         return None
     folder, resolved = run.folder / STANDALONE, standalone(run.resolved)
-    if taken_up(run.task.accelerator, folder, resolved):
-        return Finished.read(folder)
-    Progress.say("the same models without each other")
+    if claim_or_resume(run.task.session, folder, resolved):
+        return RunResult.read(folder)
+    Progress.log("the same models without each other")
     models, outcome, evaluations = _fit(run, resolved.recipe, folder)
     folders = {name: folder / name for name in ROLES}
-    if run.task.accelerator.is_main_process:
+    if run.task.session.is_main:
         cards = _cards(folders, models)
         _finished(run, resolved.recipe, folder, folders, outcome, cards, evaluations, Latency())
-    run.task.accelerator.wait_for_everyone()
-    return Finished.read(folder)
+    run.task.session.wait()
+    return RunResult.read(folder)
 
 
-def _cards(folders: Mapping[str, Path], models: Mapping[str, Headed]) -> dict[str, dict[str, Any]]:
+def _cards(folders: Mapping[str, Path], models: Mapping[str, TaskModel]) -> dict[str, dict[str, Any]]:
     return {name: describe(models[name].model, str(folder), folder) for name, folder in folders.items()}
 
 
@@ -198,9 +193,9 @@ def _finished(
     cards: Mapping[str, Mapping[str, Any]],
     evaluations: list[dict[str, Any]],
     latency: Latency,
-    alone: Finished | None = None,
-) -> Finished:
-    return finish(
+    alone: RunResult | None = None,
+) -> RunResult:
+    return write_report(
         RunDir(folder),
         command="cotrain",
         recipe=recipe.model_dump(),
@@ -222,11 +217,11 @@ def probe_task_pair(run: TaskPairRun) -> Estimate:
     if due_alone(run.recipe):
         runs[run.folder / STANDALONE] = standalone(run.resolved).recipe
     cards: dict[str, dict[str, Any]] = {}
-    found: list[LegEstimate] = []
+    found: list[StageEstimate] = []
     for folder, recipe in runs.items():
         models = _headed(run)
         cards = {name: describe(headed.model, str(run.folder / name), None) for name, headed in models.items()}
-        job, plan = on_task(run.task, recipe, models)
-        assert isinstance(job.order, BucketPlan)
-        found.append(probe_leg(run.task.accelerator, run.task.device, job, plan, folder, job.order.steps_of_pass))
+        job, schedule = on_task(run.task, recipe, models)
+        assert isinstance(job.order, BucketOrder)
+        found.append(estimate_stage(run.task.session, job, schedule, folder, job.order.steps_of_pass))
     return Estimate(cards, found)

@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import Accelerator
-
 from kdcli.bench.latency import Subject
 from kdcli.commands.cotrain.job import on_text
 from kdcli.commands.cotrain.models import Pair, load_pair
@@ -29,13 +26,14 @@ from kdcli.models.card import describe
 from kdcli.models.load import location, save_model
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
-from kdcli.report.dry_run import Estimate, LegEstimate, probe_leg
-from kdcli.report.finish import Finished, measured
+from kdcli.report.dry_run import Estimate, StageEstimate, estimate_stage
+from kdcli.report.finish import RunResult, measure
 from kdcli.training.engine import train
-from kdcli.training.launch import finished_before, place, plan_of, taken_up
+from kdcli.training.launch import already_done, choose_output_dir, claim_or_resume, make_schedule
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.types import Plan
+from kdcli.training.session import Session
+from kdcli.types import Schedule
 
 
 @dataclass(frozen=True)
@@ -44,11 +42,10 @@ class PairRun:
 
     resolved: Resolved[CotrainRecipe]
     invocation: Invocation
-    accelerator: Accelerator
-    device: torch.device
+    session: Session
     first: Pair
     corpus: Corpus
-    plan: Plan
+    schedule: Schedule
     downstream: Tasks
     folder: Path
 
@@ -58,9 +55,7 @@ class PairRun:
         return self.resolved.recipe
 
 
-def prepare_pair(
-    resolved: Resolved[CotrainRecipe], invocation: Invocation, accelerator: Accelerator, device: torch.device
-) -> PairRun:
+def prepare_pair(resolved: Resolved[CotrainRecipe], invocation: Invocation, session: Session) -> PairRun:
     """Check everything there is to check, train a tokenizer and tokenise where that is due; claims nothing.
 
     Raises:
@@ -68,15 +63,15 @@ def prepare_pair(
     """
     recipe = resolved.recipe
     check_share(recipe.data.mask.share)
-    folder = place(name_of(recipe), resolved, invocation, accelerator)
-    with accelerator.main_process_first():
+    folder = choose_output_dir(name_of(recipe), resolved, invocation, session)
+    with session.accelerator.main_process_first():
         pair = load_pair(recipe, trust_remote_code=invocation.trust_remote_code)
     tokens_of(pair.tokenizer, str(recipe.teacher))
     for note in pair.notes:
-        Progress.say(note)
-    tasks = _tasks(recipe, pair, invocation, accelerator, device)
+        Progress.log(note)
+    tasks = _tasks(recipe, pair, invocation, session)
     data, batch = recipe.data, recipe.train.batch_size
-    with accelerator.main_process_first():
+    with session.accelerator.main_process_first():
         corpus = open_corpus(
             data.source,
             pair.tokenizer,
@@ -84,7 +79,7 @@ def prepare_pair(
             column=data.column,
             isolated=data.pack_isolated,
             held_out_blocks=data.held_out_blocks,
-            log=Progress.say,
+            log=Progress.log,
         )
     if len(corpus.train) < batch:
         raise UsageError(
@@ -92,25 +87,23 @@ def prepare_pair(
             f"batch of {batch}",
             "give more text, or lower train.batch_size or data.max_length",
         )
-    plan = plan_of(recipe.train, len(corpus.train) / batch)
-    return PairRun(resolved, invocation, accelerator, device, pair, corpus, plan, tasks, folder)
+    schedule = make_schedule(recipe.train, len(corpus.train) / batch)
+    return PairRun(resolved, invocation, session, pair, corpus, schedule, tasks, folder)
 
 
-def _tasks(
-    recipe: CotrainRecipe, pair: Pair, invocation: Invocation, accelerator: Accelerator, device: torch.device
-) -> Tasks:
+def _tasks(recipe: CotrainRecipe, pair: Pair, invocation: Invocation, session: Session) -> Tasks:
     """The tasks of `eval`, checked against the student before it is trained."""
     if not recipe.eval.tasks:
         return {}
     with tempfile.TemporaryDirectory() as aside:
         save_model(pair.models[STUDENT], pair.tokenizer, Path(aside))
-        return opened(recipe.eval, aside, recipe.train.seed, invocation, accelerator, device)
+        return opened(recipe.eval, aside, recipe.train.seed, invocation, session)
 
 
-def run_pair(run: PairRun) -> Finished | None:
+def run_pair(run: PairRun) -> RunResult | None:
     """Train, save, compare and report in a claimed directory; only the main process writes."""
-    if finished_before(run.folder):
-        return Finished.read(run.folder)
+    if already_done(run.folder):
+        return RunResult.read(run.folder)
     trained = _trained(run, run.resolved, run.first, run.folder)
     alone = _standalone(run)
     sources = {name: str(folder) for name, folder in trained.folders.items()}
@@ -118,9 +111,9 @@ def run_pair(run: PairRun) -> Finished | None:
         sources = {TEACHER: run.first.community.source} | sources
     if alone is not None:
         sources |= {f"{name} {STANDALONE}": str(folder) for name, folder in _folders(run, STANDALONE).items()}
-    scores = scored(run.accelerator, run.downstream, sources, run.folder / DOWNSTREAM)
-    result = _report(run, trained, alone, scores) if run.accelerator.is_main_process else None
-    run.accelerator.wait_for_everyone()
+    scores = scored(run.session, run.downstream, sources, run.folder / DOWNSTREAM)
+    result = _report(run, trained, alone, scores) if run.session.is_main else None
+    run.session.wait()
     return result
 
 
@@ -130,41 +123,40 @@ def _folders(run: PairRun, *inside: str) -> dict[str, Path]:
 
 def _trained(run: PairRun, resolved: Resolved[CotrainRecipe], pair: Pair, folder: Path) -> Trained:
     """Train a pair in a claimed directory, on from its last checkpoint, and save it."""
-    precision = run.accelerator.mixed_precision
-    job = on_text(pair, run.corpus, resolved.recipe, run.plan, run.device, precision)
-    outcome = train(run.accelerator, run.device, job, run.plan, RunDir(folder))
+    job = on_text(pair, run.corpus, resolved.recipe, run.schedule, run.session)
+    outcome = train(run.session, job, run.schedule, RunDir(folder))
     names = names_of(resolved.recipe)
     folders = {name: folder / name for name in names.values()}
     cards = {}
     for role, name in names.items():
-        if run.accelerator.is_main_process:
+        if run.session.is_main:
             save_model(pair.models[role], pair.tokenizer, folders[name])
             cards[name] = describe(pair.models[role], str(folders[name]), folders[name])
-    run.accelerator.wait_for_everyone()
+    run.session.wait()
     held = [r["held_out"] for r in RunDir(folder).read_log() if "held_out" in r]
     losses = {name: (held[0][f"{name}/hard"], held[-1][f"{name}/hard"]) for name in names.values()}
     return Trained(cards, folders, outcome, losses)
 
 
-def _standalone(run: PairRun) -> Finished | None:
+def _standalone(run: PairRun) -> RunResult | None:
     """The same two models, each by itself, in a run that is gone on with and never repeated."""
     if not due_alone(run.recipe):
         return None
     folder, resolved = run.folder / STANDALONE, standalone(run.resolved)
-    if taken_up(run.accelerator, folder, resolved):
-        return Finished.read(folder)
-    Progress.say("the same models without each other")
+    if claim_or_resume(run.session, folder, resolved):
+        return RunResult.read(folder)
+    Progress.log("the same models without each other")
     pair = load_pair(run.recipe, trust_remote_code=run.invocation.trust_remote_code)
     trained = _trained(run, resolved, pair, folder)
-    if run.accelerator.is_main_process:
+    if run.session.is_main:
         finished(
             folder, resolved.recipe, trained, cards=trained.cards, quality=quality_of_pair(trained), notes=pair.notes
         )
-    run.accelerator.wait_for_everyone()
-    return Finished.read(folder)
+    run.session.wait()
+    return RunResult.read(folder)
 
 
-def _report(run: PairRun, trained: Trained, alone: Finished | None, scores: list[dict[str, Any]]) -> Finished:
+def _report(run: PairRun, trained: Trained, alone: RunResult | None, scores: list[dict[str, Any]]) -> RunResult:
     """The report of both models beside what they are alone, and beside the frozen one."""
     cards, subjects = {}, []
     community = run.first.community
@@ -184,7 +176,7 @@ def _report(run: PairRun, trained: Trained, alone: Finished | None, scores: list
     cards |= {name: trained.cards[name] for name in others}
     notes = [*run.first.notes, *gains(trained, quality[HELD_OUT], alone is not None)]
     notes += [f"{name}: {note}" for name, (task, _) in run.downstream.items() for note in task.notes if scores]
-    latency = measured(subjects, run.recipe.measure, run.device, trust_remote_code=run.invocation.trust_remote_code)
+    latency = measure(subjects, run.recipe.measure, run.session)
     return finished(
         run.folder,
         run.recipe,
@@ -200,16 +192,16 @@ def _report(run: PairRun, trained: Trained, alone: Finished | None, scores: list
 
 def probe_pair(run: PairRun) -> Estimate:
     """Train for a few steps, together and without each other, for what that takes, and leave nothing behind."""
-    names, passes = names_of(run.recipe), len(run.corpus.train) / run.plan.batch_size
+    names, passes = names_of(run.recipe), len(run.corpus.train) / run.schedule.batch_size
     cards = {names[role]: describe(model, names[role], None) for role, model in run.first.models.items()}
     runs = {run.folder: run.resolved}
     if due_alone(run.recipe):
         runs[run.folder / STANDALONE] = standalone(run.resolved)
-    found: list[LegEstimate] = []
+    found: list[StageEstimate] = []
     for folder, resolved in runs.items():
         pair = run.first
         if found:
             pair = load_pair(run.recipe, trust_remote_code=run.invocation.trust_remote_code)
-        job = on_text(pair, run.corpus, resolved.recipe, run.plan, run.device, run.accelerator.mixed_precision)
-        found.append(probe_leg(run.accelerator, run.device, job, run.plan, folder, passes))
+        job = on_text(pair, run.corpus, resolved.recipe, run.schedule, run.session)
+        found.append(estimate_stage(run.session, job, run.schedule, folder, passes))
     return Estimate(cards, found)

@@ -19,7 +19,7 @@ from kdcli.types import ModelShape
 
 
 @dataclass(frozen=True)
-class Leg:
+class Stage:
     """One teacher, one training run: of the assistant, or of all students.
 
     Attributes:
@@ -52,9 +52,9 @@ def shapes_of(recipe: DistillRecipe, teacher: ModelShape) -> dict[str, ModelShap
     return parsed if len(parsed) > 1 else {"student": next(iter(parsed.values()))}
 
 
-def chain(
+def make_stages(
     resolved: Resolved[DistillRecipe], teacher: ModelShape, shapes: Mapping[str, ModelShape], folder: Path
-) -> list[Leg]:
+) -> list[Stage]:
     """The chain: a leg for the teacher assistant where one is due (MiniLM §3.3), then the leg of the students."""
     recipe = resolved.recipe
     due = {name: _assistant(recipe, teacher, shape) for name, shape in shapes.items()}
@@ -66,14 +66,14 @@ def chain(
         )
     assistant = next(iter(due.values()))
     if assistant is None:
-        return [Leg(str(recipe.teacher), shapes, folder, resolved)]
+        return [Stage(str(recipe.teacher), shapes, folder, resolved)]
     first = folder / f"assistant-{_folder_name(_short(assistant, teacher))}"
     student = recipe.student.model_copy(update={"to": [_short(assistant, teacher)], "layers": None})
     own = recipe.model_copy(update={"student": student, "assistant": "none"})
     origins = dict(resolved.origins) | {"student.to": "teacher assistant", "assistant": "teacher assistant"}
     return [
-        Leg(str(recipe.teacher), {"assistant": assistant}, first, Resolved(own, origins)),
-        Leg(str(first), shapes, folder, resolved),
+        Stage(str(recipe.teacher), {"assistant": assistant}, first, Resolved(own, origins)),
+        Stage(str(first), shapes, folder, resolved),
     ]
 
 

@@ -13,11 +13,11 @@ from kdcli.data.augment.copies import Augmented, augment, rows, words_of
 from kdcli.data.augment.masked_words import MaskedWords
 from kdcli.data.augment.neighbours import Neighbours
 from kdcli.disk import cache_dir, write_atomic
-from kdcli.downstream.task import Downstream
+from kdcli.downstream.task import PreparedTask
 from kdcli.errors import UsageError
 from kdcli.models.card import weights_hash
-from kdcli.models.heads import Headed
-from kdcli.models.load import Loaded
+from kdcli.models.heads import TaskModel
+from kdcli.models.load import LoadedModel
 from kdcli.models.masked_lm import load_masked_lm
 from kdcli.training.progress import Progress
 
@@ -32,12 +32,14 @@ class WordSource:
         fingerprint: of both, and of the vocabulary.
     """
 
-    language_model: Loaded | None
+    language_model: LoadedModel | None
     neighbours: Neighbours
     fingerprint: str
 
 
-def open_words(settings: AugmentSettings, task: Downstream, teacher: Headed, *, trust_remote_code: bool) -> WordSource:
+def open_words(
+    settings: AugmentSettings, task: PreparedTask, teacher: TaskModel, *, trust_remote_code: bool
+) -> WordSource:
     """Read and check what words come from, before anything is trained.
 
     Raises:
@@ -55,7 +57,7 @@ def open_words(settings: AugmentSettings, task: Downstream, teacher: Headed, *, 
             )
         asked = [weights_hash(model.model)]
     else:
-        Progress.say("no masked language model was named (augment.model), so neighbours serve for all words")
+        Progress.log("no masked language model was named (augment.model), so neighbours serve for all words")
     if settings.glove is not None:
         path = Path(settings.glove)
         neighbours = Neighbours.of_glove(path, words_of(task.data.task, task.data.train))
@@ -63,12 +65,12 @@ def open_words(settings: AugmentSettings, task: Downstream, teacher: Headed, *, 
     else:
         neighbours = Neighbours.of_embeddings(teacher.model, teacher.tokenizer)
         asked.append(weights_hash(teacher.model))
-    Progress.say(neighbours.note)
+    Progress.log(neighbours.note)
     return WordSource(model, neighbours, _hash([*asked, sorted(teacher.tokenizer.get_vocab().items())]))
 
 
 def augmented(
-    settings: AugmentSettings, task: Downstream, teacher: Headed, source: WordSource, *, seed: int
+    settings: AugmentSettings, task: PreparedTask, teacher: TaskModel, source: WordSource, *, seed: int
 ) -> Augmented:
     """The task's training examples, and the copies of them; only one process may write the cache.
 
@@ -82,7 +84,7 @@ def augmented(
         of,
         examples,
         teacher.tokenizer,
-        candidates_of=MaskedWords(model.model, model.tokenizer, task.device) if model is not None else None,
+        candidates_of=MaskedWords(model.model, model.tokenizer, task.session.device) if model is not None else None,
         neighbours=source.neighbours,
         copies=settings.copies,
         probability=settings.probability,
@@ -90,7 +92,7 @@ def augmented(
         seed=seed,
         file=cache_dir() / "candidates" / f"{name[:24]}.jsonl",
         fingerprint=source.fingerprint,
-        log=Progress.say,
+        log=Progress.log,
     )
 
 
@@ -114,8 +116,8 @@ class Copies:
 
 def written_copies(
     settings: AugmentSettings,
-    task: Downstream,
-    teacher: Headed,
+    task: PreparedTask,
+    teacher: TaskModel,
     source: WordSource,
     *,
     seed: int,

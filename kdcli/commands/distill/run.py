@@ -15,13 +15,13 @@ from kdcli.errors import UsageError
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
 from kdcli.report.dry_run import Estimate
-from kdcli.report.finish import Finished
-from kdcli.training.engine import track
-from kdcli.training.launch import carry_out, claim, launch, place
+from kdcli.report.finish import RunResult
+from kdcli.training.launch import choose_output_dir, claim, launch, run_command
 from kdcli.training.progress import Progress
+from kdcli.training.session import track
 
 
-def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished | Estimate | None:
+def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> RunResult | Estimate | None:
     """Distil on text, measure and report.
 
     Returns:
@@ -31,16 +31,16 @@ def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> Finished |
         KdcliError: see `kdcli.errors`; nothing was claimed or written if the recipe, models or data cannot be used.
     """
     check_text(resolved.recipe)
-    return carry_out(resolved, invocation, prepare=prepare_text, probe=probe_text, run=run_text)
+    return run_command(resolved, invocation, prepare=prepare_text, probe=probe_text, run=run_text)
 
 
-def run_on_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation) -> Finished | Estimate | None:
+def run_on_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation) -> RunResult | Estimate | None:
     """Distil on a task, measure and report; returns and raises as `run`."""
     check_task(resolved.recipe)
-    return carry_out(resolved, invocation, prepare=prepare_task, probe=probe_task, run=run_task)
+    return run_command(resolved, invocation, prepare=prepare_task, probe=probe_task, run=run_task)
 
 
-def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation: Invocation) -> Finished | None:
+def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation: Invocation) -> RunResult | None:
     """Distil on a task once for each variant of a recipe, each in a directory of its own, and compare their students.
 
     Returns:
@@ -54,30 +54,29 @@ def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation
         raise UsageError("--ablate and --dry-run do not go together", "estimate the recipe itself: leave --ablate out")
     for resolved in variants.values():
         check_task(resolved.recipe)
-    launched = launch(first.recipe.train.dtype, invocation)
-    if launched is None:
+    session = launch(first.recipe.train.dtype, invocation)
+    if session is None:
         return None
-    accelerator, device = launched
-    folder = place(f"ablate-{first.recipe.task}", first, invocation, accelerator)
+    folder = choose_output_dir(f"ablate-{first.recipe.task}", first, invocation, session)
 
     def prepared(name: str) -> TaskRun:
         inside = replace(invocation, output_dir=folder / name, resume=not invocation.overwrite)
-        return prepare_task(variants[name], inside, accelerator, device)
+        return prepare_task(variants[name], inside, session)
 
     # What a later variant would stumble over is found before the first begins.
     task = prepared(next(iter(variants)))
     for resolved in variants.values():
         replace(task, resolved=resolved).objective()
-    claim(replace(task, folder=folder, resolved=first, invocation=invocation), accelerator)
-    track(accelerator, folder)
-    found: dict[str, Finished | None] = {}
+    claim(replace(task, folder=folder, resolved=first, invocation=invocation), session)
+    track(session, folder)
+    found: dict[str, RunResult | None] = {}
     for number, name in enumerate(variants):
-        Progress.say(f"variant {name}")
+        Progress.log(f"variant {name}")
         task = prepared(name) if number else task
-        claim(task, accelerator)
+        claim(task, session)
         found[name] = run_task(task)
-    result = together(folder, found) if accelerator.is_main_process else None
-    accelerator.end_training()
+    result = together(folder, found) if session.is_main else None
+    session.accelerator.end_training()
     return result
 
 
@@ -95,9 +94,9 @@ def write_copies(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, 
     if file.exists() and not invocation.overwrite:
         raise UsageError(f"--augment-only {file}: there is such a file", "--overwrite replaces it; or name another")
     # One process is enough, however many would train.
-    launched = launch(resolved.recipe.train.dtype, replace(invocation, dry_run=True))
-    if launched is None:
+    session = launch(resolved.recipe.train.dtype, replace(invocation, dry_run=True))
+    if session is None:
         return None
     recipe = resolved.recipe
-    made_of = prepare_copies(resolved, invocation, *launched)
+    made_of = prepare_copies(resolved, invocation, session)
     return written_copies(recipe.augment, *made_of, seed=recipe.train.seed, file=file)

@@ -11,25 +11,25 @@ from transformers import PreTrainedModel
 
 from kdcli.commands.distill.student import Student, distilling, freeze_unreached
 from kdcli.downstream.settings import FinetuneRecipe
-from kdcli.downstream.task import Downstream, fitting, planned, task_loss
+from kdcli.downstream.task import PreparedTask, build_job, order_and_schedule, task_loss
 from kdcli.models.capture import Capture
-from kdcli.models.heads import Headed
+from kdcli.models.heads import TaskModel
 from kdcli.recipe.sections import KdSettings
-from kdcli.teachers.task_teacher import Store, remembered, taught
-from kdcli.types import Batch, Job, Needs, Objective, Plan, StepLoss
+from kdcli.teachers.task_teacher import Store, cached_signals, kd_terms
+from kdcli.types import Batch, Job, Needs, Objective, Schedule, StepLoss
 
 STUDENT = "student"
 """Name of the one that learns, in logs and reports."""
 
 
 def intermediate(
-    task: Downstream,
+    task: PreparedTask,
     recipe: FinetuneRecipe,
     encoder: PreTrainedModel,
     objective: Objective,
-    teacher: Headed,
+    teacher: TaskModel,
     store: Store | None,
-) -> tuple[Student, Job, Plan]:
+) -> tuple[Student, Job, Schedule]:
     """The objective alone, on the task's rows; its labels are not looked at.
 
     Args:
@@ -41,21 +41,21 @@ def intermediate(
     student = Student(encoder, objective)
     # Whoever judged the teacher before has taken it to the device.
     freeze_unreached({STUDENT: student}, teacher.model.cpu(), task.train.rows.batch(np.arange(1)))
-    order, plan = planned(task, recipe)
-    heard = remembered(teacher, task, objective.teacher_needs, plan.steps / order.steps_of_pass, store)
-    job = distilling({STUDENT: student}, heard.signals, heard.examples, order, task.judge.features.rows)
-    return student, job, plan
+    order, schedule = order_and_schedule(task, recipe)
+    heard = cached_signals(teacher, task, objective.teacher_needs, schedule.steps / order.steps_of_pass, store)
+    job = distilling({STUDENT: student}, heard.signals, heard.examples, order, task.evaluator.features.rows)
+    return student, job, schedule
 
 
 def prediction(
-    task: Downstream,
+    task: PreparedTask,
     recipe: FinetuneRecipe,
     kd: KdSettings,
-    headed: Headed,
-    teachers: Sequence[Headed],
+    headed: TaskModel,
+    teachers: Sequence[TaskModel],
     objective: Objective | None,
     store: Store | None,
-) -> tuple[Job, Plan]:
+) -> tuple[Job, Schedule]:
     """The loss against labels and the teachers' logits, and an objective that is added to it.
 
     Args:
@@ -65,7 +65,7 @@ def prediction(
         objective: None adds nothing.
         store: see `remembered`; what several teachers say is not kept.
     """
-    plain, plan = fitting(task, recipe, headed)
+    plain, schedule = build_job(task, recipe, headed)
     kind, listened = task.data.task.kind, plain.modules["model"]
     assert isinstance(listened, Capture)
     modules, of_first = dict(plain.modules), Needs(logits=True)
@@ -74,10 +74,10 @@ def prediction(
         of_first = of_first | objective.teacher_needs
         if any(True for _ in objective.projections.parameters()):
             modules["projections"] = objective.projections
-    order, _ = planned(task, recipe)
-    passes = plan.steps / order.steps_of_pass
+    order, _ = order_and_schedule(task, recipe)
+    passes = schedule.steps / order.steps_of_pass
     heard = [
-        remembered(
+        cached_signals(
             teacher, task, Needs(logits=True) if number else of_first, passes, store if len(teachers) == 1 else None
         )
         for number, teacher in enumerate(teachers)
@@ -87,9 +87,9 @@ def prediction(
         # First of all, for it takes out of the batch what no model reads.
         said = [teacher.signals(batch) for teacher in heard] if "labels" in batch else []
         loss, signals = task_loss(kind, listened, batch)
-        terms = dict(taught(kind, kd, loss, signals, said))
+        terms = dict(kd_terms(kind, kd, loss, signals, said))
         if objective is not None and said:
             terms |= objective.terms(said[0], signals)
         return StepLoss(torch.stack([t.float() for t in terms.values()]).sum(), terms, signals.logits)
 
-    return replace(plain, modules=modules, step=step, examples=heard[0].examples), plan
+    return replace(plain, modules=modules, step=step, examples=heard[0].examples), schedule

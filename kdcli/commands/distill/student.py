@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kdcli.models.capture import capture, unreached
+from kdcli.models.capture import capture, params_without_grad
 from kdcli.training.progress import Progress
 from kdcli.types import Batch, Examples, Job, Needs, Objective, Order, Signals, StepLoss, real_tokens
 
@@ -50,11 +50,11 @@ def freeze_unreached(students: Mapping[str, Student], teacher: PreTrainedModel, 
         signals = capture(teacher, needs_of(students))(batch)
     for name, student in students.items():
         loss = torch.stack(list(student(batch, signals).values())).sum()
-        idle = unreached(dict(student.named_parameters()), loss)
+        idle = params_without_grad(dict(student.named_parameters()), loss)
         for parameter in idle:
             student.get_parameter(parameter).requires_grad_(False)
         if idle:
-            Progress.say(
+            Progress.log(
                 f"{name}: no gradient reaches {len(idle)} tensors behind the last signal; they keep their initial "
                 f"values: {', '.join(sorted({_module_of(p) for p in idle}))}"
             )
@@ -70,12 +70,12 @@ def distilling(
     examples: Examples,
     order: Order,
     held_out: Examples,
-    weigh: Callable[[Batch], float] = real_tokens,
+    batch_weight: Callable[[Batch], float] = real_tokens,
 ) -> Job:
     """What the engine is handed: every student's loss against one teacher's signals for the batch.
 
     Args:
-        weigh: as of `Job`.
+        batch_weight: as of `Job`.
     """
     alone = len(students) == 1
 
@@ -93,5 +93,5 @@ def distilling(
         examples=examples,
         order=order,
         held_out=held_out,
-        weigh=weigh,
+        batch_weight=batch_weight,
     )

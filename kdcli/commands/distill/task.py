@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
 
 from kdcli.commands.distill.augment import WordSource, open_words
 from kdcli.commands.distill.recipes import general_recipe, stage_settings, undistilled_recipe
@@ -19,18 +18,19 @@ from kdcli.commands.distill.settings import TaskDistillRecipe
 from kdcli.commands.distill.stages import STUDENT
 from kdcli.commands.distill.text import TextRun, prepare_text
 from kdcli.downstream.settings import FinetuneRecipe
-from kdcli.downstream.task import Downstream, planned, prepare
+from kdcli.downstream.task import PreparedTask, order_and_schedule, prepare
 from kdcli.errors import UsageError
-from kdcli.losses import bind, on_tasks
-from kdcli.models.heads import Headed
+from kdcli.losses import build_objective, on_tasks
+from kdcli.models.heads import TaskModel
 from kdcli.models.load import load_encoder, load_tokenizer
 from kdcli.models.shape import parse_shape, shape_of
 from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.recipe.sections import Invocation
 from kdcli.teachers.task_teacher import check_vocabulary, load_teacher
-from kdcli.training.launch import place
+from kdcli.training.launch import choose_output_dir
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
+from kdcli.training.session import Session
 from kdcli.types import ModelShape, Objective
 
 GENERAL, START = "general", "start"
@@ -51,8 +51,8 @@ class TaskRun:
 
     resolved: Resolved[TaskDistillRecipe]
     invocation: Invocation
-    task: Downstream
-    teachers: list[Headed]
+    task: PreparedTask
+    teachers: list[TaskModel]
     shape: ModelShape
     folder: Path
     general: Path | None
@@ -80,7 +80,7 @@ class TaskRun:
         """The method's, its projections drawn from the seed."""
         recipe = self.recipe
         torch.manual_seed(recipe.train.seed)
-        return bind(recipe.method, recipe.loss, shape_of(self.teachers[0].model.config), self.shape)
+        return build_objective(recipe.method, recipe.loss, shape_of(self.teachers[0].model.config), self.shape)
 
 
 def check_teacher(recipe: TaskDistillRecipe) -> None:
@@ -112,9 +112,7 @@ def check_task(recipe: TaskDistillRecipe) -> None:
     undistilled_recipe(recipe, STUDENT)
 
 
-def prepare_task(
-    resolved: Resolved[TaskDistillRecipe], invocation: Invocation, accelerator: Accelerator, device: torch.device
-) -> TaskRun:
+def prepare_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, session: Session) -> TaskRun:
     """Check models and data against each other and tokenise; whatever a later stage would stumble over is found here.
 
     Raises:
@@ -126,8 +124,8 @@ def prepare_task(
     recipe, trusted = resolved.recipe, invocation.trust_remote_code
     of_student = recipe.student.to[0] if recipe.student.to else Path(str(recipe.student.source)).name
     name = f"distill-{Path(str(recipe.teacher)).name}-{recipe.task}-{of_student}".replace(":", "_")
-    folder = place(name, resolved, invocation, accelerator)
-    task, teacher = prepare(_of_teacher(recipe), accelerator, device, new_head=False, trust_remote_code=trusted)
+    folder = choose_output_dir(name, resolved, invocation, session)
+    task, teacher = prepare(_of_teacher(recipe), session, new_head=False, trust_remote_code=trusted)
     teachers = [teacher] + [
         load_teacher(source, task, teacher.tokenizer, str(recipe.teacher), None) for source in recipe.more_teachers
     ]
@@ -146,11 +144,11 @@ def prepare_task(
         # What lies inside an output directory is overwritten with it; what lies elsewhere other tasks use too.
         anew = invocation.overwrite and general.resolve().is_relative_to(folder.resolve())
         inside = replace(invocation, output_dir=general, resume=not anew, overwrite=anew)
-        text = _text(recipe, inside, accelerator, device, teacher)
+        text = _text(recipe, inside, session, teacher)
     words = open_words(recipe.augment, task, teacher, trust_remote_code=trusted) if recipe.augment.use else None
     run = TaskRun(resolved, invocation, task, teachers, shape, folder, general, text, words)
     for note in run.objective().notes:
-        Progress.say(note)
+        Progress.log(note)
     _check_plans(run)
     return run
 
@@ -159,15 +157,18 @@ def _check_plans(run: TaskRun) -> None:
     """Whether each stage has steps left after its warm-up; copies, whose number is known, only add to them."""
     recipe = run.recipe
     of_prediction = finetune_recipe(recipe, str(recipe.teacher))
-    planned(run.task, of_prediction)
+    order_and_schedule(run.task, of_prediction)
     if run.stage == "separate" and not recipe.augment.use:
-        planned(run.task, of_prediction.model_copy(update={"train": stage_settings(recipe)}))
+        order_and_schedule(run.task, of_prediction.model_copy(update={"train": stage_settings(recipe)}))
     if recipe.undistilled.use:
-        planned(run.task, undistilled_recipe(recipe, STUDENT).recipe)
+        order_and_schedule(run.task, undistilled_recipe(recipe, STUDENT).recipe)
 
 
 def _text(
-    recipe: TaskDistillRecipe, invocation: Invocation, accelerator: Accelerator, device: torch.device, teacher: Headed
+    recipe: TaskDistillRecipe,
+    invocation: Invocation,
+    session: Session,
+    teacher: TaskModel,
 ) -> TextRun | None:
     """The stage on text; None where it is done already."""
     resolved = general_recipe(recipe)
@@ -176,21 +177,21 @@ def _text(
     assert invocation.output_dir is not None
     if RunDir(invocation.output_dir).done and not invocation.overwrite:
         RunDir(invocation.output_dir).check(resolved.to_yaml(), resume=True, overwrite=False)
-        Progress.say(f"{invocation.output_dir} is done already")
+        Progress.log(f"{invocation.output_dir} is done already")
         return None
-    return prepare_text(resolved, invocation, accelerator, device)
+    return prepare_text(resolved, invocation, session)
 
 
 def prepare_copies(
-    resolved: Resolved[TaskDistillRecipe], invocation: Invocation, accelerator: Accelerator, device: torch.device
-) -> tuple[Downstream, Headed, WordSource]:
+    resolved: Resolved[TaskDistillRecipe], invocation: Invocation, session: Session
+) -> tuple[PreparedTask, TaskModel, WordSource]:
     """What copies are made of: the task, its teacher, and where other words come from.
 
     Raises:
         KdcliError: as `prepare_task`, of what belongs to the student nothing is looked at.
     """
     recipe, trusted = resolved.recipe, invocation.trust_remote_code
-    task, teacher = prepare(_of_teacher(recipe), accelerator, device, new_head=False, trust_remote_code=trusted)
+    task, teacher = prepare(_of_teacher(recipe), session, new_head=False, trust_remote_code=trusted)
     return task, teacher, open_words(recipe.augment, task, teacher, trust_remote_code=trusted)
 
 

@@ -17,23 +17,32 @@ from kdcli.commands.distill.stages import STUDENT, intermediate, prediction
 from kdcli.commands.distill.student import Student
 from kdcli.commands.distill.task import START, TaskRun, finetune_recipe
 from kdcli.commands.distill.text import HELD_OUT, held_out_losses, probe_text, run_text
-from kdcli.data.batches import BucketPlan
+from kdcli.data.batches import BucketOrder
 from kdcli.downstream.predictions import Features
 from kdcli.downstream.run import WEIGHTS, WORST, run_inside
-from kdcli.downstream.task import Downstream, Fitted, features_of, fitting, judged, load_model, quality_of, trained
+from kdcli.downstream.task import (
+    PreparedTask,
+    TrainedModel,
+    build_job,
+    features_of,
+    load_model,
+    predict,
+    quality_of,
+    train_job,
+)
 from kdcli.models.card import describe
-from kdcli.models.heads import AUTO_CLASS, Headed
+from kdcli.models.heads import AUTO_CLASS, TaskModel
 from kdcli.models.load import load_encoder, location, save_model
 from kdcli.models.shape import build_student, set_dropout
-from kdcli.report.dry_run import Estimate, LegEstimate, probe_leg
-from kdcli.report.finish import Finished, finish, measured
+from kdcli.report.dry_run import Estimate, StageEstimate, estimate_stage
+from kdcli.report.finish import RunResult, measure, write_report
 from kdcli.report.views import TEACHER, UNDISTILLED
-from kdcli.teachers.task_teacher import Store, forget, store_in
+from kdcli.teachers.task_teacher import Store, delete_signals, store_in
 from kdcli.training.engine import train
-from kdcli.training.launch import claim, finished_before, taken_up
+from kdcli.training.launch import already_done, claim, claim_or_resume
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.types import Job, Plan
+from kdcli.types import Job, Schedule
 
 INTERMEDIATE = "intermediate"
 """Directory of the method's own stage."""
@@ -41,34 +50,34 @@ INTERMEDIATE = "intermediate"
 WITHOUT = f"{STUDENT}{UNDISTILLED}"
 
 
-def run_task(run: TaskRun) -> Finished | None:
+def run_task(run: TaskRun) -> RunResult | None:
     """Run every stage that is not done in a claimed directory, and report."""
-    accelerator = run.task.accelerator
-    if finished_before(run.folder):
-        return Finished.read(run.folder)
+    session = run.task.session
+    if already_done(run.folder):
+        return RunResult.read(run.folder)
     if run.text is not None:
-        claim(run.text, accelerator)
+        claim(run.text, session)
         run_text(run.text)
     _make_start(run)
-    of_teacher = judged(accelerator, run.task.device, run.task.judge, run.teachers[0])
-    evaluations = run.task.judge.evaluations(TEACHER, run.task.data.split, of_teacher, WORST)
+    of_teacher = predict(session, run.task.evaluator, run.teachers[0])
+    evaluations = run.task.evaluator.evaluations(TEACHER, run.task.data.split, of_teacher, WORST)
     both, notes = _with_copies(run)
     source = _intermediate(run, both) if run.stage == "separate" else run.start
-    Progress.say(f"{run.recipe.method} on {run.recipe.task}: prediction stage")
+    Progress.log(f"{run.recipe.method} on {run.recipe.task}: prediction stage")
     headed = load_model(
-        finetune_recipe(run.recipe, source), run.task.data.task, trust_remote_code=run.task.trust_remote_code
+        finetune_recipe(run.recipe, source), run.task.data.task, trust_remote_code=run.task.session.trust_remote_code
     )
     task = both if run.recipe.augment.predict else run.task
-    fitted = trained(
+    fitted = train_job(
         task, headed, *_prediction(run, task, headed, store_in(run.folder, run.recipe.cache_gb)), RunDir(run.folder)
     )
-    evaluations += run.task.judge.evaluations(STUDENT, run.task.data.split, fitted.predictions, WORST)
+    evaluations += run.task.evaluator.evaluations(STUDENT, run.task.data.split, fitted.predictions, WORST)
     evaluations += _undistilled(run)
     result = None
-    if accelerator.is_main_process:
-        forget(run.folder)
+    if session.is_main:
+        delete_signals(run.folder)
         result = _report(run, fitted, evaluations, [*run.task.notes, *notes])
-    accelerator.wait_for_everyone()
+    session.wait()
     return result
 
 
@@ -77,55 +86,55 @@ def _make_start(run: TaskRun) -> None:
     folder = run.folder / START
     if run.start != str(folder) or (folder / WEIGHTS).is_file():
         return
-    if run.task.accelerator.is_main_process:
+    if run.task.session.is_main:
         settings = run.recipe.student
         built = build_student(
-            load_encoder(run.teachers[0].source, trust_remote_code=run.task.trust_remote_code).model,
+            load_encoder(run.teachers[0].source, trust_remote_code=run.task.session.trust_remote_code).model,
             run.shape,
             init=settings.init,
             layers=settings.layers,
             seed=run.recipe.train.seed,
         )
         for note in built.notes:
-            Progress.say(f"{STUDENT}: {note}")
+            Progress.log(f"{STUDENT}: {note}")
         save_model(built.model, run.teachers[0].tokenizer, folder)
-    run.task.accelerator.wait_for_everyone()
+    run.task.session.wait()
 
 
-def _with_copies(run: TaskRun) -> tuple[Downstream, list[str]]:
+def _with_copies(run: TaskRun) -> tuple[PreparedTask, list[str]]:
     """The task with the copies of its examples, where they are wanted."""
     recipe, task, teacher = run.recipe, run.task, run.teachers[0]
     if run.words is None:
         return task, []
-    with task.accelerator.main_process_first():
+    with task.session.accelerator.main_process_first():
         made = augmented(recipe.augment, task, teacher, run.words, seed=recipe.train.seed)
     how = features_of(recipe.data, task.data.task, teacher)
     for note in made.notes:
-        Progress.say(note)
+        Progress.log(note)
     return replace(task, train=Features.of(task.data.task, made.examples, teacher.tokenizer, **how)), made.notes
 
 
-def _stage_job(run: TaskRun, task: Downstream, store: Store | None) -> tuple[Student, Job, Plan]:
+def _stage_job(run: TaskRun, task: PreparedTask, store: Store | None) -> tuple[Student, Job, Schedule]:
     """Student, job and plan of the method's own stage."""
     recipe = finetune_recipe(run.recipe, run.start).model_copy(update={"train": stage_settings(run.recipe)})
-    encoder = load_encoder(run.start, trust_remote_code=task.trust_remote_code).model
+    encoder = load_encoder(run.start, trust_remote_code=task.session.trust_remote_code).model
     if run.recipe.student.dropout is not None:
         set_dropout(encoder, run.recipe.student.dropout)
     return intermediate(task, recipe, encoder, run.objective(), run.teachers[0], store)
 
 
-def _intermediate(run: TaskRun, task: Downstream) -> str:
+def _intermediate(run: TaskRun, task: PreparedTask) -> str:
     """Train the method's own stage; returns where the student is then."""
-    folder, main = run.folder / INTERMEDIATE, task.accelerator.is_main_process
-    if taken_up(task.accelerator, folder, run.resolved):
+    folder, main = run.folder / INTERMEDIATE, task.session.is_main
+    if claim_or_resume(task.session, folder, run.resolved):
         return str(folder)
-    Progress.say(f"{run.recipe.method} on {run.recipe.task}: intermediate stage")
-    student, job, plan = _stage_job(run, task, store_in(run.folder, run.recipe.cache_gb))
-    outcome = train(task.accelerator, task.device, job, plan, RunDir(folder))
+    Progress.log(f"{run.recipe.method} on {run.recipe.task}: intermediate stage")
+    student, job, schedule = _stage_job(run, task, store_in(run.folder, run.recipe.cache_gb))
+    outcome = train(task.session, job, schedule, RunDir(folder))
     if main:
         save_model(student.encoder, run.teachers[0].tokenizer, folder)
         quality = {HELD_OUT: held_out_losses(RunDir(folder), [STUDENT])}
-        finish(
+        write_report(
             RunDir(folder),
             command="distill",
             recipe=run.recipe.model_dump(),
@@ -136,12 +145,12 @@ def _intermediate(run: TaskRun, task: Downstream) -> str:
             quality=quality,
             notes=list(student.objective.notes),
         )
-        forget(run.folder)
-    task.accelerator.wait_for_everyone()
+        delete_signals(run.folder)
+    task.session.wait()
     return str(folder)
 
 
-def _prediction(run: TaskRun, task: Downstream, headed: Headed, store: Store | None) -> tuple[Job, Plan]:
+def _prediction(run: TaskRun, task: PreparedTask, headed: TaskModel, store: Store | None) -> tuple[Job, Schedule]:
     """Job and plan of the prediction stage."""
     joint = run.objective() if run.stage == "joint" else None
     recipe = finetune_recipe(run.recipe, headed.source)
@@ -155,7 +164,7 @@ def _undistilled(run: TaskRun) -> list[dict[str, Any]]:
     folder = run.folder / WITHOUT.replace(" ", "-")
     resolved = undistilled_recipe(run.recipe, run.start)
     found = [e.model_dump() for e in run_inside(run.task, resolved, folder).report.evaluations]
-    if run.task.accelerator.is_main_process:
+    if run.task.session.is_main:
         # Its report stays; the model is not what was asked for.
         (folder / WEIGHTS).unlink(missing_ok=True)
     return [e | {"model": WITHOUT} for e in found]
@@ -167,36 +176,36 @@ def probe_task(run: TaskRun) -> Estimate:
     A student that is to come out of the stage on text is stood in for by what that stage starts from. How long it takes
     to find candidates for the copies is not known before.
     """
-    before = probe_text(run.text).legs if run.text is not None else []
+    before = probe_text(run.text).stages if run.text is not None else []
     with tempfile.TemporaryDirectory() as aside:
         run = replace(run, general=None if run.text is not None else run.general)
         cards, found = _probed(replace(run, folder=Path(aside)), run.folder)
     return Estimate(cards, [*before, *found])
 
 
-def _probed(run: TaskRun, shown: Path) -> tuple[dict[str, dict[str, Any]], list[LegEstimate]]:
+def _probed(run: TaskRun, shown: Path) -> tuple[dict[str, dict[str, Any]], list[StageEstimate]]:
     """The models and the stages of the task; `shown` is the directory they would be in."""
     _make_start(run)
-    task, recipe, trusted = run.task, run.recipe, run.task.trust_remote_code
+    task, recipe, trusted = run.task, run.recipe, run.task.session.trust_remote_code
     headed = load_model(finetune_recipe(recipe, run.start), task.data.task, trust_remote_code=trusted)
     cards = _cards(run, headed.model, None, str(shown))
     alone = undistilled_recipe(recipe, run.start).recipe
-    stages: list[tuple[Path, Job, Plan, bool]] = []
+    stages: list[tuple[Path, Job, Schedule, bool]] = []
     if run.stage == "separate":
-        _, job, plan = _stage_job(run, task, None)
-        stages.append((shown / INTERMEDIATE, job, plan, stage_settings(recipe).max_steps is None))
-    job, plan = _prediction(run, task, headed, None)
-    stages.append((shown, job, plan, recipe.augment.predict and recipe.train.max_steps is None))
+        _, job, schedule = _stage_job(run, task, None)
+        stages.append((shown / INTERMEDIATE, job, schedule, stage_settings(recipe).max_steps is None))
+    job, schedule = _prediction(run, task, headed, None)
+    stages.append((shown, job, schedule, recipe.augment.predict and recipe.train.max_steps is None))
     if recipe.undistilled.use:
-        job, plan = fitting(task, alone, load_model(alone, task.data.task, trust_remote_code=trusted))
-        stages.append((shown / WITHOUT.replace(" ", "-"), job, plan, False))
+        job, schedule = build_job(task, alone, load_model(alone, task.data.task, trust_remote_code=trusted))
+        stages.append((shown / WITHOUT.replace(" ", "-"), job, schedule, False))
     found = []
-    for folder, job, plan, of_copies in stages:
+    for folder, job, schedule, of_copies in stages:
         times = 1 + recipe.augment.copies if recipe.augment.use and of_copies else 1
-        plan = replace(plan, steps=times * plan.steps)
-        assert isinstance(job.order, BucketPlan)
+        schedule = replace(schedule, steps=times * schedule.steps)
+        assert isinstance(job.order, BucketOrder)
         of_pass = times * job.order.steps_of_pass
-        found.append(probe_leg(task.accelerator, task.device, job, plan, folder, of_pass))
+        found.append(estimate_stage(task.session, job, schedule, folder, of_pass))
     return cards, found
 
 
@@ -211,7 +220,7 @@ def _cards(
     }
 
 
-def together(folder: Path, found: Mapping[str, Finished | None]) -> Finished:
+def together(folder: Path, found: Mapping[str, RunResult | None]) -> RunResult:
     """The report that compares the students of several variants with one teacher."""
     cards: dict[str, dict[str, Any]] = {}
     evaluations: list[dict[str, Any]] = []
@@ -226,7 +235,7 @@ def together(folder: Path, found: Mapping[str, Finished | None]) -> Finished:
                 evaluations += [e.model_dump() | {"model": shown} for e in report.evaluations if e.model == model]
             if model in report.models and shown not in cards:
                 cards[shown] = report.models[model].model_dump()
-    return finish(
+    return write_report(
         RunDir(folder),
         command="distill",
         recipe=recipe,
@@ -240,7 +249,7 @@ def together(folder: Path, found: Mapping[str, Finished | None]) -> Finished:
     )
 
 
-def _report(run: TaskRun, fitted: Fitted, evaluations: list[dict[str, Any]], notes: list[str]) -> Finished:
+def _report(run: TaskRun, fitted: TrainedModel, evaluations: list[dict[str, Any]], notes: list[str]) -> RunResult:
     """Save the student and report it beside its teacher and itself undistilled."""
     folder, recipe, task = run.folder, run.recipe, run.task
     save_model(fitted.headed.model, fitted.headed.tokenizer, folder)
@@ -250,13 +259,13 @@ def _report(run: TaskRun, fitted: Fitted, evaluations: list[dict[str, Any]], not
         notes.append(f"the student before the task: {run.general}")
     if recipe.undistilled.use:
         notes.append(f"{WITHOUT}: started from the same weights, fine-tuned on the examples without a teacher")
-    return finish(
+    return write_report(
         RunDir(folder),
         command="distill",
         recipe=recipe.model_dump(),
         cards=_cards(run, fitted.headed.model, folder),
         folders={STUDENT: folder},
-        latency=measured(subjects, recipe.measure, task.device, trust_remote_code=task.trust_remote_code),
+        latency=measure(subjects, recipe.measure, task.session),
         outcome=fitted.outcome,
         quality=quality_of(evaluations),
         notes=notes,

@@ -13,37 +13,37 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 
 from kdcli.bench.latency import Latency, Subject
-from kdcli.commands.distill.assistant import Leg, chain, name_of, shapes_of
+from kdcli.commands.distill.assistant import Stage, make_stages, name_of, shapes_of
 from kdcli.commands.distill.settings import DistillRecipe
 from kdcli.commands.distill.student import Student, distilling, freeze_unreached, needs_of
-from kdcli.data.batches import BatchPlan
+from kdcli.data.batches import BatchOrder
 from kdcli.data.text.corpus import Corpus, open_corpus
 from kdcli.data.text.masking import Masked, PassOrder, check_share, tokens_of
 from kdcli.downstream.compare import DOWNSTREAM, Tasks, opened, scored
 from kdcli.downstream.task import quality_of
 from kdcli.errors import UsageError
-from kdcli.losses import bind, check_settings, reads
+from kdcli.losses import build_objective, check_settings, inputs
 from kdcli.losses.hard import labelled
 from kdcli.metrics.probe import probe_demo
 from kdcli.models.card import describe
 from kdcli.models.layout import layout_for
-from kdcli.models.load import Loaded, load_encoder, location, save_model
+from kdcli.models.load import LoadedModel, load_encoder, location, save_model
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
-from kdcli.models.shape import Built, build_student
+from kdcli.models.shape import InitializedStudent, build_student
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
-from kdcli.report.dry_run import Estimate, LegEstimate, probe_leg
-from kdcli.report.finish import Finished, finish, measured
+from kdcli.report.dry_run import Estimate, StageEstimate, estimate_stage
+from kdcli.report.finish import RunResult, measure, write_report
 from kdcli.report.views import UNDISTILLED
-from kdcli.teachers.teacher import heard, listening
+from kdcli.teachers.teacher import Teacher
 from kdcli.training.engine import train
-from kdcli.training.launch import finished_before, place, plan_of, taken_up
+from kdcli.training.launch import already_done, choose_output_dir, claim_or_resume, make_schedule
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.types import Examples, Job, ModelShape, Outcome, Plan, real_tokens
+from kdcli.training.session import Session
+from kdcli.types import Examples, Job, ModelShape, Outcome, Schedule, real_tokens
 
 HELD_OUT = "held-out loss"
 """Name of the quality row that holds the distillation loss on text never trained on."""
@@ -53,29 +53,26 @@ HELD_OUT = "held-out loss"
 class TextRun:
     """What all legs of one distillation on text share, and the legs."""
 
-    accelerator: Accelerator
-    device: torch.device
+    session: Session
     invocation: Invocation
-    teacher: Loaded
+    teacher: LoadedModel
     corpus: Corpus
-    plan: Plan
+    schedule: Schedule
     downstream: Tasks
-    legs: list[Leg]
+    stages: list[Stage]
 
     @property
     def folder(self) -> Path:
         """The output directory, which is that of the last leg."""
-        return self.legs[-1].folder
+        return self.stages[-1].folder
 
     @property
     def resolved(self) -> Resolved[DistillRecipe]:
         """The recipe of the last leg."""
-        return self.legs[-1].resolved
+        return self.stages[-1].resolved
 
 
-def prepare_text(
-    resolved: Resolved[DistillRecipe], invocation: Invocation, accelerator: Accelerator, device: torch.device
-) -> TextRun:
+def prepare_text(resolved: Resolved[DistillRecipe], invocation: Invocation, session: Session) -> TextRun:
     """Check everything there is to check, then tokenise the text where that was not done before; claims nothing.
 
     Raises:
@@ -87,10 +84,10 @@ def prepare_text(
     if _is_masked(recipe):
         check_share(recipe.data.mask.share)
         tokens_of(teacher.tokenizer, teacher.source)
-    legs = _legs(resolved, invocation, accelerator, teacher)
+    stages = _legs(resolved, invocation, session, teacher)
     # Before the corpus, which may take hours to tokenise.
-    tasks = opened(recipe.eval, str(recipe.teacher), recipe.train.seed, invocation, accelerator, device)
-    with accelerator.main_process_first():
+    tasks = opened(recipe.eval, str(recipe.teacher), recipe.train.seed, invocation, session)
+    with session.accelerator.main_process_first():
         corpus = open_corpus(
             recipe.data.source,
             teacher.tokenizer,
@@ -98,17 +95,17 @@ def prepare_text(
             column=recipe.data.column,
             isolated=recipe.data.pack_isolated,
             held_out_blocks=recipe.data.held_out_blocks,
-            log=Progress.say,
+            log=Progress.log,
         )
-    plan = plan_of(recipe.train, len(corpus.train) / recipe.train.batch_size)
-    return TextRun(accelerator, device, invocation, teacher, corpus, plan, tasks, legs)
+    schedule = make_schedule(recipe.train, len(corpus.train) / recipe.train.batch_size)
+    return TextRun(session, invocation, teacher, corpus, schedule, tasks, stages)
 
 
 def _is_masked(recipe: DistillRecipe) -> bool:
-    return "masked" in reads(recipe.method)
+    return "masked" in inputs(recipe.method)
 
 
-def _load(recipe: DistillRecipe, source: str, *, trust_remote_code: bool) -> Loaded:
+def _load(recipe: DistillRecipe, source: str, *, trust_remote_code: bool) -> LoadedModel:
     """An encoder, under its masked-language-model head where the method reads masked text."""
     if not _is_masked(recipe):
         return load_encoder(source, trust_remote_code=trust_remote_code)
@@ -129,13 +126,13 @@ def check_text(recipe: DistillRecipe) -> None:
     if not recipe.student.to:
         raise UsageError("no student shape given", "add --to LxH, for example --to 6x384")
     check_settings(recipe.method, recipe.loss)
-    if not reads(recipe.method) & {"text", "masked"}:
+    if not inputs(recipe.method) & {"text", "masked"}:
         raise UsageError(f"method {recipe.method} learns from a task's examples, not from text", "add --task TASK")
 
 
 def _legs(
-    resolved: Resolved[DistillRecipe], invocation: Invocation, accelerator: Accelerator, teacher: Loaded
-) -> list[Leg]:
+    resolved: Resolved[DistillRecipe], invocation: Invocation, session: Session, teacher: LoadedModel
+) -> list[Stage]:
     """The chain of this invocation; whatever a later leg would stumble over is found before the first one starts."""
     recipe = resolved.recipe
     leaks = layout_for(teacher.model.config).leaks
@@ -145,50 +142,50 @@ def _legs(
             "set data.pack_isolated=false",
         )
     shapes = shapes_of(recipe, teacher.shape)
-    folder = place(name_of(teacher.source, teacher.shape, shapes), resolved, invocation, accelerator)
-    legs = chain(resolved, teacher.shape, shapes, folder)
+    folder = choose_output_dir(name_of(teacher.source, teacher.shape, shapes), resolved, invocation, session)
+    stages = make_stages(resolved, teacher.shape, shapes, folder)
     above = teacher.shape
-    for leg in legs:
+    for leg in stages:
         for shape in leg.shapes.values():
             try:
-                bind(recipe.method, recipe.loss, above, shape)
+                build_objective(recipe.method, recipe.loss, above, shape)
             except UsageError as error:
-                if leg is legs[-1]:
+                if leg is stages[-1]:
                     raise
                 raise error.of(f"the teacher assistant {shape}", "--assistant none leaves it out") from None
         above = next(iter(leg.shapes.values()))
-    return legs
+    return stages
 
 
-def run_text(context: TextRun) -> Finished | None:
+def run_text(context: TextRun) -> RunResult | None:
     """Train, save and report leg after leg in a claimed directory; only the main process writes."""
-    accelerator, invocation, legs = context.accelerator, context.invocation, context.legs
-    last = legs[-1]
-    result: Finished | None = None
-    for leg in legs:
+    session, invocation, stages = context.session, context.invocation, context.stages
+    last = stages[-1]
+    result: RunResult | None = None
+    for leg in stages:
         run_dir = RunDir(leg.folder)
         # A leg before the last lives in the chain's directory and goes on whenever the chain does.
         inside = leg is not last
-        if taken_up(accelerator, leg.folder, leg.resolved) if inside else finished_before(leg.folder):
-            result = Finished.read(leg.folder)
+        if claim_or_resume(session, leg.folder, leg.resolved) if inside else already_done(leg.folder):
+            result = RunResult.read(leg.folder)
             continue
         of_leg = context.teacher
-        if leg is not legs[0]:
+        if leg is not stages[0]:
             of_leg = _load(leg.resolved.recipe, leg.teacher, trust_remote_code=invocation.trust_remote_code)
         students = _students(leg, of_leg, context.corpus)
-        outcome = train(accelerator, context.device, _job(context, leg, students, of_leg), context.plan, run_dir)
-        if accelerator.is_main_process:
+        outcome = train(session, _job(context, leg, students, of_leg), context.schedule, run_dir)
+        if session.is_main:
             for name, student in students.items():
                 save_model(student.encoder, of_leg.tokenizer, leg.model_folder(name))
-        accelerator.wait_for_everyone()
+        session.wait()
         scores = _scores(context, leg) if leg is last else []
-        if accelerator.is_main_process:
+        if session.is_main:
             result = _report(context, leg, leg is last, result, of_leg, students, outcome, scores)
-        accelerator.wait_for_everyone()
-    return result if accelerator.is_main_process else None
+        session.wait()
+    return result if session.is_main else None
 
 
-def _students(leg: Leg, teacher: Loaded, corpus: Corpus) -> dict[str, Student]:
+def _students(leg: Stage, teacher: LoadedModel, corpus: Corpus) -> dict[str, Student]:
     """Build every student and take what its loss does not reach out of the training."""
     recipe = leg.resolved.recipe
     students = {}
@@ -197,17 +194,17 @@ def _students(leg: Leg, teacher: Loaded, corpus: Corpus) -> dict[str, Student]:
         if _is_masked(recipe):
             built = student_with_head(teacher.model, built, init=recipe.student.init, seed=recipe.train.seed)
         for note in built.notes:
-            Progress.say(f"{name}: {note}")
+            Progress.log(f"{name}: {note}")
         # The projections of a loss are random: they too are a pure function of the seed.
         torch.manual_seed(recipe.train.seed)
-        students[name] = Student(built.model, bind(recipe.method, recipe.loss, teacher.shape, shape))
+        students[name] = Student(built.model, build_objective(recipe.method, recipe.loss, teacher.shape, shape))
         for note in students[name].objective.notes:
-            Progress.say(f"{name}: {note}")
+            Progress.log(f"{name}: {note}")
     freeze_unreached(students, teacher.model, _examples(recipe, corpus.train, teacher).batch(np.arange(1)))
     return students
 
 
-def _examples(recipe: DistillRecipe, blocks: Examples, teacher: Loaded) -> Examples:
+def _examples(recipe: DistillRecipe, blocks: Examples, teacher: LoadedModel) -> Examples:
     """Blocks of text, masked where the method wants that."""
     mask = recipe.data.mask
     if not _is_masked(recipe):
@@ -216,14 +213,14 @@ def _examples(recipe: DistillRecipe, blocks: Examples, teacher: Loaded) -> Examp
     return Masked(blocks, tokens, mask.share, mask.whole_words, mask.static, recipe.train.seed)
 
 
-def _job(context: TextRun, leg: Leg, students: Mapping[str, Student], teacher: Loaded) -> Job:
-    corpus, plan, recipe = context.corpus, context.plan, leg.resolved.recipe
-    listened = listening(teacher.model, needs_of(students), context.device, context.accelerator.mixed_precision)
-    blocks = BatchPlan(len(corpus.train), plan.batch_size, plan.seed)
+def _job(context: TextRun, leg: Stage, students: Mapping[str, Student], teacher: LoadedModel) -> Job:
+    corpus, schedule, recipe = context.corpus, context.schedule, leg.resolved.recipe
+    frozen = Teacher.frozen(teacher.source, teacher.model, needs_of(students), context.session)
+    blocks = BatchOrder(len(corpus.train), schedule.batch_size, schedule.seed)
     masked = _is_masked(recipe)
     return distilling(
         students,
-        lambda batch: heard(listened, batch),
+        frozen.signals,
         _examples(recipe, corpus.train, teacher),
         PassOrder(blocks) if masked else blocks,
         _examples(recipe, corpus.held_out, teacher),
@@ -231,7 +228,7 @@ def _job(context: TextRun, leg: Leg, students: Mapping[str, Student], teacher: L
     )
 
 
-def _build(recipe: DistillRecipe, teacher: Loaded, shape: ModelShape) -> Built:
+def _build(recipe: DistillRecipe, teacher: LoadedModel, shape: ModelShape) -> InitializedStudent:
     settings = recipe.student
     return build_student(
         teacher.model.base_model,
@@ -243,7 +240,7 @@ def _build(recipe: DistillRecipe, teacher: Loaded, shape: ModelShape) -> Built:
     )
 
 
-def _scores(context: TextRun, leg: Leg) -> list[dict[str, Any]]:
+def _scores(context: TextRun, leg: Stage) -> list[dict[str, Any]]:
     """Evaluations of teacher, students and undistilled students, each fine-tuned alike in a run of its own.
 
     The undistilled student is copied from the teacher itself, also where the student learnt from an assistant.
@@ -254,23 +251,23 @@ def _scores(context: TextRun, leg: Leg) -> list[dict[str, Any]]:
         sources[name] = str(leg.model_folder(name))
         copied = folder / f"{name}{UNDISTILLED}".replace(" ", "-").replace(":", "_")
         sources[name + UNDISTILLED] = str(copied)
-        if context.accelerator.is_main_process and not copied.exists():
+        if context.session.is_main and not copied.exists():
             fresh = load_encoder(str(recipe.teacher), trust_remote_code=context.invocation.trust_remote_code)
             save_model(_build(recipe, fresh, leg.shapes[name]).model, fresh.tokenizer, copied)
-    context.accelerator.wait_for_everyone()
-    return scored(context.accelerator, context.downstream, sources, folder)
+    context.session.wait()
+    return scored(context.session, context.downstream, sources, folder)
 
 
 def _report(
     context: TextRun,
-    leg: Leg,
+    leg: Stage,
     final: bool,
-    earlier: Finished | None,
-    of_leg: Loaded,
+    earlier: RunResult | None,
+    of_leg: LoadedModel,
     students: Mapping[str, Student],
     outcome: Outcome,
     scores: list[dict[str, Any]],
-) -> Finished:
+) -> RunResult:
     """The report of a leg; that of the last one also shows the assistant, probes and measures latency."""
     recipe, teacher, run_dir = leg.resolved.recipe, context.teacher, RunDir(leg.folder)
     source = location(teacher.source)
@@ -283,8 +280,7 @@ def _report(
     latency = Latency()
     if final:
         subjects = [Subject("teacher", source), *(Subject(name, str(folder)) for name, folder in folders.items())]
-        trusted = context.invocation.trust_remote_code
-        latency = measured(subjects, recipe.measure, context.device, trust_remote_code=trusted)
+        latency = measure(subjects, recipe.measure, context.session)
     quality = {HELD_OUT: held_out_losses(run_dir, list(students))}
     if final and recipe.data.source == "demo":
         quality = _demo_quality(recipe, leg, teacher, students) | quality
@@ -295,7 +291,7 @@ def _report(
             "the held-out losses are against the assistant, from which the student also started; everything else "
             "compares with a student copied from the teacher itself"
         )
-    return finish(
+    return write_report(
         run_dir,
         command="distill",
         recipe=recipe.model_dump(),
@@ -327,7 +323,7 @@ def held_out_losses(run_dir: RunDir, names: list[str]) -> dict[str, dict[str, fl
 
 
 def _demo_quality(
-    recipe: DistillRecipe, leg: Leg, teacher: Loaded, students: Mapping[str, Student]
+    recipe: DistillRecipe, leg: Stage, teacher: LoadedModel, students: Mapping[str, Student]
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Linear probes of the demo tasks: the teacher, every student, and what copying the teacher alone would give."""
     fresh = load_encoder(teacher.source)
@@ -345,16 +341,16 @@ def probe_text(context: TextRun) -> Estimate:
 
     The teacher's stand-in for a leg after an assistant is the assistant as it is before training.
     """
-    plan, teacher = context.plan, context.teacher
-    legs = context.legs
-    found: list[LegEstimate] = []
+    schedule, teacher = context.schedule, context.teacher
+    stages = context.stages
+    found: list[StageEstimate] = []
     cards = {"teacher": describe(teacher.model, teacher.source, None)}
-    for leg in legs:
+    for leg in stages:
         students = _students(leg, teacher, context.corpus)
         job = _job(context, leg, students, teacher)
-        passes = len(context.corpus.train) / plan.batch_size
-        found.append(probe_leg(context.accelerator, context.device, job, plan, leg.folder, passes))
+        passes = len(context.corpus.train) / schedule.batch_size
+        found.append(estimate_stage(context.session, job, schedule, leg.folder, passes))
         cards |= {name: describe(s.encoder, str(leg.model_folder(name)), None) for name, s in students.items()}
         first = next(iter(students.values())).encoder
-        teacher = Loaded(first, teacher.tokenizer, next(iter(leg.shapes.values())), str(leg.folder))
+        teacher = LoadedModel(first, teacher.tokenizer, next(iter(leg.shapes.values())), str(leg.folder))
     return Estimate(cards, found)

@@ -12,29 +12,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import Accelerator
-
 from kdcli.bench.latency import Subject
 from kdcli.commands.evaluate.settings import EvaluateRecipe
 from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.labelled.task_data import Labelled, open_labelled
 from kdcli.disk import disk_errors, write_atomic
-from kdcli.downstream.predictions import Judge, Prediction, compared, shown_label, summed_up
-from kdcli.downstream.task import features_of, judged, open_judged, quality_of
+from kdcli.downstream.predictions import Evaluator, Prediction, compared, shown_label, summed_up
+from kdcli.downstream.task import features_of, open_judged, predict, quality_of
 from kdcli.errors import GateError, UsageError, did_you_mean
 from kdcli.models.card import describe
-from kdcli.models.heads import Headed, load_for_task, tokenizer_for
+from kdcli.models.heads import TaskModel, load_for_task, tokenizer_for
 from kdcli.models.load import location
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
-from kdcli.report.finish import Finished, finish, measured
+from kdcli.report.finish import RunResult, measure, write_report
 from kdcli.report.views import short
 from kdcli.sparse.load import load
 from kdcli.sparse.mask_file import read_mask
-from kdcli.training.launch import launch, place
+from kdcli.training.launch import choose_output_dir, launch
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
+from kdcli.training.session import Session
 from kdcli.types import Task
 
 
@@ -57,13 +55,13 @@ class Extras:
 class _Judged:
     """A model and what it said of all judged examples, of which it read at most `max_length` tokens a row."""
 
-    headed: Headed
+    headed: TaskModel
     max_length: int
-    judge: Judge
+    evaluator: Evaluator
     predictions: list[Prediction] = field(default_factory=list)
 
 
-def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extras) -> Finished | None:
+def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extras) -> RunResult | None:
     """Judge every model and compare the later ones with the first.
 
     Returns:
@@ -81,12 +79,11 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
             "--mask is of one model, the base of every mask, and measures no latency",
             "kdcli evaluate BASE --mask FILE [--mask FILE]; kdcli mask apply saves a model to measure",
         )
-    launched = launch(recipe.dtype, invocation)
-    if launched is None:
+    session = launch(recipe.dtype, invocation)
+    if session is None:
         return None
-    accelerator, device = launched
     name = f"evaluate-{Path(recipe.models[0]).name}-{recipe.task}"
-    run_dir = RunDir(place(name, resolved, invocation, accelerator))
+    run_dir = RunDir(choose_output_dir(name, resolved, invocation, session))
     data = open_judged(str(recipe.task), recipe.data, recipe.models[0], trust_remote_code=invocation.trust_remote_code)
     _check_gates(data, extras)
     if extras.submission is not None:
@@ -97,24 +94,24 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
     # All are loaded before the first is judged, for the last may be the one that cannot be.
     ready = [_ready(recipe, invocation, data, source) for source in sources]
     found = {
-        name: replace(of, predictions=judged(accelerator, device, of.judge, of.headed))
+        name: replace(of, predictions=predict(session, of.evaluator, of.headed))
         for name, of in zip(_names(sources), ready, strict=True)
     }
     to_submit: dict[str, list[Any]] = {}
     if extras.submission is not None:
         (only,) = found.values()
-        to_submit = _said_of_test(recipe, only.headed, accelerator, device)
-    accelerator.end_training()
-    if not accelerator.is_main_process:
+        to_submit = _said_of_test(recipe, only.headed, session)
+    session.accelerator.end_training()
+    if not session.is_main:
         return None
     # Files may be asked for within the directory, so only now.
     RunDir.claim(run_dir.path, resolved.to_yaml(), overwrite=invocation.overwrite)
     if extras.submission is not None:
         for name, values in to_submit.items():
-            Progress.say(f"to submit: {write_submission(extras.submission, data.task, name, values)}")
+            Progress.log(f"to submit: {write_submission(extras.submission, data.task, name, values)}")
     if extras.predictions is not None:
         _write_predictions(extras.predictions, data, found)
-    return _report(recipe, invocation, run_dir, device, data, found)
+    return _report(recipe, session, run_dir, data, found)
 
 
 def _names(models: list[str]) -> list[str]:
@@ -140,13 +137,13 @@ def _ready(recipe: EvaluateRecipe, invocation: Invocation, data: Labelled, sourc
             compacted=True,
             trust_remote_code=invocation.trust_remote_code,
         )
-    Progress.say(f"{source}: {headed.note}")
+    Progress.log(f"{source}: {headed.note}")
     how = features_of(recipe.data, data.task, headed, as_tuned=True)
-    judge = Judge.of(data.task, data.sets, headed.tokenizer, **how)
-    return _Judged(headed, how["max_length"], judge)
+    evaluator = Evaluator.of(data.task, data.sets, headed.tokenizer, **how)
+    return _Judged(headed, how["max_length"], evaluator)
 
 
-def _under_mask(base: str, file: Path, task: Task, invocation: Invocation) -> Headed:
+def _under_mask(base: str, file: Path, task: Task, invocation: Invocation) -> TaskModel:
     """A base under a mask with the head that the mask brings.
 
     Raises:
@@ -162,37 +159,35 @@ def _under_mask(base: str, file: Path, task: Task, invocation: Invocation) -> He
     trusted = invocation.trust_remote_code
     model = load(base, file, trust_remote_code=trusted)
     tokenizer = tokenizer_for(base, of_words=task.kind == "tokens", trust_remote_code=trusted)
-    return Headed(model, tokenizer, str(file), f"{base} under a mask, with the head of the mask", info.max_length)
+    return TaskModel(model, tokenizer, str(file), f"{base} under a mask, with the head of the mask", info.max_length)
 
 
 def _report(
     recipe: EvaluateRecipe,
-    invocation: Invocation,
+    session: Session,
     run_dir: RunDir,
-    device: torch.device,
     data: Labelled,
     found: Mapping[str, _Judged],
-) -> Finished:
+) -> RunResult:
     evaluations, cards, notes = [], {}, []
     for name, of in found.items():
-        evaluations += of.judge.evaluations(name, data.split, of.predictions, recipe.worst)
+        evaluations += of.evaluator.evaluations(name, data.split, of.predictions, recipe.worst)
         where = Path(location(of.headed.source))
         cards[name] = describe(of.headed.model, of.headed.source, where if where.is_dir() else None)
-        rows = of.judge.features.rows
+        rows = of.evaluator.features.rows
         cut = rows.truncated / max(1, sum(map(len, data.sets.values())))
         said = "need more than one window of" if data.task.kind == "span" else "were cut at"
         notes.append(f"{name}: {of.headed.note}; {cut:.1%} of the examples {said} {of.max_length} tokens")
-    return finish(
+    return write_report(
         run_dir,
         command="evaluate",
         recipe=recipe.model_dump(),
         cards=cards,
         folders={},
-        latency=measured(
+        latency=measure(
             [Subject(name, location(of.headed.source)) for name, of in found.items()],
             recipe.measure,
-            device,
-            trust_remote_code=invocation.trust_remote_code,
+            session,
         ),
         outcome=None,
         quality=quality_of(evaluations),
@@ -206,19 +201,21 @@ def _comparisons(recipe: EvaluateRecipe, found: Mapping[str, _Judged]) -> list[d
     """Every later model beside the first, on every set; both were asked the same examples in the same order."""
     if len(found) < 2:
         return []
-    (baseline, first), *others = [(name, (of.judge, of.judge.scorers(of.predictions))) for name, of in found.items()]
+    (baseline, first), *others = [
+        (name, (of.evaluator, of.evaluator.scorers(of.predictions))) for name, of in found.items()
+    ]
     rows = []
-    for name, (judge, scorers) in others:
-        Progress.say(f"{recipe.resamples:,} resamples: {name} beside {baseline}")
-        rows += compared(judge, (name, scorers), (baseline, first[1]), recipe.resamples)
+    for name, (evaluator, scorers) in others:
+        Progress.log(f"{recipe.resamples:,} resamples: {name} beside {baseline}")
+        rows += compared(evaluator, (name, scorers), (baseline, first[1]), recipe.resamples)
     return rows
 
 
 def _write_predictions(file: Path, data: Labelled, found: Mapping[str, _Judged]) -> None:
     lines = []
     for name, of in found.items():
-        examples = of.judge.features.examples
-        for of_set, (begin, end) in of.judge.bounds.items():
+        examples = of.evaluator.features.examples
+        for of_set, (begin, end) in of.evaluator.bounds.items():
             for example, said in zip(examples[begin:end], of.predictions[begin:end], strict=True):
                 row: dict[str, Any] = {"model": name, "set": of_set, "id": example.id, "texts": list(example.texts)}
                 row |= {"label": shown_label(data.task, example), "predicted": said.shown}
@@ -228,23 +225,21 @@ def _write_predictions(file: Path, data: Labelled, found: Mapping[str, _Judged])
     with disk_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(file, "".join(lines))
-    Progress.say(f"{len(lines):,} predictions in {file}")
+    Progress.log(f"{len(lines):,} predictions in {file}")
 
 
-def _said_of_test(
-    recipe: EvaluateRecipe, headed: Headed, accelerator: Accelerator, device: torch.device
-) -> dict[str, list[Any]]:
+def _said_of_test(recipe: EvaluateRecipe, headed: TaskModel, session: Session) -> dict[str, list[Any]]:
     """Set → the value predicted for each example of the test split, whose labels are withheld."""
     data = open_labelled(
-        str(recipe.task), source=recipe.data.source, split="test", training=False, withheld=True, log=Progress.say
+        str(recipe.task), source=recipe.data.source, split="test", training=False, withheld=True, log=Progress.log
     )
     found = {}
     for name, examples in data.sets.items():
         # Some test files come with labels; they are not looked at.
         blind = {name: [replace(e, label=None) for e in examples]}
         how = features_of(recipe.data, data.task, headed, as_tuned=True)
-        judge = Judge.of(data.task, blind, headed.tokenizer, **how)
-        found[name] = [p.value for p in judged(accelerator, device, judge, headed)]
+        evaluator = Evaluator.of(data.task, blind, headed.tokenizer, **how)
+        found[name] = [p.value for p in predict(session, evaluator, headed)]
     return found
 
 
@@ -260,7 +255,7 @@ def _check_gates(data: Labelled, extras: Extras) -> None:
             )
 
 
-def hold_gates(result: Finished, extras: Extras) -> None:
+def hold_gates(result: RunResult, extras: Extras) -> None:
     """Compare every model's metrics with the gates; of several sets their mean counts, or `SET/METRIC`.
 
     Raises:

@@ -21,7 +21,7 @@ from kdcli.backends.sessions import library
 from kdcli.bench.environment import versions
 from kdcli.disk import disk_errors, write_atomic
 from kdcli.errors import UsageError, did_you_mean
-from kdcli.models.custom_class import own_class
+from kdcli.models.custom_class import custom_class
 from kdcli.models.heads import AUTO_CLASS, PROBLEM, kind_of_head
 from kdcli.models.load import load_config, load_tokenizer, load_weights
 from kdcli.models.shape import positions_of
@@ -128,7 +128,7 @@ def run(
     folder = output_dir or numbered(named, taken=overwrite)
     _check_folder(folder, overwrite)
     model, tokenizer, kind, notes = _load(source, trust_remote_code)
-    Progress.say(f"exporting {short(source)} to {format}, {precision}")
+    Progress.log(f"exporting {short(source)} to {format}, {precision}")
     whole = folder.resolve()
     aside = whole.with_name(f".{whole.name}.part")
     try:
@@ -185,7 +185,7 @@ def _load(
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     named = next(iter(config.architectures or ()), type(config).__name__)
     kind: Kind | None = kind_of_head(config, named)
-    auto = own_class(config) or (AUTO_CLASS[kind] if kind else AutoModel)
+    auto = custom_class(config) or (AUTO_CLASS[kind] if kind else AutoModel)
     if kind == "class" and config.num_labels == 1 and config.problem_type is None:
         kind = "score"
     elif kind == "class":

@@ -11,24 +11,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import Accelerator
-
 from kdcli.disk import disk_errors
 from kdcli.downstream.predictions import summed_up
 from kdcli.downstream.run import WEIGHTS, chosen_on, finish_run, run_claimed, run_inside
 from kdcli.downstream.settings import FinetuneRecipe
-from kdcli.downstream.task import Downstream, fitting, load_model, planned, prepare
+from kdcli.downstream.task import PreparedTask, build_job, load_model, order_and_schedule, prepare
 from kdcli.errors import UsageError
 from kdcli.models.card import describe
-from kdcli.models.heads import Headed
+from kdcli.models.heads import TaskModel
 from kdcli.recipe.resolve import Resolved, combinations
 from kdcli.recipe.sections import Invocation
-from kdcli.report.dry_run import Estimate, probe_leg
-from kdcli.report.finish import Finished
+from kdcli.report.dry_run import Estimate, estimate_stage
+from kdcli.report.finish import RunResult
 from kdcli.report.views import FINETUNED
-from kdcli.training.launch import carry_out, finished_before, place
+from kdcli.training.launch import already_done, choose_output_dir, run_command
 from kdcli.training.run_dir import RECIPE, REPORT
+from kdcli.training.session import Session
 from kdcli.types import Outcome
 
 
@@ -50,12 +48,12 @@ class _Grid:
     invocation: Invocation
     folder: Path
     runs: list[_Run]
-    task: Downstream
-    headed: Headed
+    task: PreparedTask
+    headed: TaskModel
 
 
-def run(resolved: Resolved[FinetuneRecipe], invocation: Invocation) -> Finished | Estimate | None:
-    """Fine-tune, judge and report.
+def run(resolved: Resolved[FinetuneRecipe], invocation: Invocation) -> RunResult | Estimate | None:
+    """Fine-tune, evaluator and report.
 
     Returns:
         The report, of several runs that of the chosen one; the estimate of a dry run; None in a process that has
@@ -70,31 +68,29 @@ def run(resolved: Resolved[FinetuneRecipe], invocation: Invocation) -> Finished 
     if recipe.task is None:
         raise UsageError("no task given", "add --task, for example --task sst2, or --task own for your own files")
     _check_grid([chosen for chosen, _ in combinations(resolved)])
-    return carry_out(resolved, invocation, prepare=_prepared, probe=_dry_run, run=_train)
+    return run_command(resolved, invocation, prepare=_prepared, probe=_dry_run, run=_train)
 
 
-def _prepared(
-    resolved: Resolved[FinetuneRecipe], invocation: Invocation, accelerator: Accelerator, device: torch.device
-) -> _Grid:
+def _prepared(resolved: Resolved[FinetuneRecipe], invocation: Invocation, session: Session) -> _Grid:
     """Check models and data against each other and tokenise; claims nothing."""
     recipe = resolved.recipe
-    folder = place(f"finetune-{Path(str(recipe.model)).name}-{recipe.task}", resolved, invocation, accelerator)
+    folder = choose_output_dir(f"finetune-{Path(str(recipe.model)).name}-{recipe.task}", resolved, invocation, session)
     runs = _runs(combinations(resolved), recipe, folder)
-    task, headed = prepare(recipe, accelerator, device, trust_remote_code=invocation.trust_remote_code)
+    task, headed = prepare(recipe, session, trust_remote_code=invocation.trust_remote_code)
     for of in runs:
-        planned(task, of.resolved.recipe)
+        order_and_schedule(task, of.resolved.recipe)
     return _Grid(resolved, invocation, folder, runs, task, headed)
 
 
-def _train(grid: _Grid) -> Finished | None:
+def _train(grid: _Grid) -> RunResult | None:
     """Train every run that is not done in a claimed directory, and report the chosen one."""
     task, recipe, folder = grid.task, grid.resolved.recipe, grid.folder
-    if finished_before(folder):
-        return Finished.read(folder)
+    if already_done(folder):
+        return RunResult.read(folder)
     if len(grid.runs) == 1:
-        return run_claimed(task, recipe, folder, headed=grid.headed, measure=True)
+        return run_claimed(task, recipe, folder, headed=grid.headed, timed=True)
     found = [run_inside(task, of.resolved, of.folder) for of in grid.runs]
-    return _choose(task, recipe, folder, grid.runs, found) if task.accelerator.is_main_process else None
+    return _choose(task, recipe, folder, grid.runs, found) if task.session.is_main else None
 
 
 def _check_grid(settings: list[dict[str, Any]]) -> None:
@@ -133,8 +129,8 @@ def _runs(
 
 
 def _choose(
-    task: Downstream, recipe: FinetuneRecipe, folder: Path, runs: list[_Run], found: list[Finished]
-) -> Finished:
+    task: PreparedTask, recipe: FinetuneRecipe, folder: Path, runs: list[_Run], found: list[RunResult]
+) -> RunResult:
     """The setting with the best mean over its seeds, and its best run, whose model becomes that of the directory."""
     metric = task.data.task.metrics[0]
     scores = [summed_up({e.set: e.metrics for e in f.report.evaluations}, recipe.choose_on) for f in found]
@@ -155,7 +151,7 @@ def _choose(
         folder,
         recipe,
         card=report.models[FINETUNED].model_dump() | {"id": str(folder)},
-        measure=True,
+        timed=True,
         outcome=Outcome(**report.training.model_dump()),
         notes=report.notes,
         evaluations=[e.model_dump() for e in report.evaluations],
@@ -177,15 +173,15 @@ def _dry_run(grid: _Grid) -> Estimate:
     """Train the first run of every setting for a few steps, for what they take, and leave nothing behind."""
     task, runs = grid.task, grid.runs
     card: dict[str, Any] = {}
-    legs = []
+    stages = []
     for of in {repr(r.settings): r for r in reversed(runs)}.values():
         recipe = of.resolved.recipe
-        headed = load_model(recipe, task.data.task, trust_remote_code=task.trust_remote_code)
-        job, plan = fitting(task, recipe, headed)
+        headed = load_model(recipe, task.data.task, trust_remote_code=task.session.trust_remote_code)
+        job, schedule = build_job(task, recipe, headed)
         card = describe(headed.model, FINETUNED, None)
-        order, _ = planned(task, recipe)
-        leg = probe_leg(task.accelerator, task.device, job, plan, of.folder, order.steps_of_pass)
+        order, _ = order_and_schedule(task, recipe)
+        leg = estimate_stage(task.session, job, schedule, of.folder, order.steps_of_pass)
         seeds = sum(r.settings == of.settings for r in runs)
         name = leg.folder if seeds == 1 else f"{leg.folder} and {seeds - 1} more seeds"
-        legs.append(replace(leg, folder=name, seconds=seeds * leg.seconds))
-    return Estimate({FINETUNED: card}, legs[::-1])
+        stages.append(replace(leg, folder=name, seconds=seeds * leg.seconds))
+    return Estimate({FINETUNED: card}, stages[::-1])

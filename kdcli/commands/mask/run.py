@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
 from kdcli.errors import UsageError
-from kdcli.models.custom_class import is_own
+from kdcli.models.custom_class import is_custom
 from kdcli.models.heads import kind_of_head, tokenizer_for
 from kdcli.models.load import load_weights, save_model
 from kdcli.models.matrices import matrices
@@ -171,12 +171,12 @@ def apply(
         whole = compact(whole, drop_rows_below=drop_rows_below)
     save_model(whole, tokenizer, folder)
     loads = f"{type(whole).__name__}.from_pretrained('{folder}')"
-    if is_own(whole):
+    if is_custom(whole):
         loads = f"kdcli.load('{folder}'), or from_pretrained(…, trust_remote_code=True)"
     kept = _kept(masks)
     total = sum(n for _, n in kept.values())
     for line in (f"{source} under {file}", *down_to_one(masks)):
-        Progress.say(line)
+        Progress.log(line)
     return Made(
         folder,
         {

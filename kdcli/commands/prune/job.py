@@ -15,14 +15,14 @@ from transformers import PreTrainedModel
 
 from kdcli.commands.prune.settings import PruneRecipe
 from kdcli.disk import write_atomic
-from kdcli.downstream.task import Downstream, fitting, load_model, planned, task_loss
+from kdcli.downstream.task import PreparedTask, build_job, load_model, order_and_schedule, task_loss
 from kdcli.models.capture import Capture, capture, prepare_teacher
-from kdcli.models.heads import Headed
+from kdcli.models.heads import TaskModel
 from kdcli.models.layout import layout_for
-from kdcli.pruners import Pruner, bind, cap
-from kdcli.teachers.task_teacher import Store, Teacher, load_teacher, remembered, taught
-from kdcli.teachers.teacher import compute_dtype
-from kdcli.types import Batch, Job, Needs, Plan, Signals, StepLoss
+from kdcli.pruners import Pruner, build_pruner, cap
+from kdcli.teachers.task_teacher import Store, cached_signals, kd_terms, load_teacher
+from kdcli.teachers.teacher import Teacher
+from kdcli.types import Batch, Job, Needs, Schedule, Signals, StepLoss
 
 TRACE = "pruning.json"
 """Density and scores over training, beside log.jsonl while the run goes on."""
@@ -34,7 +34,7 @@ NOTED = 20
 """How often density and scores are noted in a run."""
 
 
-def load_soft_teacher(task: Downstream, recipe: PruneRecipe, headed: Headed) -> Headed | None:
+def load_soft_teacher(task: PreparedTask, recipe: PruneRecipe, headed: TaskModel) -> TaskModel | None:
     """The recipe's teacher; None where it names none.
 
     Raises:
@@ -50,30 +50,34 @@ def _last(model: PreTrainedModel) -> Needs:
 
 
 def _job(
-    task: Downstream,
+    task: PreparedTask,
     recipe: PruneRecipe,
-    headed: Headed,
+    headed: TaskModel,
     pruner: Pruner,
-    teacher: Headed | None,
+    teacher: TaskModel | None,
     store: Store | None,
     trace: Trace,
-) -> tuple[Job, Plan]:
+) -> tuple[Job, Schedule]:
     """What the engine is handed: the task's job with the method's terms, paces and masks."""
-    plain, plan = fitting(task, recipe, headed)
+    plain, schedule = build_job(task, recipe, headed)
     of_teacher = None
     if teacher is not None:
-        order, _ = planned(task, recipe)
+        order, _ = order_and_schedule(task, recipe)
         # Methods that contrast states need the teacher's too, of which only the first token's would be read.
         needs, store = (Needs(), store) if pruner.contrast is None else (_last(teacher.model), None)
-        of_teacher = remembered(teacher, task, Needs(logits=True) | needs, plan.steps / order.steps_of_pass, store)
+        of_teacher = cached_signals(
+            teacher, task, Needs(logits=True) | needs, schedule.steps / order.steps_of_pass, store
+        )
     kind, kd = task.data.task.kind, recipe.kd
     listened = plain.modules["model"]
     assert isinstance(listened, Capture)
     before: Teacher | None = None
     if pruner.contrast is not None:
         listened.needs = listened.needs | _last(headed.model)
-        untouched = load_model(recipe, task.data.task, trust_remote_code=task.trust_remote_code).model.base_model
-        pretrained = prepare_teacher(untouched.to(task.device), torch.float32)
+        untouched = load_model(
+            recipe, task.data.task, trust_remote_code=task.session.trust_remote_code
+        ).model.base_model
+        pretrained = prepare_teacher(untouched.to(task.session.device), torch.float32)
         before = Teacher(str(recipe.model), capture(pretrained, _last(pretrained)))
 
     def step(batch: Batch) -> StepLoss:
@@ -83,7 +87,7 @@ def _job(
         # Before the model, for it takes out of the batch what no model reads.
         heard = of_teacher.signals(batch) if of_teacher is not None and "labels" in batch else None
         loss, signals = task_loss(kind, listened, batch)
-        terms = dict(taught(kind, kd, loss, signals, [heard] if heard else []))
+        terms = dict(kd_terms(kind, kd, loss, signals, [heard] if heard else []))
         if signals.labels is not None and pruner.contrast is not None and before is not None:
             states = {cap.PRETRAINED: _first(before.signals(batch))}
             states |= {cap.FINETUNED: _first(heard)} if heard is not None else {}
@@ -96,7 +100,7 @@ def _job(
         trace.after(done)
 
     examples = plain.examples if of_teacher is None else of_teacher.examples
-    return replace(plain, step=step, after=after, pace=pruner.pace, examples=examples), plan
+    return replace(plain, step=step, on_step_end=after, param_group=pruner.pace, examples=examples), schedule
 
 
 def _first(signals: Signals) -> Tensor:
@@ -105,7 +109,7 @@ def _first(signals: Signals) -> Tensor:
     return hidden_BLD[:, 0]
 
 
-def _thaw_or_freeze_head(headed: Headed, recipe: PruneRecipe) -> None:
+def _thaw_or_freeze_head(headed: TaskModel, recipe: PruneRecipe) -> None:
     """A head of label words is never trained; another always is, with the pooler that belongs to it."""
     inside = {id(p) for name, p in headed.model.base_model.named_parameters() if not name.startswith("pooler.")}
     for parameter in headed.model.parameters():
@@ -119,14 +123,14 @@ class Prepared:
 
     pruner: Pruner
     job: Job
-    plan: Plan
+    schedule: Schedule
 
 
 def prepared(
-    task: Downstream,
+    task: PreparedTask,
     recipe: PruneRecipe,
-    headed: Headed,
-    teacher: Headed | None,
+    headed: TaskModel,
+    teacher: TaskModel | None,
     *,
     folder: Path | None,
     store: Store | None,
@@ -138,24 +142,29 @@ def prepared(
         store: where what it says may be kept, see `remembered`.
         folder: where density and scores over training are noted; None notes nothing.
     """
-    _, plan = planned(task, recipe)
-    pruner = bind(
-        recipe.method, recipe.pruner, headed.model, density=1 - recipe.sparsity[0], steps=plan.steps, lr=recipe.train.lr
+    _, schedule = order_and_schedule(task, recipe)
+    pruner = build_pruner(
+        recipe.method,
+        recipe.pruner,
+        headed.model,
+        density=1 - recipe.sparsity[0],
+        steps=schedule.steps,
+        lr=recipe.train.lr,
     )
     _thaw_or_freeze_head(headed, recipe)
-    trace = Trace(pruner, folder, max(1, plan.steps // NOTED), plan.steps)
-    job, plan = _job(task, recipe, headed, pruner, teacher, store, trace)
+    trace = Trace(pruner, folder, max(1, schedule.steps // NOTED), schedule.steps)
+    job, schedule = _job(task, recipe, headed, pruner, teacher, store, trace)
     if not pruner.trains_weights:
         # Not before: making the job asks the model once, without autocast.
-        _to_compute_dtype(headed.model, task.accelerator.mixed_precision)
-    return Prepared(pruner, job, plan)
+        _to_compute_dtype(headed.model, task.session.compute_dtype)
+    return Prepared(pruner, job, schedule)
 
 
-def _to_compute_dtype(model: PreTrainedModel, precision: str) -> None:
+def _to_compute_dtype(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Hold what is frozen in the type it is computed in: half the memory, and nothing to cast in every step."""
     for parameter in model.parameters():
         if not parameter.requires_grad:
-            parameter.data = parameter.data.to(compute_dtype(precision))
+            parameter.data = parameter.data.to(dtype)
 
 
 def to_full_precision(model: PreTrainedModel, dense: PreTrainedModel) -> None:

@@ -19,24 +19,24 @@ from kdcli.bench.latency import Subject
 from kdcli.commands.prune.job import TRACE, Prepared, prepared, to_full_precision
 from kdcli.commands.prune.settings import PruneRecipe
 from kdcli.downstream.predictions import summed_up
-from kdcli.downstream.task import Downstream, Fitted, judged, load_model, quality_of, trained
+from kdcli.downstream.task import PreparedTask, TrainedModel, load_model, predict, quality_of, train_job
 from kdcli.errors import MachineError
 from kdcli.models.card import describe
-from kdcli.models.custom_class import is_own
-from kdcli.models.heads import AUTO_CLASS, Headed
+from kdcli.models.custom_class import is_custom
+from kdcli.models.heads import AUTO_CLASS, TaskModel
 from kdcli.models.layout import layout_for
 from kdcli.models.load import load_weights, location, save_model
 from kdcli.models.matrices import Matrix, matrices
 from kdcli.models.modeling_kdcli import PATHS
 from kdcli.pruners.selection import down_to_one
 from kdcli.recipe.resolve import Resolved
-from kdcli.report.finish import Finished, finish, measured
+from kdcli.report.finish import RunResult, measure, write_report
 from kdcli.report.text import bytes_of
 from kdcli.sparse.compact import compact
 from kdcli.sparse.load import task_part
 from kdcli.sparse.mask_file import MaskInfo, base_hash, write_mask
-from kdcli.teachers.task_teacher import forget, store_in
-from kdcli.training.launch import finished_before, taken_up
+from kdcli.teachers.task_teacher import delete_signals, store_in
+from kdcli.training.launch import already_done, claim_or_resume
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
 
@@ -62,38 +62,38 @@ class PruneRun:
     folder: Path
 
 
-def run_inside(task: Downstream, of: PruneRun, teacher: Headed | None, folder: Path) -> Finished:
+def run_inside(task: PreparedTask, of: PruneRun, teacher: TaskModel | None, folder: Path) -> RunResult:
     """One run in its directory, read back when it is done."""
-    recipe, main = of.resolved.recipe, task.accelerator.is_main_process
+    recipe, main = of.resolved.recipe, task.session.is_main
     inside = of.folder != folder
-    if taken_up(task.accelerator, of.folder, of.resolved) if inside else finished_before(of.folder):
-        return Finished.read(of.folder)
-    Progress.say(f"{recipe.method}, sparsity {recipe.sparsity[0]:g}")
-    headed = load_model(recipe, task.data.task, trust_remote_code=task.trust_remote_code)
+    if claim_or_resume(task.session, of.folder, of.resolved) if inside else already_done(of.folder):
+        return RunResult.read(of.folder)
+    Progress.log(f"{recipe.method}, sparsity {recipe.sparsity[0]:g}")
+    headed = load_model(recipe, task.data.task, trust_remote_code=task.session.trust_remote_code)
     store = store_in(of.folder, recipe.cache_gb)
     ready = prepared(task, recipe, headed, teacher, folder=of.folder if main else None, store=store)
     for warning in _warnings(recipe, ready):
-        Progress.say(warning)
-    fitted = trained(task, headed, ready.job, ready.plan, RunDir(of.folder))
+        Progress.log(warning)
+    fitted = train_job(task, headed, ready.job, ready.schedule, RunDir(of.folder))
     if main:
-        forget(of.folder)
+        delete_signals(of.folder)
         _finished(task, of, ready, fitted)
-    task.accelerator.wait_for_everyone()
-    return Finished.read(of.folder)
+    task.session.wait()
+    return RunResult.read(of.folder)
 
 
-def _finished(task: Downstream, of: PruneRun, ready: Prepared, fitted: Fitted) -> None:
+def _finished(task: PreparedTask, of: PruneRun, ready: Prepared, fitted: TrainedModel) -> None:
     """Save every form of the model, measure them beside the dense one, report."""
     headed, pruner = fitted.headed, ready.pruner
     recipe, folder, model = of.resolved.recipe, of.folder, headed.model.cpu()
     # As it was, and only now: a copy kept all along would be as large as the model.
-    dense = load_model(recipe, task.data.task, trust_remote_code=task.trust_remote_code).model
+    dense = load_model(recipe, task.data.task, trust_remote_code=task.session.trust_remote_code).model
     masks, scores, warnings = pruner.masks.masks(), pruner.masks.scores(), _warnings(recipe, ready)
     to_full_precision(model, dense)
     pruner.masks.fold()
-    evaluations = task.judge.evaluations(MASKED, task.data.split, fitted.predictions, WORST)
+    evaluations = task.evaluator.evaluations(MASKED, task.data.split, fitted.predictions, WORST)
     save_model(model, headed.tokenizer, folder)
-    loads = "anywhere with trust_remote_code, for its class lies beside it" if is_own(model) else "anywhere"
+    loads = "anywhere with trust_remote_code, for its class lies beside it" if is_custom(model) else "anywhere"
     notes = [
         *warnings,
         *down_to_one(masks),
@@ -110,7 +110,7 @@ def _finished(task: Downstream, of: PruneRun, ready: Prepared, fitted: Fitted) -
         MASKED: describe(model, str(folder), folder),
     }
     subjects = [Subject(MASKED, str(folder))]
-    if task.device.type == "cpu":
+    if task.session.device.type == "cpu":
         subjects.append(Subject(SPARSE, str(folder), "sparse"))
     if model.config.model_type in PATHS:
         small = compact(model, drop_rows_below=recipe.drop_rows_below)
@@ -120,11 +120,8 @@ def _finished(task: Downstream, of: PruneRun, ready: Prepared, fitted: Fitted) -
         evaluations += _of_compact(task, headed, small, evaluations, recipe, notes)
     else:
         notes.append(f"no compact form: {model.config.model_type} has none ({', '.join(sorted(PATHS))} have)")
-    settings, trusted = recipe.measure, task.trust_remote_code
-    latency = measured(
-        [Subject(DENSE, location(str(recipe.model))), *subjects], settings, task.device, trust_remote_code=trusted
-    )
-    finish(
+    latency = measure([Subject(DENSE, location(str(recipe.model))), *subjects], recipe.measure, task.session)
+    write_report(
         RunDir(folder),
         command="prune",
         recipe=recipe.model_dump(),
@@ -148,7 +145,7 @@ three times as much cost three points, ten times as much everything (docs/result
 
 def _warnings(recipe: PruneRecipe, ready: Prepared) -> list[str]:
     """What to know of a method and a number of steps before hours are spent on them."""
-    pruner, steps = ready.pruner, ready.plan.steps
+    pruner, steps = ready.pruner, ready.schedule.steps
     if pruner.density is None:
         return [
             f"{recipe.method} here has no density that can be asked for: its regularizer, its learning rate of "
@@ -171,17 +168,17 @@ def _directory(model: str | None) -> Path | None:
 
 
 def _write_masks(
-    task: Downstream,
+    task: PreparedTask,
     recipe: PruneRecipe,
     folder: Path,
-    headed: Headed,
+    headed: TaskModel,
     dense: PreTrainedModel,
     masks: Mapping[str, Tensor],
     scores: Mapping[str, Tensor],
     evaluations: list[dict[str, Any]],
 ) -> None:
     """The only file a task costs beside its base; and the scores, from which other densities can be cut."""
-    base = load_weights(str(recipe.model), AutoModel, trust_remote_code=task.trust_remote_code)
+    base = load_weights(str(recipe.model), AutoModel, trust_remote_code=task.session.trust_remote_code)
     head, config = task_part(headed.model, base)
     of = task.data.task
     info = MaskInfo(
@@ -205,8 +202,8 @@ def _write_masks(
 
 
 def _of_compact(
-    task: Downstream,
-    headed: Headed,
+    task: PreparedTask,
+    headed: TaskModel,
     small: PreTrainedModel,
     evaluations: list[dict[str, Any]],
     recipe: PruneRecipe,
@@ -214,7 +211,7 @@ def _of_compact(
 ) -> list[dict[str, Any]]:
     """What the compacted model scores: what the masked one does where nothing but empty rows was dropped, which is
     checked; else it is judged."""
-    rows = task.judge.features.rows
+    rows = task.evaluator.features.rows
     batch = {k: v for k, v in rows.batch(np.arange(min(8, len(rows)))).items() if k != "labels"}
     with torch.no_grad():
         expected, found = headed.model(**batch), small(**batch)
@@ -223,8 +220,8 @@ def _of_compact(
     difference = max(float((expected[name] - found[name]).abs().max()) for name in names) / max(1.0, largest)
     if recipe.drop_rows_below > 1:
         notes.append(f"compact: rows with fewer than {recipe.drop_rows_below} weights are gone too")
-        said = judged(task.accelerator, torch.device("cpu"), task.judge, replace(headed, model=small))
-        return task.judge.evaluations(COMPACT, task.data.split, said, WORST)
+        said = predict(replace(task.session, device=torch.device("cpu")), task.evaluator, replace(headed, model=small))
+        return task.evaluator.evaluations(COMPACT, task.data.split, said, WORST)
     if not difference <= LOSSLESS:
         raise MachineError(f"the compacted model differs from the masked one by {difference:.1e}, which is a bug")
     notes.append(f"compact: nothing but what was empty is gone; logits differ by at most {difference:.0e}")

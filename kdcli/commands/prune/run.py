@@ -12,24 +12,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import Accelerator
-
 from kdcli.bench.latency import Latency
 from kdcli.commands.prune.job import load_soft_teacher, prepared
 from kdcli.commands.prune.one_run import COMPACT, DENSE, MASKED, PruneRun, run_inside
 from kdcli.commands.prune.settings import PruneRecipe
-from kdcli.downstream.task import Downstream, load_model, planned, prepare, quality_of
+from kdcli.downstream.task import PreparedTask, load_model, order_and_schedule, prepare, quality_of
 from kdcli.errors import UsageError
 from kdcli.models.card import describe
-from kdcli.models.heads import Headed
+from kdcli.models.heads import TaskModel
 from kdcli.pruners import check_settings, defaults
 from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.recipe.sections import Invocation
-from kdcli.report.dry_run import Estimate, probe_leg
-from kdcli.report.finish import Finished, finish
-from kdcli.training.launch import carry_out, place
+from kdcli.report.dry_run import Estimate, estimate_stage
+from kdcli.report.finish import RunResult, write_report
+from kdcli.training.launch import choose_output_dir, run_command
 from kdcli.training.run_dir import RunDir
+from kdcli.training.session import Session
 
 
 @dataclass(frozen=True)
@@ -40,11 +38,11 @@ class _Runs:
     invocation: Invocation
     folder: Path
     runs: list[PruneRun]
-    task: Downstream
-    teacher: Headed | None
+    task: PreparedTask
+    teacher: TaskModel | None
 
 
-def run(asked: Sequence[Resolved[PruneRecipe]], invocation: Invocation) -> Finished | Estimate | None:
+def run(asked: Sequence[Resolved[PruneRecipe]], invocation: Invocation) -> RunResult | Estimate | None:
     """Prune once for each method and sparsity and report.
 
     Args:
@@ -66,35 +64,34 @@ def run(asked: Sequence[Resolved[PruneRecipe]], invocation: Invocation) -> Finis
         if twice := [one for one in given if given.count(one) > 1]:
             raise UsageError(f"{what} {twice[0]} was asked for twice", "give each once")
     complete = [_by_method(of) for of in asked]
-    return carry_out(complete[0], invocation, prepare=partial(_prepared, complete), probe=_dry_run, run=_train)
+    return run_command(complete[0], invocation, prepare=partial(_prepared, complete), probe=_dry_run, run=_train)
 
 
 def _prepared(
     asked: Sequence[Resolved[PruneRecipe]],
     first: Resolved[PruneRecipe],
     invocation: Invocation,
-    accelerator: Accelerator,
-    device: torch.device,
+    session: Session,
 ) -> _Runs:
     """Check models and data against each other and tokenise; claims nothing."""
     recipe = first.recipe
-    folder = place(f"prune-{Path(str(recipe.model)).name}-{recipe.task}", first, invocation, accelerator)
+    folder = choose_output_dir(f"prune-{Path(str(recipe.model)).name}-{recipe.task}", first, invocation, session)
     runs = _runs(asked, folder)
-    task, headed = prepare(recipe, accelerator, device, trust_remote_code=invocation.trust_remote_code)
+    task, headed = prepare(recipe, session, trust_remote_code=invocation.trust_remote_code)
     teacher = load_soft_teacher(task, recipe, headed)
     # What a later run would stumble over is found before the first begins: each method has a head of its own.
     for of in asked[1:]:
         load_model(of.recipe, task.data.task, trust_remote_code=invocation.trust_remote_code)
     for run in runs:
-        planned(task, run.resolved.recipe)
+        order_and_schedule(task, run.resolved.recipe)
     return _Runs(first, invocation, folder, runs, task, teacher)
 
 
-def _train(all_of: _Runs) -> Finished:
+def _train(all_of: _Runs) -> RunResult:
     """Prune once for each method and sparsity in a claimed directory."""
     task, recipe, folder = all_of.task, all_of.resolved.recipe, all_of.folder
     found = [run_inside(task, of, all_of.teacher, folder) for of in all_of.runs]
-    if len(found) > 1 and task.accelerator.is_main_process:
+    if len(found) > 1 and task.session.is_main:
         return _together(task, recipe, folder, all_of.runs, found)
     return found[0]
 
@@ -123,8 +120,8 @@ def _runs(asked: Sequence[Resolved[PruneRecipe]], folder: Path) -> list[PruneRun
 
 
 def _together(
-    task: Downstream, recipe: PruneRecipe, folder: Path, runs: list[PruneRun], found: list[Finished]
-) -> Finished:
+    task: PreparedTask, recipe: PruneRecipe, folder: Path, runs: list[PruneRun], found: list[RunResult]
+) -> RunResult:
     """The report that compares the runs; each has its own, with the latencies."""
     cards: dict[str, dict[str, Any]] = {}
     evaluations: list[dict[str, Any]] = []
@@ -137,7 +134,7 @@ def _together(
         cards[name] = report.models[form].model_dump()
         evaluations += [e.model_dump() | {"model": name} for e in report.evaluations if e.model == form]
         pruning += [p.model_dump() | {"model": name} for p in report.pruning]
-    return finish(
+    return write_report(
         RunDir(folder),
         command="prune",
         recipe=recipe.model_dump(),
@@ -162,12 +159,12 @@ def _dry_run(all_of: _Runs) -> Estimate:
     """Train every run for a few steps, for what they take, and leave nothing behind."""
     task, runs, teacher = all_of.task, all_of.runs, all_of.teacher
     card: dict[str, Any] = {}
-    legs = []
+    stages = []
     for of in runs:
         recipe = of.resolved.recipe
-        headed = load_model(recipe, task.data.task, trust_remote_code=task.trust_remote_code)
+        headed = load_model(recipe, task.data.task, trust_remote_code=task.session.trust_remote_code)
         card = card or describe(headed.model, DENSE, None)
         ready = prepared(task, recipe, headed, teacher, folder=None, store=None)
-        order, _ = planned(task, recipe)
-        legs.append(probe_leg(task.accelerator, task.device, ready.job, ready.plan, of.folder, order.steps_of_pass))
-    return Estimate({DENSE: card}, legs)
+        order, _ = order_and_schedule(task, recipe)
+        stages.append(estimate_stage(task.session, ready.job, ready.schedule, of.folder, order.steps_of_pass))
+    return Estimate({DENSE: card}, stages)

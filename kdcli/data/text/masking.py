@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from kdcli.data.batches import BatchPlan, Indices
+from kdcli.data.batches import BatchOrder, Indices
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED, Batch, Examples
 
@@ -117,13 +117,13 @@ class Masked:
 class PassOrder:
     """A `BatchPlan` that says in which pass each example comes: `pass · n + example`, as `Masked` wants it."""
 
-    plan: BatchPlan
+    schedule: BatchOrder
 
     def indices(self, step: int) -> Indices:
         """The examples of a step (1-based), [batch_size] int64; modulo n they are those of the plan."""
-        plan = self.plan
-        at = (step - 1) * plan.batch_size + np.arange(plan.batch_size)
-        return plan.indices(step) + at // plan.n * plan.n
+        schedule = self.schedule
+        at = (step - 1) * schedule.batch_size + np.arange(schedule.batch_size)
+        return schedule.indices(step) + at // schedule.n * schedule.n
 
 
 def check_share(share: float) -> None:

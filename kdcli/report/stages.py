@@ -1,0 +1,129 @@
+"""The stages of a run: trained one after another, or each for a few steps in a dry run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from kdcli.recipe.sections import Invocation
+from kdcli.report.dry_run import Estimate, StageEstimate, estimate_stage
+from kdcli.report.finish import RunResult
+from kdcli.training.engine import train
+from kdcli.training.launch import already_done, claim, claim_or_resume, launch
+from kdcli.training.run_dir import RunDir
+from kdcli.training.session import Session, track
+from kdcli.types import Job, Outcome, Schedule
+
+
+@dataclass(frozen=True)
+class StageJob:
+    """What a stage trains.
+
+    Attributes:
+        steps_per_pass: optimiser steps of one pass over the data.
+        cards: the models of the stage, for the table of a dry run.
+        repeats: how often the stage is run alike, such as with several seeds; only a dry run counts them.
+    """
+
+    job: Job
+    schedule: Schedule
+    steps_per_pass: float
+    cards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    repeats: int = 1
+
+
+class Stage(Protocol):
+    """One training in a directory of its own."""
+
+    @property
+    def folder(self) -> Path:
+        """Its run directory."""
+
+    @property
+    def resolved(self) -> Any:
+        """The recipe that alone repeats it."""
+
+    def build(self) -> StageJob:
+        """Load models and make the job; writes nothing that a finished run shows."""
+
+    def finish(self, outcome: Outcome) -> None:
+        """Save the models; in the main process also write the stage's report, if it has one of its own."""
+
+
+class Run(Protocol):
+    """A checked command: its stages in order, and what is left to do after them."""
+
+    @property
+    def folder(self) -> Path:
+        """The output directory; stages in other directories are claimed on their turn."""
+
+    @property
+    def resolved(self) -> Any:
+        """Its recipe."""
+
+    @property
+    def invocation(self) -> Invocation:
+        """How it was started."""
+
+    @property
+    def stages(self) -> Sequence[Stage]:
+        """What is trained, in order."""
+
+    def report(self) -> None:
+        """Write report.json of `folder` where the last stage did not; called in every process."""
+
+
+def run_command(
+    resolved: Any, invocation: Invocation, prepare: Callable[[Any, Invocation, Session], Run]
+) -> RunResult | Estimate | None:
+    """Start the processes, prepare, then estimate or train every stage.
+
+    Args:
+        resolved: a recipe with `train.dtype`.
+        prepare: checks and loads everything a later stage needs; writes nothing.
+
+    Returns:
+        The run's report, or a dry run's estimate; None in a process that prints nothing.
+
+    Raises:
+        KdcliError: see `kdcli.errors`; nothing was claimed if `prepare` raised.
+    """
+    session = launch(resolved.recipe.train.dtype, invocation)
+    if session is None:
+        return None
+    run = prepare(resolved, invocation, session)
+    if invocation.dry_run:
+        return dry_run(session, run)
+    claim(run, session)
+    track(session, run.folder)
+    run_stages(session, run)
+    session.wait()
+    session.accelerator.end_training()
+    return RunResult.read(run.folder) if session.is_main else None
+
+
+def run_stages(session: Session, run: Run) -> None:
+    """Train every stage that is not done, then report."""
+    if already_done(run.folder):
+        return
+    for stage in run.stages:
+        if stage.folder != run.folder and claim_or_resume(session, stage.folder, stage.resolved):
+            continue
+        built = stage.build()
+        stage.finish(train(session, built.job, built.schedule, RunDir(stage.folder)))
+        session.wait()
+    run.report()
+    session.wait()
+
+
+def dry_run(session: Session, run: Run) -> Estimate:
+    """Train every stage for a few steps and leave nothing behind."""
+    cards: dict[str, Mapping[str, Any]] = {}
+    found: list[StageEstimate] = []
+    for stage in run.stages:
+        built = stage.build()
+        cards |= built.cards
+        found.append(estimate_stage(session, built.job, built.schedule, stage.folder, built.steps_per_pass))
+    return Estimate(cards, found)

@@ -1,0 +1,91 @@
+"""The processes of a run, the device of each, and whether code that comes with a model may run."""
+
+from __future__ import annotations
+
+import atexit
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+
+from kdcli.errors import ChildFailed, KdcliError, UsageError
+from kdcli.training.processes import take_slurm
+
+
+@dataclass(frozen=True)
+class Session:
+    """What every part of a run needs to know of where it runs; made once, by `kdcli.training.launch`."""
+
+    accelerator: Accelerator
+    device: torch.device
+    trust_remote_code: bool = False
+
+    @property
+    def is_main(self) -> bool:
+        """True in the one process that writes and prints."""
+        return bool(self.accelerator.is_main_process)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The type of matrix products; weights that are trained stay float32."""
+        return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision, torch.float32)
+
+    def wait(self) -> None:
+        """Go on when all processes are here."""
+        self.accelerator.wait_for_everyone()
+
+    def in_main(self, action: Callable[[], object]) -> None:
+        """Do something in the main process before any goes on.
+
+        Raises:
+            KdcliError: of `action`; in the other processes as `ChildFailed`, which says nothing.
+        """
+        error: KdcliError | None = None
+        if self.is_main:
+            try:
+                action()
+            except KdcliError as caught:
+                error = caught
+        (code,) = broadcast_object_list([error.exit_code if error else 0])
+        if code:
+            raise error or ChildFailed(code)
+
+
+def start(device: torch.device, dtype: torch.dtype, report_to: str = "none") -> Accelerator:
+    """Join the processes there are (torchrun, SLURM, accelerate, our own) or start as the only one.
+
+    Args:
+        device: where this process computes; under several processes each takes the device of its local rank.
+        dtype: of the student's matrix products; weights and optimiser stay float32.
+        report_to: `none`, or a tracker accelerate knows, which must be installed.
+    """
+    precision = {torch.float32: "no", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    trackers = None if report_to == "none" else report_to
+    take_slurm()
+    try:
+        with warnings.catch_warnings():
+            # How many threads each of several processes on a CPU was given, said by every one of them.
+            warnings.filterwarnings("ignore", message="OMP_NUM_THREADS")
+            accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision, log_with=trackers)
+    except ValueError as error:
+        if trackers is None:
+            raise
+        raise UsageError(f"--report-to {report_to}: {error}", f"pip install {report_to}") from None
+    if trackers and not accelerator.log_with:
+        raise UsageError(f"--report-to {report_to}: it is not installed", f"pip install {report_to}")
+    if device.type == "cuda" and accelerator.num_processes == 1:
+        torch.cuda.set_device(device)
+    if device.type == "cpu":
+        # A gloo group that lives on while the interpreter goes away aborts the process, after an error too.
+        atexit.register(accelerator.state.destroy_process_group)
+    return accelerator
+
+
+def track(session: Session, folder: Path) -> None:
+    """Begin what `--report-to` asked for; what it writes to disk goes to `logs/` of the run directory."""
+    session.accelerator.project_configuration.logging_dir = str(folder / "logs")
+    session.accelerator.init_trackers("kdcli")
