@@ -1,9 +1,12 @@
-"""Writing so that a reader sees the old or the whole new, and a full disk is an error with a name."""
+"""Atomic writes; a full or unwritable disk becomes a MachineError."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +19,11 @@ from kdcli.errors import MachineError
 def cache_dir() -> Path:
     """Where kdcli keeps what it can make again: `$KDCLI_CACHE`, else `~/.cache/kdcli`."""
     return Path(os.environ.get("KDCLI_CACHE") or Path.home() / ".cache" / "kdcli")
+
+
+def cache_key(*parts: object) -> str:
+    """24 hex digits of a hash over JSON values: equal parts, equal key."""
+    return hashlib.sha256(json.dumps(parts).encode("ascii")).hexdigest()[:24]
 
 
 @contextmanager
@@ -48,3 +56,23 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             aside.replace(path)
         finally:
             aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_dir(path: Path) -> Iterator[Path]:
+    """Fill a directory aside, then put it in the place of `path`; after an error `path` is as it was.
+
+    Raises:
+        MachineError: the disk is full or not writable.
+    """
+    aside = path.with_name(f".{path.name}.part")
+    with disk_errors(path):
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        try:
+            yield aside
+            if path.is_dir():
+                shutil.rmtree(path)
+            aside.rename(path)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
