@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint docs clean
+.PHONY: help install demo check test test-all lint docs clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 install: $(STAMP) ## set up .venv from constraints.txt
 
@@ -23,10 +23,20 @@ $(STAMP): constraints.txt pyproject.toml
 demo: $(STAMP) ## distil the embedded teacher into a 2x64 student: no network, no file
 	$(BIN)/kdcli distill demo --to 2x64 -o runs/demo --overwrite
 
-# A process a core, each computing in one thread: the models of the tests are too small for more. Neighbours share what
-# their file sets up; a process without work takes the second half of another's.
-test: lint ## lint, then the tests, fast ones first
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -x --timeout 600 -n auto --dist worksteal
+# One single-threaded process a core: the models of the tests are too small for more.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout 600 -n auto --dist worksteal
+# The fast tier is chosen by file: whole commands, latency workers, exports, browsers and kills are left to `make test`.
+SLOW = tests/commands tests/bench tests/backends tests/report tests/teachers tests/models/test_load.py \
+	tests/metrics/test_bootstrap.py tests/data/test_hub.py tests/data/test_corpus.py tests/test_project.py
+
+check: lint ## lint, types and the fast tier of the tests: under a minute
+	$(PYTEST) -x $(addprefix --ignore=,$(SLOW))
+
+test: lint ## lint, types and every behaviour once: what continuous integration runs
+	$(PYTEST) -x
+
+test-all: lint ## also what is marked `long`: every export, torch.compile, long kills
+	$(PYTEST) -m ""
 
 lint: $(STAMP) ## ruff and the strict type checker
 	$(BIN)/ruff check .
