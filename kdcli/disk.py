@@ -17,13 +17,22 @@ from kdcli.errors import MachineError
 
 
 def cache_dir() -> Path:
-    """Where kdcli keeps what it can make again: `$KDCLI_CACHE`, else `~/.cache/kdcli`."""
+    """`$KDCLI_CACHE`, else `~/.cache/kdcli`; holds only what kdcli can make again."""
     return Path(os.environ.get("KDCLI_CACHE") or Path.home() / ".cache" / "kdcli")
 
 
 def cache_key(*parts: object) -> str:
     """24 hex digits of a hash over JSON values: equal parts, equal key."""
     return hashlib.sha256(json.dumps(parts).encode("ascii")).hexdigest()[:24]
+
+
+def fsync(path: Path) -> None:
+    """Flush a file or directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -71,8 +80,11 @@ def atomic_dir(path: Path) -> Iterator[Path]:
         aside.mkdir(parents=True)
         try:
             yield aside
+            for file in aside.rglob("*"):
+                fsync(file)
             if path.is_dir():
                 shutil.rmtree(path)
             aside.rename(path)
+            fsync(path.parent)
         finally:
             shutil.rmtree(aside, ignore_errors=True)

@@ -1,12 +1,8 @@
-"""Two things that PyTorch does slowly when it trains on a CPU, done otherwise while a loss is computed.
+"""Faster dropout and bfloat16 attention for training on a CPU (measured in docs/results.md).
 
-Dropout: PyTorch draws a number for every element, one after the other, in a single thread; with BERT's rates that is a
-sixth of a distillation step in bfloat16. Sixteen bits are enough to decide about one element, so a random word of 64
-decides about four. The rate is the one asked for to 1/131,072, and what is kept is scaled by the rate that was
-realised, so that the expectation is exact.
-
-Attention in bfloat16: the backward pass of PyTorch's own takes up to fifteen times as long as its forward pass. Below
-`SHORT` tokens the formula written out is faster; what was measured is in docs/results.md.
+Dropout: PyTorch draws one number an element in a single thread. Here one 64-bit word decides four elements: the rate is
+exact to 1/131,072, and kept elements are scaled by the realised rate, so the expectation is exact.
+Attention in bfloat16: PyTorch's backward pass is slow; up to `SHORT` tokens the written-out formula is faster.
 """
 
 from __future__ import annotations
@@ -23,24 +19,23 @@ from torch.overrides import TorchFunctionMode
 
 LEVELS = 1 << 16
 SHORT = 256
-"""Tokens up to which attention written out, bfloat16, forward and backward, is at least as fast as PyTorch's own."""
+"""Tokens up to which written-out bfloat16 attention is at least as fast as PyTorch's, forward and backward."""
 
 
 def fast_cpu_kernels(device: torch.device, models: Iterable[nn.Module]) -> AbstractContextManager[Any]:
-    """While it lasts, dropout and attention of models that train on a CPU run as above, wherever they are called.
+    """A context in which dropout and attention on a CPU use these kernels; a no-op on other devices.
 
-    Draws come from PyTorch's own generator, so a seed still decides everything, whatever the number of threads. Nothing
-    changes elsewhere than on a CPU; nor in float32 where no model has a dropout module that drops, for listening to
-    every function costs a tiny model a twelfth of its step.
+    Draws come from PyTorch's generator: the seed decides them, whatever the number of threads. In float32 without
+    dropout nothing is intercepted, because intercepting every function costs a tiny model a twelfth of its step.
     """
     if device.type != "cpu":
         return nullcontext()
     drops = any(isinstance(m, nn.Dropout) and m.p > 0 for model in models for m in model.modules())
-    return _QuickTraining() if drops or torch.is_autocast_enabled("cpu") else nullcontext()
+    return _FastKernels() if drops or torch.is_autocast_enabled("cpu") else nullcontext()
 
 
 def keep_mask(shape: Iterable[int], rate: float, dtype: torch.dtype) -> Tensor:
-    """A new mask: 0 with probability `rate`, else one over the share kept."""
+    """A dropout mask: 0 with probability `rate`, else 1 / (share kept)."""
     shape = tuple(shape)
     dropped = round(rate * LEVELS)
     words = torch.empty(-(-math.prod(shape) // 4), dtype=torch.int64).random_(-(1 << 63), None)
@@ -48,11 +43,11 @@ def keep_mask(shape: Iterable[int], rate: float, dtype: torch.dtype) -> Tensor:
     return (level >= dropped - LEVELS // 2).to(dtype).mul_(LEVELS / (LEVELS - dropped))
 
 
-class _QuickTraining(TorchFunctionMode):
+class _FastKernels(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return _QUICK.get(func, func)(*args, **(kwargs or {}))
+        return _KERNELS.get(func, func)(*args, **(kwargs or {}))
 
 
 def _drops(x: Tensor, rate: float) -> bool:
@@ -84,7 +79,7 @@ def _attention(
         )
     scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-1, -2)
     if attn_mask is not None:
-        # The lowest number in place of -inf: a row that may see nothing stays finite.
+        # The lowest number in place of -inf keeps a row without visible tokens finite.
         low = torch.finfo(scores.dtype).min
         scores = scores.masked_fill(~attn_mask, low) if attn_mask.dtype == torch.bool else scores + attn_mask
     probabilities = scores.softmax(-1)
@@ -93,7 +88,7 @@ def _attention(
     return probabilities @ value
 
 
-_QUICK: Mapping[Callable[..., Any], Callable[..., Any]] = {
+_KERNELS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     F.dropout: _dropout,
     F.scaled_dot_product_attention: _attention,
 }

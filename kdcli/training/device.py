@@ -1,13 +1,12 @@
-"""Which device and number format a run gets, tried and not believed.
+"""Picks device and dtype by running a kernel, because flags lie.
 
-A card whose kernels a PyTorch build lacks still says that CUDA is available, and bfloat16 is "supported" by emulation.
-What is known of each generation stands in devices.toml, dated.
+PyTorch reports CUDA as available on a card for which it has no kernels, and bfloat16 as supported by emulation.
+devices.toml, dated, holds what is known of each GPU generation.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.resources
 import json
 import os
@@ -20,17 +19,17 @@ from typing import Any
 
 import torch
 
-from kdcli.disk import cache_dir, disk_errors, write_atomic
+from kdcli.disk import cache_dir, cache_key, disk_errors, write_atomic
 from kdcli.errors import MachineError, UsageError, did_you_mean
 
 DRIVER = Path("/proc/driver/nvidia")
-"""What a loaded NVIDIA driver says of itself: `version`, and `gpus/*/information`."""
+"""Files of a loaded NVIDIA driver: `version` and `gpus/*/information`."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def choose_device(wanted: str) -> torch.device:
-    """`auto`, `cpu`, `cuda` or `cuda:INDEX` → a device on which a kernel has just run.
+    """`auto`, `cpu`, `cuda` or `cuda:INDEX` -> a device that has just run a kernel.
 
     Raises:
         UsageError: none of these.
@@ -54,10 +53,9 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
-    """`auto`, `fp32`, `bf16` or `fp16` → dtype of matrix products.
+    """`auto`, `fp32`, `bf16` or `fp16` -> dtype of matrix products.
 
-    `auto` is bfloat16 where the hardware has it (and, on a CPU, where it was measured to be faster: of two machines
-    with the same flag one ran it 4 times as fast as float32, the other 0.7 times), else float16 on GPUs with tensor
+    `auto` is bfloat16 where the hardware has it (on a CPU: where it measures faster), else float16 on GPUs with tensor
     cores, else float32.
 
     Raises:
@@ -86,22 +84,21 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def _cpu_bf16_pays() -> bool:
-    """Whether a bfloat16 product beats float32 by a tenth; measured once for a processor and a build, and remembered,
-    so that a resumed run and all ranks of one decide alike."""
+    """True if a bfloat16 product beats float32 by a tenth; cached by processor and build, so all ranks agree."""
     named = [line for line in _cpuinfo() if line.startswith("model name")]
-    key = hashlib.sha256(f"{named[:1]} {sorted(_cpu_flags())} {torch.__version__}".encode()).hexdigest()[:16]
-    cached_signals = cache_dir() / f"cpu-bf16-{key}.json"
-    if cached_signals.is_file():
-        return bool(json.loads(cached_signals.read_text("utf-8"))["pays"])
+    key = cache_key(named[:1], sorted(_cpu_flags()), torch.__version__)
+    cached = cache_dir() / f"cpu-bf16-{key}.json"
+    if cached.is_file():
+        return bool(json.loads(cached.read_text("utf-8"))["pays"])
     ratio = cpu_bf16_speed()
-    with disk_errors(cached_signals):
-        cached_signals.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(cached_signals, json.dumps({"bf16_over_fp32": ratio, "pays": ratio > 1.1}))
+    with disk_errors(cached):
+        cached.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(cached, json.dumps({"bf16_over_fp32": ratio, "pays": ratio > 1.1}))
     return ratio > 1.1
 
 
 def cpu_bf16_speed() -> float:
-    """Speed of a bfloat16 matrix product over the same in float32, the median of interleaved pairs."""
+    """Speed of a bfloat16 matrix product over float32, the median of interleaved pairs."""
     a, b = torch.ones(2048, 768), torch.ones(768, 768)
     pairs = {torch.float32: (a, b), torch.bfloat16: (a.bfloat16(), b.bfloat16())}
     ratios = []
@@ -143,8 +140,7 @@ def known_devices() -> list[dict[str, Any]]:
 
 
 def no_cuda() -> MachineError:
-    """Why torch.cuda is not available here and what to do: no driver, a PyTorch without CUDA beside a driver, a driver
-    too old for this PyTorch, or whatever else CUDA says."""
+    """Why torch.cuda is not available and what to do: no driver, a CPU build, a driver too old, or CUDA's reason."""
     version = _driver_file("version")
     if not version:
         built = "" if torch.version.cuda else f"; PyTorch {torch.__version__} is built without CUDA, too"
@@ -183,7 +179,7 @@ def no_cuda() -> MachineError:
 
 
 def _driver_file(pattern: str) -> list[str]:
-    """The texts of what the driver lists; none where there is no driver, or it does not let itself be read."""
+    """The driver's files that match; empty without a readable driver."""
     try:
         return [path.read_text("utf-8", "replace") for path in sorted(DRIVER.glob(pattern))]
     except OSError:
@@ -191,27 +187,27 @@ def _driver_file(pattern: str) -> list[str]:
 
 
 def _installs(models: list[str]) -> list[str]:
-    """What to install for cards known by name; for others, and for none, what the newest takes."""
+    """Install lines for cards known by name, else for the newest generation."""
     rows = known_devices()
     named = [r for r in rows if any(re.search(rf"\b{n}\b", m) for n in r["name"].split(", ") for m in models)]
     return list(dict.fromkeys(_install(row) for row in named or rows[-1:]))
 
 
 def _install(row: dict[str, Any]) -> str:
-    """The line to install, how old that knowledge is, and what else is known."""
+    """The install line, its date and remark."""
     remark = f"; {row['remark']}" if "remark" in row else ""
     return f"{row['install']}   (as of {device_table()['as_of']}{remark})"
 
 
 def _row(device: torch.device) -> dict[str, Any]:
-    """What is known of a card: the newest known generation not newer than it."""
+    """The newest known generation not newer than the card."""
     own = torch.cuda.get_device_capability(device)
     older = [r for r in known_devices() if tuple(map(int, r["capability"].split("."))) <= own]
     return older[-1] if older else known_devices()[0]
 
 
 def _try_kernel(index: int) -> None:
-    """Run one small kernel; what to do when it fails depends on whether this PyTorch was built for the card."""
+    """Run one small kernel; the advice on failure depends on whether this build has kernels for the card."""
     device = torch.device("cuda", index)
     major, minor = torch.cuda.get_device_capability(device)
     built = torch.cuda.get_arch_list()
@@ -229,7 +225,7 @@ def _try_kernel(index: int) -> None:
 
 
 def _has_kernels(built: list[str], major: int, minor: int) -> bool:
-    """Whether a build has machine code of the card's generation, or portable code (`compute_`) of an older one."""
+    """True if the build has machine code for the card's generation, or portable (`compute_`) code of an older one."""
     for kind, number in (arch.split("_", 1) for arch in built):
         of_major, of_minor = divmod(int(re.sub(r"\D", "", number)), 10)
         if (of_major == major and of_minor <= minor) or (kind == "compute" and (of_major, of_minor) <= (major, minor)):

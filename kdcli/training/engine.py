@@ -1,12 +1,11 @@
-"""THE training loop. It is handed modules, a step and examples; it knows no loss, pruner, model or task.
+"""THE training loop. It knows no loss, pruner, model or task.
 
-Data flow of one optimiser step: order.indices(step) → this rank's share → micro-batches → step → gradients, weighted so
-that their sum is the gradient of the mean over the *global* batch → sum over ranks → clip each module → AdamW.
+One optimiser step: order.indices(step) -> this rank's share -> micro-batches -> step -> gradients, weighted so that
+their sum is the gradient of the mean over the *global* batch -> sum over ranks -> clip each module -> AdamW.
 
-Every random choice is a pure function of (seed, step, rank, micro-batch), so that a resumed run repeats an
-uninterrupted one bit for bit without storing generator states. Gradients are summed here and not by a wrapper
-around each module: a step may then call any number of modules any number of times, no gradient can go unsynchronised,
-and when one rank runs out of memory all of them can agree to halve their micro-batch and do the step again.
+Every random choice is a pure function of (seed, step, rank, micro-batch): a resumed run repeats an uninterrupted one
+bit for bit without stored generator state. The engine sums gradients itself, so a step may call any module any number
+of times, and all ranks can halve their micro-batch and repeat a step when one runs out of memory.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 
 from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
 from kdcli.training.cpu_kernels import fast_cpu_kernels
-from kdcli.training.evaluation import CPU_MICRO_BATCH, any_rank, evaluate_batches, sum_over_ranks, to_device
+from kdcli.training.evaluation import CPU_MICRO_BATCH, evaluate_batches, to_device
 from kdcli.training.memory import is_out_of_memory
 from kdcli.training.processes import stop_requests
 from kdcli.training.progress import Progress
@@ -36,19 +35,18 @@ from kdcli.training.session import Session
 from kdcli.types import Batch, Job, Outcome, ParamGroup, Schedule, real_tokens
 
 SKIPS_ALLOWED = 50
-"""Steps in a row that the fp16 loss scaler may skip before the run counts as diverged; it halves the scale at each."""
+"""Consecutive steps that the fp16 loss scaler may skip, halving its scale, before the run counts as diverged."""
 
 
 def train(session: Session, job: Job, schedule: Schedule, run: RunDir | None) -> Outcome:
-    """Run the job to its end, or on from the run directory's last whole checkpoint.
+    """Train the job to its end, from the run directory's newest whole checkpoint if there is one.
 
-    Returns:
-        The outcome. The modules hold the trained weights, in eval mode, on `device`.
+    Afterwards the modules hold the trained weights, in eval mode, on the session's device.
 
     Raises:
-        Stopped: SIGTERM or Ctrl-C; a checkpoint of the step just done is there.
+        Stopped: SIGTERM or Ctrl-C, after a checkpoint of the step just done.
         DivergedError: loss or gradient not finite; the step was not applied.
-        MachineError: out of memory even one sequence at a time, or disk full.
+        MachineError: out of memory with one sequence at a time, or disk full.
     """
     return _Run(session, job, schedule, run).go()
 
@@ -77,23 +75,22 @@ class _Run:
         self.best: tuple[float, int] | None = None
 
     def _groups(self) -> list[dict[str, Any]]:
-        """The trained parameters, those of one pace together; a group's `pace` is what the plan's rate is times."""
+        """AdamW's parameter groups; `lr_factor` multiplies the schedule's learning rate."""
         groups: dict[ParamGroup, list[nn.Parameter]] = {}
         for name, module in self.job.modules.items():
             for path, parameter in module.named_parameters():
                 if parameter.requires_grad:
-                    pace = self.job.param_group(f"{name}.{path}") if self.job.param_group else ParamGroup()
+                    group = self.job.param_group(f"{name}.{path}") if self.job.param_group else ParamGroup()
                     # Biases and normalisations are not decayed, as in BERT's own recipe.
-                    pace = replace(pace, decayed=pace.decayed and parameter.dim() > 1)
-                    groups.setdefault(pace, []).append(parameter)
+                    group = replace(group, decayed=group.decayed and parameter.dim() > 1)
+                    groups.setdefault(group, []).append(parameter)
         decay = self.schedule.weight_decay
         return [
-            {"params": of_one, "weight_decay": decay if pace.decayed else 0.0, "pace": pace.lr}
-            for pace, of_one in groups.items()
+            {"params": parameters, "weight_decay": decay if group.decayed else 0.0, "lr_factor": group.lr}
+            for group, parameters in groups.items()
         ]
 
     def go(self) -> Outcome:
-        """Train from the last checkpoint, if there is one, to the end of the plan; see `train` for what it raises."""
         schedule, done = self.schedule, self._restore()
         self._after(done)
         last = min(schedule.steps, schedule.stop_after or schedule.steps)
@@ -115,7 +112,7 @@ class _Run:
                 progress.update(step, record)
                 if evaluate or step % schedule.log_every == 0 or step == 1:
                     self._log(record)
-                stopping = self._any_rank(stop.requested)
+                stopping = self.session.any_rank(stop.requested)
                 if step % schedule.checkpoint_every == 0 or step == last or stopping:
                     self._checkpoint(step)
                 if stopping and step < last:
@@ -139,25 +136,26 @@ class _Run:
             # Kilobytes on Linux, bytes on macOS.
             else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         )
-        outcome.peak_memory_bytes = int(self._sum_over_ranks(torch.tensor([float(peak)], dtype=torch.float64))[0])
+        peaks = self.session.sum_over_ranks(torch.tensor([float(peak)], dtype=torch.float64))
+        outcome.peak_memory_bytes = int(peaks[0])
         return outcome
 
     def _step(self, step: int) -> dict[str, Any]:
-        """One optimiser step on the global batch; the returned record is what log.jsonl holds."""
+        """One optimiser step on the global batch -> its record in log.jsonl."""
         indices = np.array_split(self.job.order.indices(step), self.accelerator.num_processes)
         mine = indices[self.accelerator.process_index]
         micros = self._micros(mine)
         lr = self.schedule.lr_at(step)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr * group["pace"]
+            group["lr"] = lr * group["lr_factor"]
         self._set_mode(training=True)
         counted = torch.tensor([[self.job.batch_weight(m), real_tokens(m)] for m in micros], dtype=torch.float64)
-        weight, tokens = self._sum_over_ranks(counted.sum(0)).tolist()
+        weight, tokens = self.session.sum_over_ranks(counted.sum(0)).tolist()
         while (sums := self._gradients(step, micros, weight)) is None:
             self._halve(step)
             micros = self._micros(mine)
         names, values = list(sums), torch.stack(list(sums.values())).double()
-        losses = dict(zip(names, self._sum_over_ranks(values).tolist(), strict=True))
+        losses = dict(zip(names, self.session.sum_over_ranks(values).tolist(), strict=True))
         self._sum_gradients()
         norms = self._clip(step, losses)
         self.optimizer.step()
@@ -182,20 +180,20 @@ class _Run:
             self.job.on_step_end(done)
 
     def _micros(self, indices: np.ndarray[Any, Any]) -> list[Batch]:
-        """This rank's examples of a step in near-equal micro-batches, each padded to its own longest row."""
+        """Near-equal micro-batches, each padded to its own longest row."""
         parts = np.array_split(indices, math.ceil(len(indices) / self.micro))
         return [self.job.examples.batch(part) for part in parts]
 
     def _gradients(self, step: int, micros: Sequence[Batch], weight: float) -> dict[str, Tensor] | None:
-        """Accumulate this rank's share of the gradient of the global mean; None when some rank ran out of memory."""
+        """Accumulate this rank's share of the global mean's gradient; None when any rank ran out of memory."""
         sums: dict[str, Tensor] = {}
         out_of_memory = False
-        # For every kind of accelerator that is not there `torch.manual_seed` formats the stack: half a millisecond.
-        draw_from = torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
+        # torch.manual_seed formats the stack once for every absent accelerator type: half a millisecond.
+        seed_generator = torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
         try:
             for number, micro in enumerate(micros):
-                draw_from(_mix(self.schedule.seed, step, self.accelerator.process_index, number))
-                # A batch may count nothing, such as words of which the tokenizer makes no token.
+                seed_generator(_mix(self.schedule.seed, step, self.accelerator.process_index, number))
+                # A batch may weigh nothing, such as words from which the tokenizer makes no token.
                 share = self.job.batch_weight(micro) / (weight or 1.0)
                 with self.accelerator.autocast(), fast_cpu_kernels(self.device, self.job.modules.values()):
                     loss = self.job.step(to_device(self.device, micro))
@@ -207,7 +205,7 @@ class _Run:
             if not is_out_of_memory(error):
                 raise
             out_of_memory = True
-        return None if self._any_rank(out_of_memory) else sums
+        return None if self.session.any_rank(out_of_memory) else sums
 
     def _halve(self, step: int) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -224,7 +222,7 @@ class _Run:
         )
 
     def _sum_gradients(self) -> None:
-        """Sum the gradients over ranks in one message; the weights in `_gradients` make the sum the global mean."""
+        """Sum gradients over ranks in one message; the shares in `_gradients` make the sum the global mean."""
         for parameters in self.parameters.values():
             for parameter in parameters:
                 if parameter.grad is not None and parameter.grad.is_sparse:
@@ -240,11 +238,11 @@ class _Run:
             parameter.grad = part.view_as(parameter)
 
     def _clip(self, step: int, losses: Mapping[str, float]) -> list[float]:
-        """Clip each module's gradient by its own norm and stop the run when anything is not finite."""
+        """Clip each module by its own norm; raise DivergedError when a loss or norm is not finite."""
         self.accelerator.unscale_gradients(self.optimizer)
         norms = [float(nn.utils.clip_grad_norm_(ps, self.schedule.clip)) for ps in self.parameters.values()]
         finite = all(map(math.isfinite, norms))
-        # In fp16 a gradient that overflows is the scaler's business: it skips the step and lowers its scale.
+        # In fp16 the scaler handles an overflow: it skips the step and lowers its scale.
         self.skipped = 0 if finite or self.accelerator.scaler is None else self.skipped + 1
         lost = [name for name, value in losses.items() if not math.isfinite(value)]
         if not lost and not finite and self.accelerator.scaler is None:
@@ -258,7 +256,7 @@ class _Run:
         return norms
 
     def _evaluation(self, step: int) -> dict[str, Any]:
-        """The held-out loss, its terms and the metrics, over everything held out; empty when there is nothing."""
+        """Held-out loss, terms and metrics; empty when nothing is held out."""
         examples = self.job.held_out
         if examples is None or len(examples) == 0:
             return {}
@@ -274,7 +272,7 @@ class _Run:
         return record
 
     def _keep_best(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the weights aside when they are the best so far; a resumed run does so again at the same steps."""
+        """Save the weights if they are the best so far; a resumed run repeats this at the same steps."""
         if self.job.best is None or self.run is None or step == 0:
             return
         value = metrics[self.job.best]
@@ -295,7 +293,7 @@ class _Run:
             module.load_state_dict(found, strict=False)
 
     def _restore(self) -> int:
-        """Load the newest whole checkpoint if the directory has one; return the step it was taken after."""
+        """Load the newest whole checkpoint, if any, and return its step."""
         checkpoint = self.run.load_checkpoint(Progress.log) if self.run else None
         if checkpoint is None:
             if self.run and self.session.is_main:
@@ -325,7 +323,7 @@ class _Run:
     def _checkpoint(self, step: int) -> None:
         if self.run is not None and self.session.is_main:
             self._write_checkpoint(self.run, step)
-        # No rank may end, and be taken for failed, while the main one still writes.
+        # A rank that ended while the main one still writes would count as failed.
         self.session.wait()
 
     def _write_checkpoint(self, run: RunDir, step: int) -> None:
@@ -356,20 +354,10 @@ class _Run:
         for module in self.job.modules.values():
             module.train(training)
 
-    def _sum_over_ranks(self, values: Tensor) -> Tensor:
-        return sum_over_ranks(self.session, values)
-
-    def _any_rank(self, flag: bool) -> bool:
-        return any_rank(self.session, flag)
-
 
 @contextmanager
 def _sparse_embeddings(modules: Mapping[str, nn.Module], device: torch.device) -> Iterator[None]:
-    """On a CPU, let embeddings gather only the rows of a micro-batch; the step's sum is made dense once.
-
-    A dense gradient of the whole vocabulary for each micro-batch cost a seventh of a step of short rows
-    (docs/results.md).
-    """
+    """On a CPU, embeddings get sparse gradients per micro-batch, made dense once a step (docs/results.md)."""
     found = [m for module in modules.values() for m in module.modules() if isinstance(m, nn.Embedding) and not m.sparse]
     for embedding in found:
         embedding.sparse = device.type == "cpu"
@@ -381,7 +369,7 @@ def _sparse_embeddings(modules: Mapping[str, nn.Module], device: torch.device) -
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The state of a module, each tensor under the first of its names: tied weights have several."""
+    """A module's state, each tied tensor under its first name only."""
     found: dict[tuple[int, torch.Size], tuple[str, Tensor]] = {}
     for name, tensor in module.state_dict().items():
         found.setdefault((tensor.data_ptr() if tensor.numel() else id(tensor), tensor.shape), (name, tensor))
@@ -389,5 +377,5 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _mix(*numbers: int) -> int:
-    """One seed from several numbers, without the collisions a sum would have."""
+    """One seed from several numbers, without the collisions of a sum."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)

@@ -1,10 +1,10 @@
-"""What every training verb does at its beginning: find the device, start the processes, take the output directory, turn
-settings into a plan."""
+"""The start of every training verb: device, processes, output directory, schedule."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -76,10 +76,7 @@ def run_command(
 
 
 def choose_output_dir(name: str, resolved: Any, invocation: Invocation, session: Session) -> Path:
-    """The output directory of a run, the same in all processes; nothing is touched.
-
-    Args:
-        name: of the directory below `runs/` where none was asked for.
+    """The output directory, the same in all processes: `-o`, else `runs/NAME`. Touches nothing.
 
     Raises:
         UsageError: see `RunDir.check`; a dry run may name any directory.
@@ -93,30 +90,19 @@ def choose_output_dir(name: str, resolved: Any, invocation: Invocation, session:
 
 
 def claim(run: Prepared, session: Session) -> None:
-    """Take the output directory, before any process goes on.
-
-    Raises:
-        KdcliError: see `RunDir.claim`.
-    """
+    """Claim the output directory while all processes wait; see `RunDir.claim`."""
     how = {"resume": run.invocation.resume, "overwrite": run.invocation.overwrite}
     session.in_main(lambda: RunDir.claim(run.folder, run.resolved.to_yaml(), **how))
 
 
 def claim_or_resume(session: Session, folder: Path, resolved: Any) -> bool:
-    """Take the directory of a stage that lives inside a run's and goes on whenever that does.
-
-    Returns:
-        True when the stage was finished before, which is said.
-
-    Raises:
-        KdcliError: see `RunDir.claim`.
-    """
+    """Claim or resume a stage's directory inside a run; True, and a log line, if the stage is already done."""
     session.in_main(lambda: RunDir.claim(folder, resolved.to_yaml(), resume=True))
     return already_done(folder)
 
 
 def already_done(folder: Path) -> bool:
-    """True when the run of a directory wrote its report, which is said."""
+    """Return True, and log it, if the directory's run has written its report."""
     done = RunDir(folder).done
     if done:
         Progress.log(f"{folder} is done already")
@@ -124,14 +110,11 @@ def already_done(folder: Path) -> bool:
 
 
 def launch(dtype: str, invocation: Invocation) -> Session | None:
-    """Where this process computes; None when the work was done by processes started here.
-
-    Args:
-        dtype: as `train.dtype`.
+    """This process's session; None when processes started here have done the work.
 
     Raises:
-        UsageError, MachineError: device or number format cannot be had.
-        ChildFailed: one of the processes failed and has said why.
+        UsageError, MachineError: no such device or dtype here.
+        ChildFailed: a process failed and has printed why.
     """
     device = choose_device(invocation.device)
     chosen = choose_dtype(dtype, device)
@@ -146,33 +129,18 @@ def launch(dtype: str, invocation: Invocation) -> Session | None:
     return Session(accelerator, here, invocation.trust_remote_code)
 
 
-def make_schedule(settings: TrainSettings, steps_of_pass: float) -> Schedule:
-    """The plan of a run.
-
-    Args:
-        steps_of_pass: optimiser steps of one pass over the data.
+def make_schedule(settings: TrainSettings, steps_per_pass: float) -> Schedule:
+    """The schedule of a run whose data take `steps_per_pass` optimiser steps a pass.
 
     Raises:
-        UsageError: the warm-up leaves nothing of the run.
+        UsageError: the warm-up is as long as the run.
     """
-    steps = settings.max_steps or max(1, math.ceil(settings.epochs * steps_of_pass))
+    steps = settings.max_steps or max(1, math.ceil(settings.epochs * steps_per_pass))
     warmup = settings.warmup_steps if settings.warmup_steps is not None else int(settings.warmup_fraction * steps)
     if warmup >= steps:
         raise UsageError(
             f"train.warmup_steps {warmup} leaves nothing of {steps} steps",
             "lower it with --set train.warmup_steps=…, or train longer",
         )
-    return Schedule(
-        steps=steps,
-        batch_size=settings.batch_size,
-        lr=settings.lr,
-        warmup_steps=warmup,
-        weight_decay=settings.weight_decay,
-        beta2=settings.beta2,
-        clip=settings.clip,
-        seed=settings.seed,
-        micro_batch_size=settings.micro_batch_size,
-        log_every=settings.log_every,
-        eval_every=settings.eval_every,
-        checkpoint_every=settings.checkpoint_every,
-    )
+    shared = {field.name for field in fields(Schedule)} - {"steps", "warmup_steps"}
+    return Schedule(steps=steps, warmup_steps=warmup, **settings.model_dump(include=shared))

@@ -1,4 +1,4 @@
-"""Memory: how much one call takes beyond what was there before it, and how its lack shows."""
+"""Peak memory of one call, and the errors that mean out of memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def peak_of(call: Callable[[], Any], device: torch.device) -> int | None:
-    """Bytes by which memory grew at most during a call; None where the system does not tell.
-
-    On CUDA what PyTorch allocated; on Linux the resident memory of this process, whose peak the system resets on
-    demand.
-    """
+    """Bytes by which memory grew at most during a call: allocated on CUDA, resident on Linux; None elsewhere."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -34,7 +30,7 @@ def peak_of(call: Callable[[], Any], device: torch.device) -> int | None:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether the error says that the device or the machine has no memory left."""
+    """True for PyTorch's out-of-memory errors of devices and of the CPU allocator."""
     text = str(error)
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "not enough memory" in text
 

@@ -1,9 +1,8 @@
-"""The processes of a run: one for each device, and how they are asked to stop.
+"""The processes of a run, one a device, and their stop signals.
 
-Under torchrun, `srun` or `accelerate launch` the processes are there already and accelerate joins them by their
-environment, which `take_slurm` completes. Otherwise `fan_out` starts the same command once for each device with that
-same environment. It does so itself because the launchers of torch and accelerate answer 1 for whatever a child
-answered, and the exit code is part of what kdcli promises.
+Under torchrun, `srun` or `accelerate launch`, accelerate joins the processes by their environment, which `take_slurm`
+completes. Otherwise `fan_out` starts the same command once a device. It does so itself because the launchers of torch
+and accelerate exit with 1 whatever a child's exit code was, and kdcli promises its exit codes.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """SIGTERM or the first Ctrl-C asks to stop after the step in hand; a second Ctrl-C interrupts at once."""
+    """SIGTERM or a first Ctrl-C requests a stop after the current step; a second Ctrl-C interrupts at once."""
     request = StopRequest()
 
     def ask(signum: int, frame: FrameType | None) -> None:
@@ -49,32 +48,32 @@ def stop_requests() -> Iterator[StopRequest]:
 
 
 def joined() -> bool:
-    """True in a process that some launcher started as one of several."""
+    """True in a process that a launcher started as one of several."""
     return "WORLD_SIZE" in os.environ or _slurm_tasks() > 1
 
 
 def _slurm_tasks() -> int:
-    # Of the step that `srun` began: a script of `sbatch` is one process, however many tasks it was given room for.
+    # Counts the tasks of an `srun` step; an `sbatch` script is one process whatever its allocation.
     return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
 
 
 def take_slurm() -> None:
-    """Give what `srun` says of this process the names by which torch knows it, unless another launcher did."""
+    """Copy `srun`'s variables to the names torch reads, unless another launcher set them."""
     if "WORLD_SIZE" in os.environ or _slurm_tasks() == 1:
         return
-    told = os.environ
+    env = os.environ
     # `gpu[03-07,11],login` begins with gpu03.
-    first = re.match(r"([^,\[]+)(?:\[(\w+))?", told.get("SLURM_STEP_NODELIST", "localhost"))
-    here = re.match(r"\d+", told.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    first = re.match(r"([^,\[]+)(?:\[(\w+))?", env.get("SLURM_STEP_NODELIST", "localhost"))
+    here = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", "1"))
     assert first
     assert here
-    told["WORLD_SIZE"] = str(_slurm_tasks())
-    told["RANK"] = told["SLURM_PROCID"]
-    told["LOCAL_RANK"] = told["SLURM_LOCALID"]
-    told["LOCAL_WORLD_SIZE"] = here[0]
-    told.setdefault("MASTER_ADDR", first[1] + (first[2] or ""))
-    # The same for all processes of a step, another for another job.
-    told.setdefault("MASTER_PORT", str(20_000 + int(told["SLURM_JOB_ID"]) % 10_000))
+    env["WORLD_SIZE"] = str(_slurm_tasks())
+    env["RANK"] = env["SLURM_PROCID"]
+    env["LOCAL_RANK"] = env["SLURM_LOCALID"]
+    env["LOCAL_WORLD_SIZE"] = here[0]
+    env.setdefault("MASTER_ADDR", first[1] + (first[2] or ""))
+    # The same in all processes of a step, different between jobs.
+    env.setdefault("MASTER_PORT", str(20_000 + int(env["SLURM_JOB_ID"]) % 10_000))
 
 
 def is_main() -> bool:
@@ -84,16 +83,16 @@ def is_main() -> bool:
 
 
 def lost_another(error: RuntimeError) -> bool:
-    """Whether an error of torch is about another process of the run that is no longer there."""
-    # Gloo and NCCL have no type for it.
+    """True for torch errors that mean another process of the run is gone."""
+    # Gloo and NCCL have no exception type for it.
     gone = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited", "remote server shutdown")
     return joined() and any(words in str(error) for words in gone)
 
 
 def fan_out(arguments: Sequence[str], count: int, *, on_cpu: bool) -> int:
-    """Run `kdcli ARGUMENTS` as `count` processes and return the exit code of one that failed, else 0.
+    """Run `kdcli ARGUMENTS` as `count` processes; return the exit code of one that failed, else 0.
 
-    Signals to this process are passed on; when one process fails, the others are stopped.
+    Signals are forwarded; when one process fails, the others are stopped.
 
     Raises:
         UsageError: `count` is not positive.
@@ -128,8 +127,7 @@ def _wait(children: list[subprocess.Popen[bytes]]) -> int:
     try:
         while any(child.poll() is None for child in children):
             if any(child.returncode for child in children if child.returncode is not None):
-                # A rank that stopped on request lets the others finish the same step; one that failed leaves them
-                # waiting in a reduction for ever.
+                # After a requested stop the others finish the same step; after a failure they would wait for ever.
                 time.sleep(2.0)
                 for child in children:
                     if child.poll() is None:
@@ -141,6 +139,6 @@ def _wait(children: list[subprocess.Popen[bytes]]) -> int:
                 child.kill()
         for number, handler in before.items():
             signal.signal(number, handler)
-    # A process that lost another ends as by a fault of the machine; the code of the other says more.
+    # A process that lost another ends with MachineError; the other's code is more informative.
     own = sorted((c.returncode for c in children if c.returncode > 0), key=lambda code: code == MachineError.exit_code)
     return own[0] if own else next((128 - child.returncode for child in children if child.returncode), 0)

@@ -18,7 +18,7 @@ LINE_SECONDS = 5.0
 
 
 class Progress:
-    """Shows where a run of `steps` steps is. Silent on all ranks but the main one."""
+    """Shows the progress of a run of `steps` steps, on the main rank only."""
 
     console: ClassVar[Console] = Console(stderr=True, highlight=False)
 
@@ -49,7 +49,7 @@ class Progress:
         self.bar.stop()
 
     def update(self, step: int, record: Mapping[str, Any]) -> None:
-        """Show the record of a step: its loss, the last held-out loss and the speed."""
+        """Show a step's loss and speed, and its held-out loss if it was evaluated."""
         if not self.shown:
             return
         rate = record["tokens"] / record["seconds"] if record["seconds"] else 0.0
@@ -68,6 +68,6 @@ class Progress:
 
     @classmethod
     def log(cls, message: str) -> None:
-        """One line on stderr, above a live bar if there is one; of several processes only the main one speaks."""
+        """Print one line on stderr, above a live bar, in the main process only."""
         if is_main():
             cls.console.print(message, markup=False, soft_wrap=True)

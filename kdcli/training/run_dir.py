@@ -1,14 +1,12 @@
 """The output directory of a run: claimed once, resumable, every write atomic.
 
-Layout: `recipe.yaml`, `log.jsonl`, `checkpoints/step-00000500/` while running; the model and its report when done.
-Nothing is ever written in place: files are written aside, fsynced and renamed.
+Holds `recipe.yaml`, `log.jsonl` and `checkpoints/step-00000500/` while the run goes on; the model and report when done.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kdcli.disk import disk_errors, write_atomic
+from kdcli.disk import atomic_dir, disk_errors, fsync, write_atomic
 from kdcli.errors import MachineError, UsageError
 from kdcli.recipe.yaml import read_yaml
 
@@ -27,12 +25,12 @@ RECIPE, LOG, CHECKPOINTS, REPORT = "recipe.yaml", "log.jsonl", "checkpoints", "r
 BEST = "best.safetensors"
 ABSENT = "not set"
 KEEP = 2
-"""Checkpoints kept: the last, and the one before in case the last turns out damaged."""
+"""Checkpoints kept: the last, and the one before it in case the last is damaged."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint as read back: tensors by name, and the small state beside them."""
+    """An intact checkpoint: tensors by name, and the small state beside them."""
 
     step: int
     tensors: dict[str, Tensor]
@@ -46,15 +44,15 @@ class RunDir:
     path: Path
 
     def check(self, recipe_yaml: str, *, resume: bool, overwrite: bool) -> bool:
-        """Say whether the directory can be claimed, touching nothing; True when it holds a run to go on with.
+        """Check that the directory can be claimed; True when it holds a run to resume. Touches nothing.
 
         Raises:
-            UsageError: not empty, not a run of ours, or resumed with another recipe (each differing key is named).
+            UsageError: not empty, not a run of kdcli, or another recipe (names each differing key).
         """
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"{self.path} is a file; --output-dir must be a directory")
         occupied = self.path.is_dir() and any(self.path.iterdir())
-        # Both, for a user's own project may well hold a recipe.yaml, and `overwrite` deletes what is ours.
+        # Both files: a user's own project may hold a recipe.yaml, and `overwrite` deletes the directory.
         ours = (self.path / RECIPE).is_file() and (self.path / LOG).is_file()
         if occupied and resume and ours:
             self._check_same_recipe(recipe_yaml)
@@ -64,23 +62,22 @@ class RunDir:
                 f"output directory {self.path} is not empty",
                 "--resume goes on with its run, --overwrite deletes it; or choose another with -o"
                 if ours
-                else "it holds no run of kdcli, so it is left alone; choose another with -o",
+                else "it holds no run of kdcli; choose another with -o",
             )
         return False
 
     @classmethod
     def claim(cls, path: Path, recipe_yaml: str, *, resume: bool = False, overwrite: bool = False) -> RunDir:
-        """Take an output directory for one run: write its `recipe.yaml` and begin its `log.jsonl`.
+        """Claim a directory for one run: write its `recipe.yaml` and an empty `log.jsonl`.
 
         Args:
-            path: an empty or missing directory, unless one of the flags is set.
-            recipe_yaml: the resolved recipe; with `resume` it must equal the one that is there, comments aside.
-            resume: go on in a directory that an earlier run claimed.
-            overwrite: delete what an earlier run of kdcli left there.
+            path: empty or missing, unless a flag is set.
+            recipe_yaml: the resolved recipe; `resume` needs the same values as before, comments aside.
+            overwrite: delete an earlier run of kdcli.
 
         Raises:
             UsageError: see `check`.
-            MachineError: the directory cannot be made or written.
+            MachineError: the directory cannot be written.
         """
         run = cls(path)
         if run.check(recipe_yaml, resume=resume, overwrite=overwrite):
@@ -105,7 +102,7 @@ class RunDir:
 
     @property
     def done(self) -> bool:
-        """True when the run wrote its report, which is the last thing it does."""
+        """True when the run has written its report, its last file."""
         report = self.path / REPORT
         return report.is_file() and json.loads(report.read_text("utf-8")).get("status") == "done"
 
@@ -115,40 +112,28 @@ class RunDir:
             file.write(json.dumps(record) + "\n")
 
     def read_log(self) -> list[dict[str, Any]]:
-        """The records of log.jsonl; a last line torn by a kill is left out."""
+        """The records of log.jsonl, without a last line torn by a kill."""
         path = self.path / LOG
         lines = path.read_text("utf-8").split("\n") if path.is_file() else []
         return [json.loads(line) for line in lines[:-1]]
 
     def cut_log(self, step: int) -> None:
-        """Drop what was logged after `step`, which a resumed run will log again."""
+        """Drop records after `step`; a resumed run logs them again."""
         kept = [json.dumps(r) for r in self.read_log() if r["step"] <= step]
         write_atomic(self.path / LOG, "".join(f"{line}\n" for line in kept))
 
     def save_checkpoint(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Write `checkpoints/step-…/` aside, fsync it, rename it into place, and drop all but the last `KEEP`."""
+        """Write `checkpoints/step-.../` atomically and drop all but the last `KEEP`."""
         folder = self.path / CHECKPOINTS / f"step-{step:08d}"
-        aside = folder.with_name(f".{folder.name}.part")
-        with disk_errors(folder):
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-            try:
-                save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, aside / "tensors.safetensors")
-                digest = _sha256(aside / "tensors.safetensors")
-                text = json.dumps({"step": step, "sha256": digest, **state})
-                (aside / "state.json").write_text(text, "utf-8")
-                for file in aside.iterdir():
-                    _fsync(file)
-                shutil.rmtree(folder, ignore_errors=True)
-                aside.rename(folder)
-                _fsync(folder.parent)
-            finally:
-                shutil.rmtree(aside, ignore_errors=True)
+        with atomic_dir(folder) as aside:
+            save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, aside / "tensors.safetensors")
+            digest = _sha256(aside / "tensors.safetensors")
+            (aside / "state.json").write_text(json.dumps({"step": step, "sha256": digest, **state}), "utf-8")
         for old in self._checkpoints()[:-KEEP]:
             shutil.rmtree(old)
 
     def load_checkpoint(self, warn: Callable[[str], None]) -> Checkpoint | None:
-        """The newest checkpoint that is whole, or None; `warn` hears of a damaged one before the older is taken."""
+        """The newest intact checkpoint, or None; `warn` gets a message for each damaged one."""
         folders = self._checkpoints()
         for folder in reversed(folders):
             older = "falling back to the one before" if folder != folders[0] else "none is left: starting anew"
@@ -162,21 +147,21 @@ class RunDir:
         return None
 
     def save_best(self, step: int, tensors: Mapping[str, Tensor]) -> None:
-        """Write the best weights so far in one file, aside and renamed; the step stands in its metadata."""
+        """Write the best weights so far atomically, with the step in the metadata."""
         path = self.path / CHECKPOINTS / BEST
         aside = path.with_name(f".{BEST}.part")
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             whole = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
             save_file(whole, aside, metadata={"step": str(step)})
-            _fsync(aside)
+            fsync(aside)
             aside.rename(path)
 
     def load_best(self, step: int) -> dict[str, Tensor]:
         """The weights that `save_best` wrote after `step`.
 
         Raises:
-            MachineError: they are damaged or of another step: the run has to be done again.
+            MachineError: damaged, or of another step; the run must start anew.
         """
         path = self.path / CHECKPOINTS / BEST
         try:
@@ -188,7 +173,7 @@ class RunDir:
         raise MachineError(f"{path} is not of step {step}", "start anew with --overwrite")
 
     def drop_checkpoints(self) -> None:
-        """Remove the checkpoints of a run that is done."""
+        """Remove the checkpoints of a finished run."""
         shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
 
     def _checkpoints(self) -> list[Path]:
@@ -196,10 +181,7 @@ class RunDir:
 
 
 def numbered(name: str, *, taken: bool) -> Path:
-    """A directory under `runs/` for a run without `-o`, with a number behind its name when that is taken.
-
-    With `taken` the last one that exists, to resume or overwrite it.
-    """
+    """A new directory under `runs/` for a run without `-o`; with `taken` the last existing one of that name."""
     base = Path("runs") / name
     number, path = 1, base
     while path.exists():
@@ -209,7 +191,7 @@ def numbered(name: str, *, taken: bool) -> Path:
 
 
 def _leaves(recipe_yaml: str) -> dict[str, str]:
-    """Dotted key → value. Comments play no part: a value may come from a file now and have been an option then."""
+    """Dotted key -> value, without comments: the origin of a value may change between two runs."""
 
     def walk(tree: Any, prefix: str) -> dict[str, str]:
         if not isinstance(tree, dict):
@@ -225,11 +207,3 @@ def _leaves(recipe_yaml: str) -> dict[str, str]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

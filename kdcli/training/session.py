@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
+from torch import Tensor
 
 from kdcli.errors import ChildFailed, KdcliError, UsageError
 from kdcli.training.processes import take_slurm
@@ -18,7 +19,7 @@ from kdcli.training.processes import take_slurm
 
 @dataclass(frozen=True)
 class Session:
-    """What every part of a run needs to know of where it runs; made once, by `kdcli.training.launch`."""
+    """Where a run computes; made once, by `kdcli.training.launch`."""
 
     accelerator: Accelerator
     device: torch.device
@@ -31,18 +32,18 @@ class Session:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """The type of matrix products; weights that are trained stay float32."""
+        """The dtype of matrix products; trained weights stay float32."""
         return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision, torch.float32)
 
     def wait(self) -> None:
-        """Go on when all processes are here."""
+        """Wait for all processes."""
         self.accelerator.wait_for_everyone()
 
     def in_main(self, action: Callable[[], object]) -> None:
-        """Do something in the main process before any goes on.
+        """Run `action` in the main process while the others wait.
 
         Raises:
-            KdcliError: of `action`; in the other processes as `ChildFailed`, which says nothing.
+            KdcliError: raised by `action`; the other processes raise a silent `ChildFailed`.
         """
         error: KdcliError | None = None
         if self.is_main:
@@ -54,21 +55,34 @@ class Session:
         if code:
             raise error or ChildFailed(code)
 
+    def sum_over_ranks(self, values: Tensor) -> Tensor:
+        """The sum of a tensor over all processes."""
+        if self.accelerator.num_processes == 1:
+            return values
+        summed: Tensor = self.accelerator.reduce(values.to(self.device), "sum")
+        return summed
+
+    def any_rank(self, flag: bool) -> bool:
+        """True in every process when the flag is up in any."""
+        if self.accelerator.num_processes == 1:
+            return flag
+        return bool(self.sum_over_ranks(torch.tensor([float(flag)])).item())
+
 
 def start(device: torch.device, dtype: torch.dtype, report_to: str = "none") -> Accelerator:
-    """Join the processes there are (torchrun, SLURM, accelerate, our own) or start as the only one.
+    """Join the processes of a launcher (torchrun, SLURM, accelerate, kdcli), or start as the only one.
 
     Args:
-        device: where this process computes; under several processes each takes the device of its local rank.
+        device: of a single process; each of several takes the device of its local rank.
         dtype: of the student's matrix products; weights and optimiser stay float32.
-        report_to: `none`, or a tracker accelerate knows, which must be installed.
+        report_to: `none`, or an installed tracker that accelerate knows.
     """
     precision = {torch.float32: "no", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
     trackers = None if report_to == "none" else report_to
     take_slurm()
     try:
         with warnings.catch_warnings():
-            # How many threads each of several processes on a CPU was given, said by every one of them.
+            # Otherwise every one of several CPU processes reports its number of threads.
             warnings.filterwarnings("ignore", message="OMP_NUM_THREADS")
             accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision, log_with=trackers)
     except ValueError as error:
@@ -80,12 +94,12 @@ def start(device: torch.device, dtype: torch.dtype, report_to: str = "none") -> 
     if device.type == "cuda" and accelerator.num_processes == 1:
         torch.cuda.set_device(device)
     if device.type == "cpu":
-        # A gloo group that lives on while the interpreter goes away aborts the process, after an error too.
+        # A gloo group that outlives the interpreter aborts the process, also after an error.
         atexit.register(accelerator.state.destroy_process_group)
     return accelerator
 
 
 def track(session: Session, folder: Path) -> None:
-    """Begin what `--report-to` asked for; what it writes to disk goes to `logs/` of the run directory."""
+    """Start the tracker of `--report-to`; what it writes to disk goes to `logs/` of the run directory."""
     session.accelerator.project_configuration.logging_dir = str(folder / "logs")
     session.accelerator.init_trackers("kdcli")

@@ -500,7 +500,7 @@ class TestEvaluate:
         one = evaluate(session_of(), judged_job(net, lambda _: {}, n=n))
         session, parts = session_of(), []
         monkeypatch.setattr(type(session.accelerator), "num_processes", ranks)
-        monkeypatch.setattr("kdcli.training.evaluation.any_rank", lambda *_: False)
+        monkeypatch.setattr("kdcli.training.session.Session.any_rank", lambda *_: False)
         # What every rank would send, and then what each is sent back.
         monkeypatch.setattr("kdcli.training.evaluation.gather_object", lambda own: parts.append(own[0]) or parts)
         for rank in range(ranks):

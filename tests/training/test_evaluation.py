@@ -11,7 +11,7 @@ from torch import nn
 from kdcli.data.batches import BatchOrder
 from kdcli.errors import MachineError
 from kdcli.training import evaluation as held_out
-from kdcli.training.evaluation import CPU_MICRO_BATCH, any_rank, evaluate, evaluate_batches, is_out_of_memory
+from kdcli.training.evaluation import CPU_MICRO_BATCH, evaluate, evaluate_batches, is_out_of_memory
 from kdcli.training.session import Session
 from kdcli.types import Job, StepLoss
 
@@ -170,7 +170,7 @@ def test_several_processes_find_together_what_one_finds(monkeypatch, count):
     taken = []
     for index in range(count):
         rows = Rows()
-        found = evaluate_batches(Rank(index, count), CPU, job_of(rows), rows, 8)
+        found = evaluate_batches(Session(Rank(index, count), CPU), job_of(rows), rows, 8)
         taken.append(sum(rows.sizes))
     assert sum(taken) == N
     assert max(taken) - min(taken) <= 1
@@ -181,7 +181,7 @@ def test_several_processes_find_together_what_one_finds(monkeypatch, count):
 
 def test_a_process_gives_up_when_another_one_has_no_memory(monkeypatch):
     monkeypatch.setattr(held_out, "gather_object", lambda mine: pytest.fail("ranks would wait for each other"))
-    assert evaluate_batches(Rank(0, 2, flags=1.0), CPU, job_of(Rows()), Rows(), 8) is None
-    assert any_rank(Rank(0, 2, flags=1.0), CPU, False) is True
-    assert any_rank(Rank(0, 2, flags=0.0), CPU, False) is False
-    assert any_rank(Rank(0, 1), CPU, True) is True
+    assert evaluate_batches(Session(Rank(0, 2, flags=1.0), CPU), job_of(Rows()), Rows(), 8) is None
+    assert Session(Rank(0, 2, flags=1.0), CPU).any_rank(False) is True
+    assert Session(Rank(0, 2, flags=0.0), CPU).any_rank(False) is False
+    assert Session(Rank(0, 1), CPU).any_rank(True) is True

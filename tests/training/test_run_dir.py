@@ -14,7 +14,6 @@ from kdcli import disk
 from kdcli.commands.distill.settings import DistillRecipe
 from kdcli.errors import MachineError, UsageError
 from kdcli.recipe.resolve import resolve
-from kdcli.training import run_dir
 from kdcli.training.run_dir import BEST, CHECKPOINTS, KEEP, LOG, RECIPE, REPORT, RunDir, numbered
 
 
@@ -66,7 +65,7 @@ class TestClaim:
             (tmp_path / name).write_text("years of work", "utf-8")
         with pytest.raises(UsageError, match="is not empty") as caught:
             RunDir.claim(tmp_path, recipe(), **flags)
-        assert "left alone" in caught.value.hint
+        assert "holds no run of kdcli" in caught.value.hint
         assert listing(tmp_path) == sorted(names)
 
     def test_a_file_is_not_a_directory(self, tmp_path):
@@ -171,11 +170,11 @@ class TestCheckpoints:
         assert run.load_checkpoint(said.append) is None
         assert "none is left: starting anew" in said[0]
 
-    @pytest.mark.parametrize("where", ["save_file", "_fsync", "_sha256"])
+    @pytest.mark.parametrize("where", ["training.run_dir.save_file", "disk.fsync", "training.run_dir._sha256"])
     def test_full_disk_keeps_the_one_before_and_nothing_half_written(self, run, monkeypatch, where):
         run.save_checkpoint(1, tensors(1.0), {})
         before = listing(run.path)
-        monkeypatch.setattr(run_dir, where, fail_with_no_space)
+        monkeypatch.setattr(f"kdcli.{where}", fail_with_no_space)
         with pytest.raises(MachineError, match="the disk is full") as caught:
             run.save_checkpoint(2, tensors(2.0), {})
         monkeypatch.undo()
@@ -238,10 +237,10 @@ class TestBest:
         with pytest.raises(MachineError, match=r"best\.safetensors cannot be read"):
             run.load_best(3)
 
-    @pytest.mark.parametrize("where", ["save_file", "_fsync"])
+    @pytest.mark.parametrize("where", ["training.run_dir.save_file", "training.run_dir.fsync"])
     def test_full_disk_keeps_the_one_before(self, run, monkeypatch, where):
         run.save_best(3, tensors(1.0))
-        monkeypatch.setattr(run_dir, where, fail_with_no_space)
+        monkeypatch.setattr(f"kdcli.{where}", fail_with_no_space)
         with pytest.raises(MachineError, match="the disk is full"):
             run.save_best(6, tensors(2.0))
         monkeypatch.undo()
