@@ -1,7 +1,7 @@
-"""The errors a user can cause, each with the exit code the process ends with.
+"""Errors that a user can cause, each with its exit code.
 
-Raise one of these with a message that says what came, what is allowed and what to do next. `kdcli.cli` is the only
-place that turns them into output; any other exception is a bug of ours (exit 1).
+A message states what came, what is allowed and what to do. Only `kdcli.cli` prints them; any other exception is a bug
+(exit 1).
 """
 
 from __future__ import annotations
@@ -11,12 +11,7 @@ from collections.abc import Iterable
 
 
 class KdcliError(Exception):
-    """Base of every error that a user, a machine or a measurement can cause.
-
-    Args:
-        message: what came, what is allowed.
-        hint: what to do next; printed on a line of its own.
-    """
+    """Base of all errors; `message` states what came and what is allowed, `hint` what to do, on its own line."""
 
     exit_code = 1
 
@@ -32,12 +27,12 @@ class UsageError(KdcliError):
     exit_code = 2
 
     def of(self, what: str, hint: str | None = None) -> UsageError:
-        """The same error, saying of what it speaks; a further hint follows its own."""
+        """The same error with its subject in front, and a further hint behind its own."""
         return UsageError(f"{what}: {self.message}", "; ".join(h for h in (self.hint, hint) if h) or None)
 
 
 class MachineError(KdcliError):
-    """This machine cannot do it: no such device, no room on the disk, not enough memory."""
+    """The machine lacks a device, disk space or memory."""
 
     exit_code = 3
 
@@ -49,7 +44,7 @@ class DivergedError(KdcliError):
 
 
 class GateError(KdcliError):
-    """A gate the user set (`--min-metric`, `--max-latency-ms`) was missed."""
+    """A gate (`--min-metric`, `--max-latency-ms`) was missed."""
 
     exit_code = 5
 
@@ -73,7 +68,7 @@ class Interrupted(KdcliError):
 
 
 class ChildFailed(KdcliError):
-    """One of several processes failed and has already said why; this one only passes its exit code on."""
+    """Another process failed and printed why; this one only returns its exit code."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__("")
@@ -81,6 +76,6 @@ class ChildFailed(KdcliError):
 
 
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
-    """Return `"; did you mean 'x'?"` for the nearest allowed name, or an empty string when none is near."""
+    """`"; did you mean 'x'?"` for the nearest allowed name, or an empty string."""
     near = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.5)
     return f"; did you mean '{near[0]}'?" if near else ""

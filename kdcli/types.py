@@ -1,10 +1,8 @@
-"""The vocabulary every part shares.
+"""Types that every room shares.
 
-Shape legend, used as suffix of tensor names throughout the package:
-B sequences in a batch, L tokens of a sequence, A attention heads, K width of one head, D hidden width,
-F feed-forward width, V vocabulary, P labelled tokens of a batch, N layers. `q_BALK` is a tensor of shape [B, A, L, K].
-
-Layers are numbered as in TinyBERT: 0 is the embedding output, 1 … N are the encoder layers.
+Shape legend, a suffix of tensor names: B sequences, L tokens, A attention heads, K head width, D hidden width,
+F feed-forward width, V vocabulary, P labelled tokens of a batch, C classes, N layers; `q_BALK` has shape [B, A, L, K].
+Layers are numbered as in TinyBERT: 0 is the embedding output, 1 to N are the encoder layers.
 """
 
 from __future__ import annotations
@@ -17,43 +15,43 @@ import numpy as np
 from torch import Tensor, nn
 
 Batch = dict[str, Tensor]
-"""Keyword arguments of an encoder's forward: `input_ids` [B, L] int64, `attention_mask` [B, L] int64 (1 = real token)
-or, for isolated documents in one block, [B, 1, L, L] bool (True = may attend); optional `token_type_ids` and
-`position_ids` [B, L] int64. A batch of a labelled task also holds `labels`, see `Kind`."""
+"""Arguments of an encoder: `input_ids` [B, L] int64; `attention_mask` [B, L] int64 (1 = real token) or, for isolated
+documents in one block, [B, 1, L, L] bool (True = attend); optional `token_type_ids`, `position_ids` [B, L] int64; for a
+labelled task `labels`, see `Kind`."""
 
 Kind = Literal["class", "multi", "score", "tokens", "span"]
 """What a task predicts, and the `labels` of its batches:
 
-* `class`: one of its labels for a text or a pair; [B] int64.
-* `multi`: any of its labels; [B, C] float32 of 0 and 1.
+* `class`: one label a text or pair; [B] int64.
+* `multi`: any number of labels; [B, C] float32 of 0 and 1.
 * `score`: a real number; [B] float32.
-* `tokens`: a label for each word; [B, L] int64, IGNORED at all but the first piece of a word.
-* `span`: an answer within a context; [B, 2] int64, first and last token; both 0 where the window holds none.
+* `tokens`: one label a word; [B, L] int64, IGNORED except at the first piece of a word.
+* `span`: an answer in a context; [B, 2] int64, first and last token; both 0 if the window holds none.
 """
 
 IGNORED = -100
-"""Label of a token that is not judged."""
+"""Label of a token that counts nowhere."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A labelled task: what it reads, what it predicts and how it is judged.
+    """A labelled task: columns, labels, metrics, where its data are.
 
     Attributes:
-        texts: columns of the texts: one or two; of `tokens` that of the words; of `span` question and context.
+        texts: columns: one or two texts; the words of `tokens`; question and context of `span`.
         label: column of the label.
-        labels: names of the classes in the order of their numbers; empty for `score` and `span`.
-        metrics: what is reported; the first is the one that a single number means.
-        hub: data set and configuration on the hub; `{set}` in it stands for the name of a set.
-        sets: names of what is judged apart, such as the two parts of MNLI or languages; empty when there is one.
-        split: what the hub calls the validation split; `{set}` as in `hub`.
-        hub_train: where the training split is, if not in `hub`.
-        impossible: of `span`: a context need not hold an answer (SQuAD 2.0).
-        glue: set → name of the file that the GLUE server takes; empty for other tasks.
-        glue_words: the server wants the names of the labels, not their numbers.
-        max_length: tokens of a row that the benchmark's protocol reads.
-        words: label words (static model pruning): one for each output of the head, in the order of `labels`; of
-            `score` one, of `span` those of start and end; empty where there are none to suggest.
+        labels: class names in order of their numbers; empty for `score` and `span`.
+        metrics: names; the first is the one that a single number means.
+        hub: data set and configuration on the hub; `{set}` stands for a set's name.
+        sets: sets that are evaluated apart, such as MNLI's two or languages; empty for one set.
+        split: the hub's name of the validation split; may hold `{set}`.
+        hub_train: data set of the training split, if another.
+        impossible: a `span` context may hold no answer (SQuAD 2.0).
+        glue: set -> file name for the GLUE server.
+        glue_words: the GLUE server takes label names, not numbers.
+        max_length: tokens a row in the benchmark's protocol.
+        words: label words (SMP), one an output of the head: in the order of `labels`, one for `score`, start and end
+            for `span`.
     """
 
     name: str
@@ -75,7 +73,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Answer:
-    """A gold answer of a `span` task and the character at which it begins in its context."""
+    """A gold answer of a `span` task and its first character in the context."""
 
     text: str
     start: int
@@ -87,10 +85,10 @@ class Example:
 
     Attributes:
         where: `file:line`, for messages.
-        id: as the data set names it, else its number in its file.
-        texts: one or two texts; of `tokens` the words; of `span` question and context.
-        label: `class`: number of the class; `multi`: their numbers; `score`: the number; `tokens`: a number a word;
-            `span`: gold answers, none when it has no answer. None where the label is withheld.
+        id: the data set's, else its number in the file.
+        texts: one or two texts; the words of `tokens`; question and context of `span`.
+        label: class number; numbers (`multi`); a real number (`score`); a number a word (`tokens`); gold answers
+            (`span`, empty if unanswerable). None if withheld.
     """
 
     where: str
@@ -101,7 +99,7 @@ class Example:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Size of an encoder: layers, hidden width, feed-forward width, attention heads."""
+    """Size of an encoder."""
 
     layers: int
     hidden: int
@@ -109,17 +107,14 @@ class ModelShape:
     heads: int
 
     def __str__(self) -> str:
-        """The shape in the grammar of `--to`, FFN and heads always written out: `6x768:3072@12`."""
+        """As in `--to`, with FFN and heads: `6x768:3072@12`."""
         return f"{self.layers}x{self.hidden}:{self.ffn}@{self.heads}"
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Which signals of which layers a loss wants; `hidden` counts the embedding output as layer 0.
-
-    `logits` are those of every row or token, `masked_logits` of a masked language model's head those of the tokens that
-    have a label, and of no others.
-    """
+    """The signals a loss reads: layers of q, k, v and hidden (0 = embedding output), logits of every row or token, or
+    a masked language model's logits of labelled tokens only (`masked_logits`)."""
 
     q: frozenset[int] = frozenset()
     k: frozenset[int] = frozenset()
@@ -141,15 +136,14 @@ class Needs:
 
 @dataclass
 class Signals:
-    """What `capture` took out of one forward pass.
+    """Signals of one forward pass.
 
     Attributes:
-        mask: the batch's attention mask, [B, L] or [B, 1, L, L]; None when every token of every row is real.
-        q, k, v: layer → [B, A, L, K], after any rotary embedding; grouped key/value heads are repeated to A.
-        hidden: layer → [B, L, D]; 0 is the embedding output.
-        logits: the model's logits, when asked for; of a question answering head [B, L, 2], start and end; of a masked
-            language model those of the P tokens that have a label, [P, V], row after row.
-        labels: the batch's labels, where it has any; see `Kind`.
+        mask: attention mask, [B, L] or [B, 1, L, L]; None if every token is real.
+        q, k, v: layer -> [B, A, L, K], after rotary embedding; grouped key/value heads repeated to A.
+        hidden: layer -> [B, L, D]; 0 is the embedding output.
+        logits: [B, C]; [B, L, C] of tokens; [B, L, 2] of spans (start, end); [P, V] of labelled tokens, row by row.
+        labels: the batch's labels, if any; see `Kind`.
     """
 
     mask: Tensor | None = None
@@ -163,13 +157,13 @@ class Signals:
 
 @dataclass(frozen=True)
 class Objective:
-    """A distillation loss bound to the shapes of one teacher and one student.
+    """A distillation loss for one teacher's and one student's shape.
 
     Attributes:
-        teacher_needs, student_needs: what `capture` has to take from each.
-        projections: learned matrices of the run (never of the saved student); empty for most losses.
-        terms: pure function (teacher, student) → named scalars whose sum is the loss.
-        notes: what a user should be told of how these two shapes are compared.
+        teacher_needs, student_needs: signals to capture.
+        projections: learned matrices of the run, never part of the saved student.
+        terms: pure function (teacher, student) -> named scalars whose sum is the loss.
+        notes: facts for the user about how the two shapes are compared.
     """
 
     teacher_needs: Needs
@@ -181,10 +175,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class StepLoss:
-    """What a command's step hands the engine: a scalar to descend and the named parts it is made of.
-
-    `outputs` [B, …] are what a task is judged by; they are kept where the job has `compute_metrics`.
-    """
+    """A step's result: the scalar to minimise, its named terms, and `outputs` [B, ...] for `Job.compute_metrics`."""
 
     total: Tensor
     terms: Mapping[str, Tensor]
@@ -192,7 +183,7 @@ class StepLoss:
 
 
 class Examples(Protocol):
-    """A data set of fixed order; `batch` collates the rows of the given indices on the CPU."""
+    """A data set of fixed order; `batch` collates rows on the CPU."""
 
     def __len__(self) -> int: ...
 
@@ -200,13 +191,13 @@ class Examples(Protocol):
 
 
 class Order(Protocol):
-    """Which examples form the global batch of a step (1-based): a pure function of the step."""
+    """The examples of each global batch: a pure function of the step, counted from 1."""
 
     def indices(self, step: int) -> np.ndarray[Any, Any]: ...
 
 
 def real_tokens(batch: Batch) -> float:
-    """Tokens of a batch that are not padding; its mask is [B, L], [B, 1, L, L] or absent when all are real."""
+    """Number of tokens that are not padding."""
     mask = batch.get("attention_mask")
     if mask is None:
         return float(batch["input_ids"].numel())
@@ -215,8 +206,8 @@ def real_tokens(batch: Batch) -> float:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How to train. `batch_size` is global; `micro_batch_size` None lets the machine decide; `stop_after` cuts the
-    run short without changing its schedule (the probe of a dry run)."""
+    """Steps, rates and intervals of a run. `batch_size` is global; `micro_batch_size` None lets the engine choose;
+    `stop_after` ends a dry run early without changing the learning rates."""
 
     steps: int
     batch_size: int
@@ -233,8 +224,7 @@ class Schedule:
     stop_after: int | None = None
 
     def lr_at(self, step: int) -> float:
-        """Learning rate of a step (1 … steps): linear warm-up to `lr`, then linear decay that would reach 0 after the
-        last step, so that no step is spent at rate 0."""
+        """Learning rate of a step (1 to steps): linear warm-up, linear decay to 0 just after the last step."""
         if step <= self.warmup_steps:
             return self.lr * step / self.warmup_steps
         return self.lr * (self.steps - step + 1) / (self.steps - self.warmup_steps)
@@ -242,7 +232,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class ParamGroup:
-    """How some parameters are trained: `lr` times the plan's rate, decayed or not."""
+    """`lr` multiplies the schedule's rate; `decayed` allows weight decay."""
 
     lr: float = 1.0
     decayed: bool = True
@@ -253,13 +243,13 @@ class Job:
     """What to train.
 
     Attributes:
-        modules: trained, clipped and checkpointed apart from each other, so that several trained together move as each
-            would alone; only parameters that require a gradient are handed to the optimiser.
+        modules: each clipped and checkpointed on its own, so modules trained together move as they would alone; only
+            parameters that require a gradient are trained.
         step: batch on the device -> loss, a mean over what `batch_weight` counts; also called for the held-out loss,
             with the modules in eval mode and without gradients.
         batch_weight: how much a batch counts in the mean over the global batch: its real tokens, its rows.
         compute_metrics: `outputs` of everything held out, float32, in its order -> metrics.
-        best: the metric by which the best weights of all evaluations are kept; None keeps the last weights.
+        best: the metric that selects the weights to keep; None keeps the last.
         param_group: name of a parameter (module name first) -> how it is trained; None trains all alike.
         on_step_end: called with the number of finished steps: before the first (or next) step, and after each.
     """
@@ -278,8 +268,7 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What became of a run; `seconds` counts earlier legs of a resumed run too, `best_step` is the one whose weights
-    were kept where the best were asked for."""
+    """Totals of a run, including the time before a resume; `best_step` is the step of the kept weights."""
 
     steps: int = 0
     tokens: int = 0

@@ -1,4 +1,4 @@
-"""What there is and what this machine can do: recipes, doctor."""
+"""`kdcli recipes` and `kdcli doctor`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def recipes_show(name: Annotated[str, typer.Argument(help="Name or file.")], ver
 
 @recipes.command("validate")
 def recipes_validate(files: Annotated[list[Path], typer.Argument(help="YAML files.")], verb: str | None = None) -> None:
-    """Check recipe files; exit 2 with one line for each thing that is wrong."""
+    """Check recipe files; exit 2 with one line a problem."""
     for file in files:
         _resolved(str(file), verb)
         typer.echo(f"{file}: ok")

@@ -1,4 +1,4 @@
-"""The application: its groups of verbs, and the one place where an error becomes a message and an exit code."""
+"""The application, and the one place where an error becomes a message and an exit code."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kdcli.errors import Interrupted, KdcliError, MachineError
 
 
 class Verbs(TyperGroup):
-    """The one place that turns an error into a message on stderr and an exit code."""
+    """Turns errors into messages on stderr and exit codes."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a verb; an error of a user, a machine or a measurement becomes a message and an exit code."""
+        """Run a verb; a KdcliError becomes a message and an exit code."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -28,14 +28,14 @@ class Verbs(TyperGroup):
             if not lost_another(caught):
                 raise
             message = "another process of this run has ended, and this one cannot go on without it"
-            error = MachineError(message, "what it said stands above, if it could; then go on with --resume")
+            error = MachineError(message, "see its message above, then continue with --resume")
         from rich.console import Console
 
         from kdcli.training.processes import is_main
 
-        # What is wrong with the input every process finds; what is wrong with a machine, perhaps only one of them.
+        # Every process finds a wrong input; a machine's fault may show in one process only.
         if error.message and (is_main() or isinstance(error, MachineError)):
-            # What a user gave may look like an emoji's name: `1:a:1`.
+            # No emoji: user input such as `1:a:1` may look like an emoji name.
             shown = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
             shown.print(f"error: {error.message}", style="red", markup=False)
             if error.hint:

@@ -1,4 +1,4 @@
-"""The options that verbs share, and what is made of them. Nothing heavy is imported to show help."""
+"""The options that verbs share. Showing help imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUN, TRAIN, SHOW, ON_TASK = "Run", "Training", "Output", "With --task"
 
 def _shared(
     output_dir: Annotated[
-        Path | None, typer.Option("--output-dir", "-o", help="Where the run is left.", rich_help_panel=RUN)
+        Path | None, typer.Option("--output-dir", "-o", help="Output directory.", rich_help_panel=RUN)
     ] = None,
     recipe: Annotated[
         str | None, typer.Option("--recipe", "-r", help="A shipped recipe or a YAML file.", rich_help_panel=TRAIN)
@@ -35,17 +35,17 @@ def _shared(
     epochs: Annotated[float | None, typer.Option(help="Passes over the data.", rich_help_panel=TRAIN)] = None,
     batch_size: Annotated[int | None, typer.Option(help="Global batch, in sequences.", rich_help_panel=TRAIN)] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.", rich_help_panel=TRAIN)] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random.", rich_help_panel=TRAIN)] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed.", rich_help_panel=TRAIN)] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, fp32, bf16 or fp16.", rich_help_panel=TRAIN)] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:INDEX.", rich_help_panel=RUN)] = "auto",
     processes: Annotated[
-        int | None, typer.Option(help="Processes to train with; default one a CUDA device.", rich_help_panel=RUN)
+        int | None, typer.Option(help="Number of training processes; default one a CUDA device.", rich_help_panel=RUN)
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the output directory.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output directory.")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete the run in the output directory first.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost: size, memory, time.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Estimate size, memory and time; write nothing.")] = False,
     report_to: Annotated[str, typer.Option(help="none, tensorboard, trackio or wandb.", rich_help_panel=SHOW)] = "none",
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
@@ -55,10 +55,10 @@ def _shared(
         bool, typer.Option("--quiet", "-q", help="Only results and errors.", rich_help_panel=SHOW)
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also what the libraries say.", rich_help_panel=SHOW)
+        bool, typer.Option("--verbose", "-v", help="Also messages of the libraries.", rich_help_panel=SHOW)
     ] = False,
 ) -> None:
-    """The options that several verbs have, as a verb would declare them."""
+    """The shared options, declared as in a verb."""
 
 
 PRINTING = ("json", "quiet", "verbose")
@@ -73,7 +73,7 @@ Task = Annotated[
 
 
 def with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a verb these options of `_shared` behind its own, as keywords, and make the libraries ready for it."""
+    """Add these options of `_shared` behind a verb's own, and configure the libraries before it runs."""
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(verb)
@@ -81,7 +81,7 @@ def with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., N
             prepare_libraries(given.get("quiet", False), given.get("verbose", False))
             verb(**given)
 
-        # Typer reads options out of the annotations of a signature, which have to be objects here and no strings.
+        # Typer reads options from evaluated annotations, not from strings.
         parameters = inspect.signature(verb, eval_str=True).parameters.values()
         own = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
         shared = inspect.signature(_shared, eval_str=True).parameters
@@ -92,13 +92,13 @@ def with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., N
 
 
 def training_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that every training verb has, under the keys of its recipe."""
+    """The training options under their recipe keys."""
     names = ("max_steps", "epochs", "batch_size", "lr", "seed", "dtype")
     return {"data.source": given["data"]} | {f"train.{name}": given[name] for name in names}
 
 
 def invocation_of(given: Mapping[str, Any]) -> Any:
-    """What is no part of a recipe, from the parameters of a verb."""
+    """The parameters of a verb that are no recipe keys."""
     import dataclasses
 
     from kdcli.recipe.sections import Invocation
@@ -108,9 +108,9 @@ def invocation_of(given: Mapping[str, Any]) -> Any:
 
 
 def prepare_libraries(quiet: bool, verbose: bool) -> None:
-    """Libraries speak only when asked to, and share the processor; must run before they are imported."""
-    # A thread that spins for another that is not running keeps it from running: beside another program the blocked
-    # losses took 70 times as long, with this limit 5 times, and alone the limit costs nothing (docs/results.md).
+    """Quiet the libraries and let OpenMP threads yield; must run before the libraries are imported."""
+    # Spinning threads starve the thread they wait for: beside another program losses took 70 times as long, with this
+    # limit 5 times, and alone the limit costs nothing (docs/results.md).
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if not verbose:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -121,7 +121,7 @@ def prepare_libraries(quiet: bool, verbose: bool) -> None:
 
 
 def show(result: Any, *, as_json: bool) -> None:
-    """A result knows itself as JSON and as a renderable; None was printed by another process."""
+    """Print a result, as JSON or for a terminal; None was printed by another process."""
     if result is None:
         return
     if as_json:

@@ -1,7 +1,6 @@
-"""YAML → strict settings: where each value came from, did-you-mean for each wrong key, nothing silently ignored.
+"""YAML, `--set` and options -> strict settings, with the origin of each value and did-you-mean for each wrong key.
 
-Precedence: option > `--set` > recipe > default. A verb owns its settings model (`DistillRecipe` …); what all verbs
-share is `TrainSettings` and `DataSettings`. This file imports neither torch nor transformers.
+Precedence: option > `--set` > recipe > default.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ RecipeT = TypeVar("RecipeT", bound=Section)
 
 @dataclass(frozen=True)
 class Resolved(Generic[RecipeT]):
-    """A validated recipe and, for each dotted key given by anyone, who gave it."""
+    """A validated recipe, and the origin of each dotted key that somebody set."""
 
     recipe: RecipeT
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def to_yaml(self) -> str:
-        """The whole recipe as YAML that `--recipe` takes back; each leaf carries its origin as a comment."""
+        """The whole recipe as YAML that `--recipe` reads back, each origin as a comment."""
         return "\n".join(_lines(self.recipe.model_dump(), self.origins, "", 0)) + "\n"
 
 
@@ -45,17 +44,16 @@ def resolve(
     sets: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Resolved[RecipeT]:
-    """Merge recipe file, `--set` pairs and options over the defaults of `model`.
+    """Merge a recipe, `--set` pairs and options over the defaults of the verb's settings model.
 
     Args:
-        model: the verb's settings model.
-        beneath: origin → dotted values that `recipe` is laid over, each over those before it.
         recipe: a shipped recipe's name, a YAML file, or None.
-        sets: `key.path=value` strings; the value is read as YAML.
-        options: dotted key → value of the options the user gave; None values were not given.
+        beneath: origin -> dotted values below `recipe`, later ones over earlier ones.
+        sets: `key.path=value`; the value is YAML.
+        options: dotted key -> value; None means not given.
 
     Raises:
-        UsageError: unknown recipe or key, wrong type of value, malformed YAML; one line for each problem.
+        UsageError: unknown recipe or key, wrong type, malformed YAML; one line a problem.
     """
     verb = model.model_fields["verb"].default
     values: dict[str, Any] = {}
@@ -93,7 +91,7 @@ def resolve(
 
 
 def defaulted(resolved: Resolved[RecipeT], values: Mapping[str, Any], origin: str) -> Resolved[RecipeT]:
-    """A recipe with values for keys that nobody gave, such as those of a method's authors."""
+    """The recipe with other defaults, such as a method's own, for keys that nobody set."""
     found = {key: value for key, value in values.items() if key not in resolved.origins}
     return Resolved(
         type(resolved.recipe).model_validate(_with(resolved.recipe.model_dump(), found)),
@@ -105,7 +103,7 @@ def defaulted(resolved: Resolved[RecipeT], values: Mapping[str, Any], origin: st
 
 
 def _with(tree: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a recipe's values with some of its dotted keys set."""
+    """A copy of a recipe's values with some dotted keys set."""
     changed = copy.deepcopy(tree)
     for key, value in values.items():
         *parents, last = key.split(".")
@@ -117,10 +115,10 @@ def _with(tree: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def grid_options(model: type[Section], pairs: Sequence[str]) -> dict[str, list[Any]]:
-    """`--grid KEY=V1,V2` → options: the dotted key below `grid` → its values. `lr` is short for `train.lr`.
+    """`--grid KEY=V1,V2` -> options below `grid`; `lr` is short for `train.lr`.
 
     Raises:
-        UsageError: not of that form, or an unknown key.
+        UsageError: another form, or an unknown key.
     """
     found: dict[str, list[Any]] = {}
     for pair in pairs:
@@ -136,10 +134,10 @@ def grid_options(model: type[Section], pairs: Sequence[str]) -> dict[str, list[A
 
 
 def gates(pairs: Sequence[str]) -> dict[str, float]:
-    """`--min-metric METRIC=VALUE` → metric → value.
+    """`--min-metric METRIC=VALUE` -> {metric: value}.
 
     Raises:
-        UsageError: not of that form.
+        UsageError: another form.
     """
     found = {}
     for pair in pairs:
@@ -152,10 +150,10 @@ def gates(pairs: Sequence[str]) -> dict[str, float]:
 
 
 def combinations(resolved: Resolved[RecipeT]) -> list[tuple[dict[str, Any], Resolved[RecipeT]]]:
-    """Every combination of the values of `grid`: what it sets, and the recipe with it set and without grid and seeds.
+    """Every combination of `grid`: the values set, and the recipe with them and without grid and seeds.
 
     Raises:
-        UsageError: a key that is none of the recipe's, something else than a list, or a value of the wrong type.
+        UsageError: an unknown key, no list, or a value of the wrong type.
     """
     values = resolved.recipe.model_dump()
     lists = flatten(values.pop("grid"))
@@ -178,7 +176,7 @@ def combinations(resolved: Resolved[RecipeT]) -> list[tuple[dict[str, Any], Reso
 
 
 def shipped(verb: str) -> dict[str, Path]:
-    """Name → file of the recipes of a verb that come with the package."""
+    """Name -> file of the recipes shipped for a verb."""
     folder = _recipes_folder() / verb
     return {p.stem: p for p in sorted(folder.glob("*.yaml"))}
 
@@ -199,11 +197,11 @@ def recipe_models() -> dict[str, type[Section]]:
 
 
 def read_recipe(recipe: str, verb: str | None) -> dict[str, Any]:
-    """What a recipe file holds, unchecked.
+    """The unchecked content of a recipe file.
 
     Args:
-        recipe: name of a shipped recipe of the verb, or a path.
-        verb: None looks for a path alone.
+        recipe: name of a recipe shipped for the verb, or a path.
+        verb: None accepts only a path.
 
     Raises:
         UsageError: no such recipe, or no mapping of keys.
@@ -227,7 +225,7 @@ def read_recipe(recipe: str, verb: str | None) -> dict[str, Any]:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Dotted keys and values of a tree; empty mappings have none."""
+    """Dotted keys and values of a tree, without empty mappings."""
     flat: list[tuple[str, Any]] = []
     for key, value in tree.items():
         if isinstance(value, dict):
@@ -261,7 +259,7 @@ def leaf_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def _open_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """The keys that hold a mapping, whose own keys are checked by whoever reads it."""
+    """Keys that hold a free mapping; the keys inside are checked by their reader."""
     keys: list[str] = []
     for name, info in model.model_fields.items():
         inner = _section(info.annotation)
@@ -282,7 +280,7 @@ ELSEWHERE = {
     "adam_beta2": "train.beta2",
     "max_seq_length": "data.max_length",
 }
-"""What other tools call some of our keys, only to answer with the right one."""
+"""Names of our keys in other tools, for did-you-mean."""
 
 
 def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
@@ -292,7 +290,7 @@ def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
     inside = [a for a in allowed if a.startswith(f"{key}.")]
     if inside:
         raise UsageError(f"'{key}' ({origin}) is a section: it must hold keys", f"keys: {', '.join(inside)}")
-    # The last word alone is often right and only its section wrong: `lr` for `train.lr`.
+    # Often only the section is missing: `lr` for `train.lr`.
     suffixes = ELSEWHERE | {a.rsplit(".", 1)[-1]: a for a in allowed}
     near = did_you_mean(key, allowed)
     if key.rsplit(".", 1)[-1] in suffixes:
@@ -302,11 +300,11 @@ def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
 
 
 def explain(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
-    """A line for each value that is wrong, under the key that was given for it."""
+    """One line for each wrong value, under the key that the user gave."""
     found: dict[tuple[str, str], list[str]] = {}
     for one in error.errors():
         value, parts = values, []
-        # A location also holds the names of the types that were tried; they lead nowhere in what was given.
+        # A location also holds names of the types that pydantic tried; they are no keys.
         for part in one["loc"]:
             if (isinstance(value, dict) and part in value) or (isinstance(value, list) and isinstance(part, int)):
                 value = value[part]
@@ -315,13 +313,13 @@ def explain(error: ValidationError, values: Mapping[str, Any], origins: Mapping[
         given = next((k for k in origins if f"{key}.".startswith(f"{k}.")), None)
         deeper = next((k for k in origins if k.startswith(f"{key}.")), key)
         origin = origins.get(given or deeper, "default")
-        said = f"'{key}'" if given else f"'{deeper}' lies under '{key}', which"
+        subject = f"'{key}'" if given else f"'{deeper}' lies under '{key}', which"
         message = str(one["msg"]).replace("Input should be", "must be")
-        messages = found.setdefault((said, f"got {one['input']!r} ({origin})"), [])
+        messages = found.setdefault((subject, f"got {one['input']!r} ({origin})"), [])
         messages.append(f"{message[0].lower()}{message[1:]}")
     return [
-        f"{said} {' or '.join([first, *(m.removeprefix('must be ') for m in others)])}, {got}"
-        for (said, got), (first, *others) in found.items()
+        f"{subject} {' or '.join([first, *(m.removeprefix('must be ') for m in others)])}, {got}"
+        for (subject, got), (first, *others) in found.items()
     ]
 
 
@@ -338,19 +336,19 @@ def _lines(tree: Mapping[str, Any], origins: Mapping[str, str], prefix: str, dep
 
 
 def verb_of(recipe: str) -> str:
-    """The verb whose recipe this is: that of the shipped recipe of this name, or the one a file says; else distill."""
+    """The kind of a recipe: of the shipped recipe with this name, else the file's `verb`, else distill."""
     verbs = recipe_models()
     for verb in verbs:
         if recipe in shipped(verb):
             return verb
-    said = read_recipe(recipe, None).get("verb", "distill") if Path(recipe).is_file() else "distill"
-    if said not in verbs:
-        raise UsageError(f"{recipe} is a recipe of '{said}'{did_you_mean(str(said), verbs)}; known: {', '.join(verbs)}")
-    return str(said)
+    verb = read_recipe(recipe, None).get("verb", "distill") if Path(recipe).is_file() else "distill"
+    if verb not in verbs:
+        raise UsageError(f"{recipe} is a recipe of '{verb}'{did_you_mean(str(verb), verbs)}; known: {', '.join(verbs)}")
+    return str(verb)
 
 
 def summary() -> list[str]:
-    """One line for each shipped recipe: verb, name and the first line of its own comment."""
+    """One line a shipped recipe: verb, name, first line of its comment."""
     lines = []
     for verb in recipe_models():
         for name, path in shipped(verb).items():

@@ -36,8 +36,8 @@ class TrainSettings(Section):
 
 
 class MaskSettings(Section):
-    """`data.mask:`, which tokens of a text a masked language model has to guess: `share` of each row's, whole words or
-    pieces, anew in every pass or `static`."""
+    """`data.mask:`, the tokens a masked language model predicts: a `share` of each row, as whole words or pieces, drawn
+    anew in every pass or `static`."""
 
     share: float = 0.15
     whole_words: bool = False
@@ -45,7 +45,7 @@ class MaskSettings(Section):
 
 
 class DataSettings(Section):
-    """`data:` of the verbs that read text; `mask` is looked at by methods that mask it."""
+    """`data:` of verbs that read text; `mask` is for methods that mask it."""
 
     source: str = "Salesforce/wikitext:wikitext-103-raw-v1"
     max_length: int = Field(128, ge=8)
@@ -56,7 +56,7 @@ class DataSettings(Section):
 
 
 class MeasureSettings(Section):
-    """`measure:`, the latency part of a report: every cell goes on until both minima are reached."""
+    """`measure:`, the latency part of a report; each cell runs until both minima are reached."""
 
     latency: bool = True
     min_runs: int = Field(50, gt=0)
@@ -64,7 +64,7 @@ class MeasureSettings(Section):
 
 
 class KdSettings(Section):
-    """`kd:`, the loss against a teacher: `weight`·T²·KL(teacher ‖ model) at temperature T, the rest against labels."""
+    """`kd:`, the loss against a teacher: `weight`*T^2*KL(teacher || model) at temperature T; labels get the rest."""
 
     weight: float = Field(0.5, ge=0, le=1)
     temperature: float = Field(2.0, gt=0)
@@ -72,7 +72,7 @@ class KdSettings(Section):
 
 @dataclass(frozen=True)
 class Invocation:
-    """What the command line adds to a recipe: where and how to run, nothing that says what comes out."""
+    """Where and how to run; nothing here changes what comes out."""
 
     arguments: tuple[str, ...] = ()
     output_dir: Path | None = None
