@@ -19,7 +19,6 @@ from torch import nn
 from kdcli.data.batches import BatchOrder
 from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
 from kdcli.training.engine import train
-from kdcli.training.evaluation import evaluate
 from kdcli.training.run_dir import BEST, CHECKPOINTS, RunDir
 from kdcli.training.session import Session, start
 from kdcli.types import Job, ParamGroup, Schedule, StepLoss, real_tokens
@@ -461,57 +460,6 @@ class Order:
 
     def __init__(self, indices):
         self.indices = indices
-
-
-class TestEvaluate:
-    def test_the_loss_is_the_mean_over_all_that_counts(self):
-        net = Net()
-        found = evaluate(session_of(), judged_job(net, lambda _: {}, n=70))
-        whole = Held(70).batch(np.arange(70))
-        assert found.losses["loss"] == pytest.approx(float(net(whole).detach()), abs=1e-6)
-        assert found.losses["net"] == found.losses["loss"]
-        assert [float(o[0]) for o in found.outputs] == [i + 0.5 for i in range(70)]
-
-    def test_out_of_memory_halves_what_is_judged_at_once(self):
-        net, sizes = Net(), []
-        job = judged_job(net, lambda _: {}, n=40)
-
-        def small_memory(batch):
-            sizes.append(len(batch["input_ids"]))
-            if len(batch["input_ids"]) > 10:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return job.step(batch)
-
-        found = evaluate(session_of(), dataclasses.replace(job, step=small_memory))
-        assert sizes[:3] == [32, 16, 8]
-        assert [float(o[0]) for o in found.outputs] == [i + 0.5 for i in range(40)]
-        assert found.losses["loss"] == pytest.approx(float(net(Held(40).batch(np.arange(40))).detach()), abs=1e-6)
-
-    def test_nothing_held_out(self):
-        job = dataclasses.replace(judged_job(Net(), lambda _: {}), held_out=None)
-        with pytest.raises(ValueError, match="holds nothing out"):
-            evaluate(session_of(), job)
-
-    @pytest.mark.parametrize("ranks", [2, 3, 5])
-    @pytest.mark.parametrize("n", [4, 21])
-    def test_the_shares_of_several_ranks_make_up_the_whole(self, monkeypatch, ranks, n):
-        """Each takes its share; together they are what one would have found, also where one has nothing to do."""
-        net = Net()
-        one = evaluate(session_of(), judged_job(net, lambda _: {}, n=n))
-        session, parts = session_of(), []
-        monkeypatch.setattr(type(session.accelerator), "num_processes", ranks)
-        monkeypatch.setattr("kdcli.training.session.Session.any_rank", lambda *_: False)
-        # What every rank would send, and then what each is sent back.
-        monkeypatch.setattr("kdcli.training.evaluation.gather_object", lambda own: parts.append(own[0]) or parts)
-        for rank in range(ranks):
-            monkeypatch.setattr(type(session.accelerator), "process_index", rank)
-            found = evaluate(session, judged_job(net, lambda _: {}, n=n))
-        assert len(parts) == ranks
-        assert sum(len(outputs) for _, _, outputs in parts) == n
-        assert max(len(outputs) for _, _, outputs in parts) == -(-n // ranks)
-        assert found.losses == pytest.approx(one.losses, abs=1e-6)
-        assert len(found.outputs) == n
-        assert [float(o[0]) for o in found.outputs] == [i + 0.5 for i in range(n)]
 
 
 ENDING = """
