@@ -14,7 +14,7 @@ from accelerate.utils import broadcast_object_list
 from kdcli.errors import ChildFailed, UsageError
 from kdcli.recipe.sections import Invocation, TrainSettings
 from kdcli.training.device import choose_device, choose_dtype
-from kdcli.training.processes import fan_out, joined
+from kdcli.training.processes import fan_out, is_main, joined
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir, numbered
 from kdcli.training.session import Session, start, track
@@ -106,6 +106,9 @@ def already_done(folder: Path) -> bool:
     done = RunDir(folder).done
     if done:
         Progress.log(f"{folder} is done already")
+        if is_main():
+            # A kill may have come between the report and this.
+            RunDir(folder).drop_checkpoints()
     return done
 
 

@@ -125,8 +125,8 @@ def _wait(children: list[subprocess.Popen[bytes]]) -> int:
 
     before = {s: signal.signal(s, pass_on) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
-        while any(child.poll() is None for child in children):
-            if any(child.returncode for child in children if child.returncode is not None):
+        while None in (codes := [child.poll() for child in children]):
+            if any(codes):
                 # After a requested stop the others finish the same step; after a failure they would wait for ever.
                 time.sleep(2.0)
                 for child in children:

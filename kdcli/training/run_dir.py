@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -23,9 +25,15 @@ from kdcli.recipe.yaml import read_yaml
 
 RECIPE, LOG, CHECKPOINTS, REPORT = "recipe.yaml", "log.jsonl", "checkpoints", "report.json"
 BEST = "best.safetensors"
+LOCK = ".lock"
 ABSENT = "not set"
+NOT_OF_TRAINING = ("measure.", "train.checkpoint_every")
+"""Keys that cannot change what is trained: a resumed run may give them other values."""
 KEEP = 2
 """Checkpoints kept: the last, and the one before it in case the last is damaged."""
+
+_LOCKS: dict[Path, FileLock] = {}
+"""Locks that this process holds; a second claim in the same process shares the lock."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +59,9 @@ class RunDir:
         """
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"{self.path} is a file; --output-dir must be a directory")
-        occupied = self.path.is_dir() and any(self.path.iterdir())
-        # Both files: a user's own project may hold a recipe.yaml, and `overwrite` deletes the directory.
+        # Both files: a user's own project may hold a recipe.yaml, and `overwrite` deletes what is there.
         ours = (self.path / RECIPE).is_file() and (self.path / LOG).is_file()
+        occupied = ours or (self.path.is_dir() and any(not _of_torn_claim(p) for p in self.path.iterdir()))
         if occupied and resume and ours:
             self._check_same_recipe(recipe_yaml)
             return True
@@ -68,7 +76,7 @@ class RunDir:
 
     @classmethod
     def claim(cls, path: Path, recipe_yaml: str, *, resume: bool = False, overwrite: bool = False) -> RunDir:
-        """Claim a directory for one run: write its `recipe.yaml` and an empty `log.jsonl`.
+        """Claim a directory for one run, locked against other processes: write `recipe.yaml` and an empty `log.jsonl`.
 
         Args:
             path: empty or missing, unless a flag is set.
@@ -76,23 +84,54 @@ class RunDir:
             overwrite: delete an earlier run of kdcli.
 
         Raises:
-            UsageError: see `check`.
+            UsageError: see `check`; another process uses the directory.
             MachineError: the directory cannot be written.
         """
         run = cls(path)
-        if run.check(recipe_yaml, resume=resume, overwrite=overwrite):
-            return run
+        resumed = run.check(recipe_yaml, resume=resume, overwrite=overwrite)
         with disk_errors(path):
-            if path.is_dir():
-                shutil.rmtree(path)
             path.mkdir(parents=True, exist_ok=True)
-        write_atomic(path / LOG, "")
-        write_atomic(path / RECIPE, recipe_yaml)
+        run._lock()
+        if not resumed:
+            with disk_errors(path):
+                # The directory itself stays: it may be a mount point, a link or the working directory.
+                for inside in path.iterdir():
+                    if inside.name != LOCK:
+                        shutil.rmtree(inside) if inside.is_dir() and not inside.is_symlink() else inside.unlink()
+            write_atomic(path / LOG, "")
+        if not resumed or recipe_yaml != (path / RECIPE).read_text("utf-8"):
+            write_atomic(path / RECIPE, recipe_yaml)
         return run
 
+    def _lock(self) -> None:
+        key = self.path.resolve()
+        lock = _LOCKS.setdefault(key, FileLock(key / LOCK, blocking=False))
+        with disk_errors(self.path):
+            try:
+                lock.acquire()
+            # Timeout is an OSError, too.
+            except Timeout:
+                hint = "wait for it, or choose another directory with -o"
+                raise UsageError(f"another process uses {self.path}", hint) from None
+
+    def release(self) -> None:
+        """Let other processes claim the directory."""
+        key = self.path.resolve()
+        if lock := _LOCKS.pop(key, None):
+            (key / LOCK).unlink(missing_ok=True)
+            lock.release(force=True)
+
     def _check_same_recipe(self, recipe_yaml: str) -> None:
-        before, now = (_leaves(text) for text in ((self.path / RECIPE).read_text("utf-8"), recipe_yaml))
-        differing = [key for key in {**before, **now} if before.get(key, ABSENT) != now.get(key, ABSENT)]
+        try:
+            before = _leaves((self.path / RECIPE).read_text("utf-8"))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise UsageError(f"{self.path / RECIPE} is damaged: {error}", "start anew with --overwrite") from None
+        now = _leaves(recipe_yaml)
+        differing = [
+            key
+            for key in {**before, **now}
+            if before.get(key, ABSENT) != now.get(key, ABSENT) and not key.startswith(NOT_OF_TRAINING)
+        ]
         if differing:
             lines = [f"  {key}: was {before.get(key, ABSENT)}, is {now.get(key, ABSENT)}" for key in differing]
             raise UsageError(
@@ -112,10 +151,17 @@ class RunDir:
             file.write(json.dumps(record) + "\n")
 
     def read_log(self) -> list[dict[str, Any]]:
-        """The records of log.jsonl, without a last line torn by a kill."""
+        """The records of log.jsonl, without a last line torn by a kill.
+
+        Raises:
+            MachineError: another line is damaged.
+        """
         path = self.path / LOG
-        lines = path.read_text("utf-8").split("\n") if path.is_file() else []
-        return [json.loads(line) for line in lines[:-1]]
+        lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+        try:
+            return [dict(json.loads(line)) for line in lines]
+        except (ValueError, TypeError) as error:
+            raise MachineError(f"{path} is damaged: {error}", "start anew with --overwrite") from None
 
     def cut_log(self, step: int) -> None:
         """Drop records after `step`; a resumed run logs them again."""
@@ -173,8 +219,9 @@ class RunDir:
         raise MachineError(f"{path} is not of step {step}", "start anew with --overwrite")
 
     def drop_checkpoints(self) -> None:
-        """Remove the checkpoints of a finished run."""
+        """Remove the checkpoints of a finished run and release the directory."""
         shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
+        self.release()
 
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / CHECKPOINTS).glob("step-*"))
@@ -188,6 +235,12 @@ def numbered(name: str, *, taken: bool) -> Path:
         number += 1
         last, path = path, base.with_name(f"{base.name}-{number}")
     return last if taken and number > 1 else path
+
+
+def _of_torn_claim(path: Path) -> bool:
+    """True for what a kill in the middle of `claim` leaves: the lock, an empty log, an unfinished file."""
+    unfinished = path.name in (LOCK, f".{LOG}.part", f".{RECIPE}.part")
+    return unfinished or (path.name == LOG and path.is_file() and path.stat().st_size == 0)
 
 
 def _leaves(recipe_yaml: str) -> dict[str, str]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from kdcli import disk
 from kdcli.commands.distill.settings import DistillRecipe
 from kdcli.errors import MachineError, UsageError
 from kdcli.recipe.resolve import resolve
-from kdcli.training.run_dir import BEST, CHECKPOINTS, KEEP, LOG, RECIPE, REPORT, RunDir, numbered
+from kdcli.training.run_dir import BEST, CHECKPOINTS, KEEP, LOCK, LOG, RECIPE, REPORT, RunDir, numbered
 
 
 def recipe(*sets: str) -> str:
@@ -55,7 +58,7 @@ class TestClaim:
     def test_overwrite_deletes_the_run_before(self, run):
         run.save_checkpoint(1, tensors(1.0), {})
         RunDir.claim(run.path, recipe("train.lr=1e-2"), overwrite=True)
-        assert listing(run.path) == [LOG, RECIPE]
+        assert listing(run.path) == [LOCK, LOG, RECIPE]
         assert "lr: 0.01" in (run.path / RECIPE).read_text("utf-8")
 
     @pytest.mark.parametrize("flags", [{"overwrite": True}, {"resume": True}, {}])
@@ -82,10 +85,60 @@ class TestClaim:
         monkeypatch.setattr(disk.os, "fsync", fail_with_no_space)
         with pytest.raises(MachineError, match="the disk is full"):
             RunDir.claim(tmp_path / "run", recipe())
-        assert listing(tmp_path / "run") == []
+        assert listing(tmp_path / "run") == [LOCK]
+
+    @pytest.mark.parametrize("left", [[LOG], [LOCK], [f".{RECIPE}.part", LOG, LOCK], [f".{LOG}.part"]])
+    def test_a_claim_that_was_killed_is_claimed_again(self, tmp_path, left):
+        for name in left:
+            (tmp_path / name).write_text("", "utf-8")
+        assert RunDir.claim(tmp_path, recipe(), resume=True).read_log() == []
+        assert (tmp_path / RECIPE).read_text("utf-8") == recipe()
+
+    @pytest.mark.parametrize("overwrite", [False, True])
+    def test_the_directory_itself_is_never_removed(self, tmp_path, monkeypatch, overwrite):
+        (tmp_path / "real").mkdir()
+        (tmp_path / "link").symlink_to("real")
+        monkeypatch.chdir(tmp_path / "link")
+        for path in (Path(), tmp_path / "link"):
+            if overwrite:
+                RunDir.claim(path, recipe(), overwrite=True).save_checkpoint(1, tensors(1.0), {})
+            RunDir.claim(path, recipe(), overwrite=True).release()
+            assert listing(tmp_path / "real") == [LOG, RECIPE]
+            shutil.rmtree(tmp_path / "real" / "x", ignore_errors=True)
+        assert (tmp_path / "link").is_symlink()
+
+    def test_a_directory_in_use_is_refused(self, run):
+        code = (
+            "import sys; from pathlib import Path; from kdcli.errors import UsageError\n"
+            "from kdcli.training.run_dir import RunDir\n"
+            "try:\n    RunDir.claim(Path(sys.argv[1]), Path(sys.argv[1], 'recipe.yaml').read_text(), resume=True)\n"
+            "except UsageError as error:\n    print(error.message)"
+        )
+        done = subprocess.run([sys.executable, "-c", code, run.path], capture_output=True, text=True, check=True)
+        assert done.stdout == f"another process uses {run.path}\n"
+        run.drop_checkpoints()
+        done = subprocess.run([sys.executable, "-c", code, run.path], capture_output=True, text=True, check=True)
+        assert done.stdout == ""
 
 
 class TestResume:
+    def test_keys_that_cannot_change_the_training_may_differ(self, run):
+        changed = recipe("measure.latency=false", "train.checkpoint_every=7")
+        RunDir.claim(run.path, changed, resume=True)
+        assert (run.path / RECIPE).read_text("utf-8") == changed
+
+    @pytest.mark.parametrize("text", ["train: [", "\0", "a: 1\na: 2\n"])
+    def test_a_damaged_recipe_is_a_usage_error(self, run, text):
+        (run.path / RECIPE).write_text(text, "utf-8")
+        with pytest.raises(UsageError, match="is damaged"):
+            RunDir.claim(run.path, recipe(), resume=True)
+
+    @pytest.mark.parametrize("data", [b"{\n", b"\xff\n", b"3\n", b'"x"\n'])
+    def test_a_damaged_log_is_a_machine_error(self, run, data):
+        (run.path / LOG).write_bytes(data)
+        with pytest.raises(MachineError, match="is damaged"):
+            run.read_log()
+
     def test_same_recipe_goes_on_wherever_its_values_came_from(self, run, tmp_path):
         run.log({"step": 1})
         (tmp_path / "same.yaml").write_text("train:\n  lr: 3e-4\n", "utf-8")
