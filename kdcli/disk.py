@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +18,14 @@ from kdcli.errors import MachineError
 
 
 def cache_dir() -> Path:
-    """`$KDCLI_CACHE`, else `~/.cache/kdcli`; holds only what kdcli can make again."""
-    return Path(os.environ.get("KDCLI_CACHE") or Path.home() / ".cache" / "kdcli")
+    """`$KDCLI_CACHE`, else `~/.cache/kdcli`, else a temporary one; holds only what kdcli can make again."""
+    if named := os.environ.get("KDCLI_CACHE"):
+        return Path(named)
+    try:
+        return Path.home() / ".cache" / "kdcli"
+    except RuntimeError:
+        # A container's bare user id has no home.
+        return Path(tempfile.gettempdir()) / f"kdcli-{os.getuid()}"
 
 
 def cache_key(*parts: object) -> str:

@@ -152,3 +152,17 @@ def test_every_error_has_the_exit_code_it_promises(monkeypatch):
         assert result.exit_code == getattr(error, "exit_code", 130)
         assert "Traceback" not in result.stderr
         assert result.stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize("options", [["--epochs", "2", "--max-steps", "3"], ["--resume", "--overwrite"]])
+def test_options_that_contradict_each_other_are_refused(options):
+    done = CliRunner().invoke(app, ["distill", "demo", "--to", "2x16", *options])
+    assert done.exit_code == 2
+    assert "contradict each other" in done.stderr
+
+
+def test_an_argument_that_is_not_utf8_is_refused():
+    done = subprocess.run([sys.executable, "-m", "kdcli", "distill", b"a\xff"], capture_output=True, check=False)
+    assert done.returncode == 2
+    assert b"is not UTF-8" in done.stderr
+    assert b"Traceback" not in done.stderr

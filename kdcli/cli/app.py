@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from kdcli import __version__
-from kdcli.errors import Interrupted, KdcliError, MachineError
+from kdcli.errors import Interrupted, KdcliError, MachineError, UsageError
 
 
 class Verbs(TyperGroup):
@@ -80,4 +81,7 @@ importlib.import_module("kdcli.cli.about")
 
 def main() -> None:
     """Entry point of `kdcli` and `python -m kdcli`."""
+    if undecodable := [word for word in sys.argv[1:] if not word.isprintable() and "\udc80" <= max(word) <= "\udcff"]:
+        sys.stderr.write(f"error: the argument {undecodable[0]!a} is not UTF-8\n")
+        sys.exit(UsageError.exit_code)
     app()

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from kdcli.errors import UsageError
+
 RUN, TRAIN, SHOW, ON_TASK = "Run", "Training", "Output", "With --task"
 
 
@@ -65,6 +67,8 @@ PRINTING = ("json", "quiet", "verbose")
 LOADING = ("output_dir", "overwrite", "trust_remote_code", *PRINTING)
 JUDGING = ("recipe", "sets", "data", "device", *LOADING)
 TRAINING = tuple(inspect.signature(_shared).parameters)
+CONFLICTS = (("epochs", "max_steps"), ("resume", "overwrite"))
+"""Options that contradict each other."""
 
 Task = Annotated[
     str | None,
@@ -78,6 +82,7 @@ def with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., N
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(verb)
         def ready(**given: Any) -> None:
+            check_conflicts(given)
             prepare_libraries(given.get("quiet", False), given.get("verbose", False))
             verb(**given)
 
@@ -89,6 +94,14 @@ def with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., N
         return ready
 
     return decorate
+
+
+def check_conflicts(given: Mapping[str, Any]) -> None:
+    """Raise a UsageError where two options contradict each other."""
+    for pair in CONFLICTS:
+        if all(given.get(name) for name in pair):
+            first, second = (f"--{name.replace('_', '-')}" for name in pair)
+            raise UsageError(f"{first} and {second} contradict each other", "give one of them")
 
 
 def training_options(given: Mapping[str, Any]) -> dict[str, Any]:

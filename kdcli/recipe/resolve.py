@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.recipe.sections import Section
-from kdcli.recipe.yaml import one_line, read_yaml
+from kdcli.recipe.yaml import MOST_CHARACTERS, one_line, read_yaml
 
 RecipeT = TypeVar("RecipeT", bound=Section)
 
@@ -60,7 +60,10 @@ def resolve(
     origins: dict[str, str] = {}
 
     def put(key: str, value: Any, origin: str) -> None:
+        if value == {} and any(leaf.startswith(f"{key}.") for leaf in leaf_keys(model)):
+            return
         _check_key(model, key, origin)
+        _check_names(key, value, origin)
         target = values
         *parents, last = key.split(".")
         for parent in parents:
@@ -214,8 +217,10 @@ def read_recipe(recipe: str, verb: str | None) -> dict[str, Any]:
             f"shipped recipes: {', '.join(names)}; or give the path of a YAML file",
         )
     try:
+        if path.stat().st_size > MOST_CHARACTERS:
+            raise ValueError(f"{path.stat().st_size:,} bytes; at most {MOST_CHARACTERS:,} are read")
         loaded = read_yaml(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, OSError) as error:
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(loaded, dict):
         raise UsageError(f"{path} must hold a mapping of recipe keys, got {type(loaded).__name__}")
@@ -225,10 +230,10 @@ def read_recipe(recipe: str, verb: str | None) -> dict[str, Any]:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Dotted keys and values of a tree, without empty mappings."""
+    """Dotted keys and values of a tree."""
     flat: list[tuple[str, Any]] = []
     for key, value in tree.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             flat += flatten(value, f"{prefix}{key}.")
         else:
             flat.append((f"{prefix}{key}", value))
@@ -297,6 +302,15 @@ def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
         near = f"; did you mean '{suffixes[key.rsplit('.', 1)[-1]]}'?"
     hint = "" if near else f"; known keys: {', '.join(allowed)}"
     raise UsageError(f"unknown key '{key}' ({origin}){near}{hint}")
+
+
+def _check_names(key: str, value: Any, origin: str) -> None:
+    """Raise a UsageError for a key inside a value that no recipe can hold."""
+    if isinstance(value, dict):
+        for name, inside in value.items():
+            if not isinstance(name, str) or not name:
+                raise UsageError(f"'{key}' ({origin}) holds the key {name!r}; keys are words")
+            _check_names(f"{key}.{name}", inside, origin)
 
 
 def explain(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:

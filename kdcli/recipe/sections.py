@@ -12,23 +12,23 @@ from pydantic import BaseModel, ConfigDict, Field
 class Section(BaseModel):
     """Base of every section of a recipe: unknown keys and values of another type are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class TrainSettings(Section):
     """`train:`, shared by every verb that trains. `batch_size` is global: over all devices and micro-batches."""
 
     lr: float = Field(3e-4, gt=0)
-    max_steps: int | None = Field(None, gt=0)
-    epochs: float = Field(3.0, gt=0)
-    batch_size: int = Field(256, gt=0)
+    max_steps: int | None = Field(None, gt=0, le=10**9)
+    epochs: float = Field(3.0, gt=0, le=10**6)
+    batch_size: int = Field(256, gt=0, le=10**6)
     micro_batch_size: int | None = Field(None, gt=0)
     warmup_steps: int | None = Field(None, ge=0)
     warmup_fraction: float = Field(0.05, ge=0, lt=1)
     weight_decay: float = Field(0.01, ge=0)
     beta2: float = Field(0.999, gt=0, lt=1)
     clip: float = Field(1.0, gt=0)
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     checkpoint_every: int = Field(500, gt=0)
     log_every: int = Field(10, gt=0)

@@ -1,8 +1,7 @@
-"""YAML as recipes want it: the plain words of version 1.2 (its core schema), and a key given twice is an error.
+"""YAML 1.2's core schema for recipes; a key given twice is an error.
 
-In version 1.1, which the library reads, `no` is false, `1:3` is 63, a date is no text and `5e-4` is no number: label
-words, layer maps, names of directories and learning rates. Text that 1.1 would take for something else is written in
-quotes, so that other programs read it back too.
+In YAML 1.1, PyYAML's version, `no` is false, `1:3` is 63, a date is no text and `5e-4` is no number. Text that
+1.1 would convert is written in quotes, so other programs read it back alike.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from collections.abc import Hashable
 from typing import Any
 
 import yaml
+
+MOST_CHARACTERS, MOST_EVENTS, MOST_DEPTH = 1_000_000, 20_000, 32
 
 
 class _Loader(yaml.SafeLoader):
@@ -24,10 +25,10 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes the strings that `_Loader` would take for a number, beside those of version 1.1."""
+    """Also quotes strings that `_Loader` would read as numbers."""
 
 
-# Without those of version 1.1, which the library brings.
+# Drops the resolvers of YAML 1.1.
 _Loader.yaml_implicit_resolvers = {}
 _EXPONENT = r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"
 _NUMERIC = list("-+.0123456789")
@@ -35,7 +36,7 @@ _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_EXPONENT, r
 for _kind, _pattern, _first in (
     ("null", r"(~|null|Null|NULL|)$", ["~", "n", "N", ""]),
     ("bool", r"(true|True|TRUE|false|False|FALSE)$", list("tTfF")),
-    # No number begins with a 0 that says nothing: 1.1 takes it for octal, 1.2 does not, people for a name.
+    # A leading 0 makes a name: octal in 1.1, decimal in 1.2.
     ("int", r"[-+]?(0|[1-9]\d*)$", _NUMERIC),
     ("float", rf"{_EXPONENT}|[-+]?(\d+\.\d*|\.\d+)$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$", _NUMERIC),
     ("merge", r"<<$", ["<"]),
@@ -44,11 +45,12 @@ for _kind, _pattern, _first in (
 
 
 def read_yaml(text: str) -> Any:
-    """The one document of a text; plain data only, as in `yaml.safe_load`.
+    """The one document of a text: plain data, as in `yaml.safe_load`.
 
     Raises:
-        yaml.YAMLError: malformed, or a key given twice.
+        yaml.YAMLError: malformed, a key given twice, a tag, or larger than a recipe can be.
     """
+    _check_bounds(text)
     loader = _Loader(text)
     try:
         return loader.get_single_data()
@@ -56,8 +58,30 @@ def read_yaml(text: str) -> Any:
         loader.dispose()
 
 
+def _check_bounds(text: str) -> None:
+    """Refuse what would take long or recurse deeply to compose; parsing alone is linear."""
+    if len(text) > MOST_CHARACTERS:
+        raise yaml.YAMLError(f"{len(text):,} characters; at most {MOST_CHARACTERS:,} are read")
+    depth = anchored = 0
+    for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
+        mark = getattr(event, "start_mark", None)
+        if number > MOST_EVENTS or depth > MOST_DEPTH:
+            raise yaml.MarkedYAMLError(problem="too many or too deeply nested values", problem_mark=mark)
+        if (tag := getattr(event, "tag", None)) is not None:
+            raise yaml.MarkedYAMLError(problem=f"tag {tag} is not allowed", problem_mark=mark)
+        if isinstance(event, yaml.AliasEvent) and anchored:
+            raise yaml.MarkedYAMLError(problem="an alias inside an anchor is not allowed", problem_mark=mark)
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            # Depth at which the outermost anchored collection began.
+            anchored = anchored or (depth if event.anchor else 0)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchored = 0 if anchored == depth else anchored
+            depth -= 1
+
+
 def one_line(value: Any) -> str:
-    """A value in flow style, which `read_yaml` turns back into the same value."""
-    # Escaped where it is not ASCII: a value of nothing but an exotic space would read back as nothing.
+    """A value in flow style that `read_yaml` reads back unchanged."""
+    # Not ASCII is escaped: a lone exotic space would read back as nothing.
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**6)
     return str(text).removesuffix("...\n").strip("\n ")

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-from kdcli.errors import MachineError, UsageError
+from kdcli.errors import MachineError
 
 POLL_SECONDS = 0.1
 
@@ -95,10 +95,8 @@ def fan_out(arguments: Sequence[str], count: int, *, on_cpu: bool) -> int:
     Signals are forwarded; when one process fails, the others are stopped.
 
     Raises:
-        UsageError: `count` is not positive.
+        MachineError: a signal ended a process.
     """
-    if count < 1:
-        raise UsageError(f"--processes must be at least 1, got {count}")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -124,9 +122,11 @@ def _wait(children: list[subprocess.Popen[bytes]]) -> int:
                 child.send_signal(signum)
 
     before = {s: signal.signal(s, pass_on) for s in (signal.SIGTERM, signal.SIGINT)}
+    fallen: int | None = None
     try:
         while None in (codes := [child.poll() for child in children]):
             if any(codes):
+                fallen = next(rank for rank, code in enumerate(codes) if code) if fallen is None else fallen
                 # After a requested stop the others finish the same step; after a failure they would wait for ever.
                 time.sleep(2.0)
                 for child in children:
@@ -140,5 +140,15 @@ def _wait(children: list[subprocess.Popen[bytes]]) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     # A process that lost another ends with MachineError; the other's code is more informative.
-    own = sorted((c.returncode for c in children if c.returncode > 0), key=lambda code: code == MachineError.exit_code)
-    return own[0] if own else next((128 - child.returncode for child in children if child.returncode), 0)
+    own = sorted(
+        (child.returncode for child in children if child.returncode > 0),
+        key=lambda code: code == MachineError.exit_code,
+    )
+    killed = [rank for rank, child in enumerate(children) if child.returncode < 0]
+    if own or not killed:
+        return own[0] if own else 0
+    rank = fallen if fallen is not None else killed[0]
+    raise MachineError(
+        f"process {rank} of {len(children)} was ended by signal {-children[rank].returncode}",
+        "often for lack of memory; continue with --resume",
+    )

@@ -57,11 +57,12 @@ class RunDir:
         Raises:
             UsageError: not empty, not a run of kdcli, or another recipe (names each differing key).
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"{self.path} is a file; --output-dir must be a directory")
-        # Both files: a user's own project may hold a recipe.yaml, and `overwrite` deletes what is there.
-        ours = (self.path / RECIPE).is_file() and (self.path / LOG).is_file()
-        occupied = ours or (self.path.is_dir() and any(not _of_torn_claim(p) for p in self.path.iterdir()))
+        with disk_errors(self.path):
+            if self.path.exists() and not self.path.is_dir():
+                raise UsageError(f"{self.path} is a file; --output-dir must be a directory")
+            # Both files: a user's own project may hold a recipe.yaml, and `overwrite` deletes what is there.
+            ours = (self.path / RECIPE).is_file() and (self.path / LOG).is_file()
+            occupied = ours or (self.path.is_dir() and any(not _of_torn_claim(p) for p in self.path.iterdir()))
         if occupied and resume and ours:
             self._check_same_recipe(recipe_yaml)
             return True

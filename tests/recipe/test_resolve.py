@@ -184,6 +184,39 @@ def test_malformed_recipe_is_a_usage_error(write, text, said):
     assert said in refused(recipe=write(text))
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: " + "[" * 5000 + "]" * 5000, "deeply nested"),
+        ("\n".join(f"k{i}: {i}" for i in range(30_000)), "too many"),
+        ("a: " + "x" * 2_000_000, "at most 1,000,000"),
+        ("a: &a [1, 2]\nb: &b [*a, *a]\nc: [*b, *b]\n", "alias inside an anchor"),
+        ("a: &a [*a]\n", "alias inside an anchor"),
+        ("a: !!bool x\n", "tag tag:yaml.org,2002:bool is not allowed"),
+        ("a: !!timestamp x\n", "is not allowed"),
+    ],
+)
+def test_a_recipe_is_bounded_before_it_is_composed(write, text, said):
+    assert said in refused(recipe=write(text))
+
+
+@pytest.mark.parametrize("pair", ["loss={'': null}", "loss={a: {1: 2}}"])
+def test_a_key_that_no_recipe_can_hold_is_refused(pair):
+    assert "keys are words" in refused(sets=[pair])
+
+
+def test_an_empty_mapping_is_kept(write):
+    text = resolve(DistillRecipe, recipe=None, sets=["loss.x={}"]).to_yaml()
+    assert resolve(DistillRecipe, recipe=write(text)).recipe.loss == {"x": {}}
+
+
+@pytest.mark.parametrize(
+    "pair", ["train.lr=.inf", "train.lr=.nan", "train.seed=99999999999999999999", "train.batch_size=2000000"]
+)
+def test_a_number_out_of_range_is_refused(pair):
+    assert f"'{pair.split('=')[0]}' must be" in refused(sets=[pair])
+
+
 def test_recipe_that_is_not_text_is_a_usage_error(tmp_path):
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00train")
     assert "is not valid YAML" in refused(recipe=str(tmp_path / "binary.yaml"))
@@ -220,9 +253,9 @@ options = st.fixed_dictionaries(
         "data.column": texts,
         "data.pack_isolated": st.booleans(),
         "train.lr": positive,
-        "train.epochs": positive,
+        "train.epochs": st.floats(min_value=1e-12, max_value=1e6),
         "train.max_steps": st.integers(1, 10**9),
-        "train.seed": st.integers(0, 2**63),
+        "train.seed": st.integers(0, 2**63 - 1),
         "loss.relation_heads": st.integers() | positive | texts | st.booleans() | st.lists(texts, max_size=2),
     },
 )

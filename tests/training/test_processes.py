@@ -1,0 +1,41 @@
+"""The processes that kdcli starts itself: how they end, and what it makes of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from kdcli.errors import MachineError, UsageError
+from kdcli.recipe.sections import Invocation
+from kdcli.training import processes
+from kdcli.training.launch import launch
+
+SLEEP, KILLED = "import time; time.sleep(60)", "import os; os.kill(os.getpid(), 9)"
+
+
+def wait(*programs):
+    return processes._wait([subprocess.Popen([sys.executable, "-c", program]) for program in programs])
+
+
+@pytest.mark.parametrize("programs", [[SLEEP, KILLED], [KILLED, SLEEP], [SLEEP, SLEEP, KILLED]])
+def test_a_killed_process_ends_the_others(programs):
+    with pytest.raises(
+        MachineError, match=rf"process {programs.index(KILLED)} of {len(programs)} was ended by signal 9"
+    ):
+        wait(*programs)
+
+
+@pytest.mark.parametrize(
+    ("programs", "code"),
+    [(["pass", "pass"], 0), ([SLEEP, "exit(4)"], 4), (["exit(3)", "exit(2)"], 2), (["exit(75)", "exit(75)"], 75)],
+)
+def test_the_exit_code_is_that_of_the_process_that_failed(programs, code):
+    assert wait(*programs) == code
+
+
+@pytest.mark.parametrize("count", [0, -2])
+def test_fewer_than_one_process_is_refused(count):
+    with pytest.raises(UsageError, match=f"at least 1, got {count}"):
+        launch("fp32", Invocation(device="cpu", processes=count))
