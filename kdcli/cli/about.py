@@ -9,19 +9,23 @@ import typer
 
 from kdcli.cli.app import app
 from kdcli.cli.options import show, with_options
-from kdcli.errors import UsageError
+from kdcli.errors import UsageError, did_you_mean
 
 recipes = typer.Typer(no_args_is_help=True, help="List, show and check the recipes.")
 app.add_typer(recipes, name="recipes")
 
 
 @recipes.command("ls")
-def recipes_ls() -> None:
+@with_options("json")
+def recipes_ls(**shared: Any) -> None:
     """List the shipped recipes."""
+    import json
+
     from kdcli.recipe.resolve import summary
 
-    for line in summary():
-        typer.echo(line)
+    found = summary()
+    lines = [f"{row['verb']:12} {row['name']:28} {row['about']}" for row in found]
+    typer.echo(json.dumps(found, indent=2) if shared["json"] else "\n".join(lines))
 
 
 @recipes.command("show")
@@ -48,9 +52,15 @@ def doctor(**shared: Any) -> None:
 
 
 def _resolved(name: str, verb: str | None) -> Any:
-    from kdcli.recipe.resolve import recipe_models, resolve, verb_of
+    from kdcli.recipe.resolve import recipe_models, resolve, summary, verb_of
 
     models = recipe_models()
+    names = [row["name"] for row in summary()]
+    if verb is None and name not in names and not Path(name).is_file():
+        raise UsageError(
+            f"no recipe '{name}'{did_you_mean(name, names)}",
+            "kdcli recipes ls lists the shipped ones; or give the path of a YAML file",
+        )
     verb = verb or verb_of(name)
     if verb not in models:
         raise UsageError(f"no recipes for verb '{verb}'; known: {', '.join(models)}")

@@ -132,6 +132,8 @@ def grid_options(model: type[Section], pairs: Sequence[str]) -> dict[str, list[A
         if f"train.{key}" in leaf_keys(model):
             key = f"train.{key}"
         _check_key(model, key, "--grid")
+        if f"grid.{key}" in found:
+            raise UsageError(f"--grid {key} is given twice", "list all its values in one option")
         found[f"grid.{key}"] = [_parse_value(value) for value in text.split(",")]
     return found
 
@@ -160,6 +162,8 @@ def combinations(resolved: Resolved[RecipeT]) -> list[tuple[dict[str, Any], Reso
     """
     values = resolved.recipe.model_dump()
     lists = flatten(values.pop("grid"))
+    if resolved.recipe.model_dump()["train"]["max_steps"] and "train.epochs" in dict(lists):
+        raise UsageError("grid.train.epochs changes nothing beside train.max_steps", "leave one of them out")
     for key, choices in lists:
         _check_key(type(resolved.recipe), key, "grid")
         if not isinstance(choices, list) or not choices:
@@ -301,7 +305,8 @@ def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
     if key.rsplit(".", 1)[-1] in suffixes:
         near = f"; did you mean '{suffixes[key.rsplit('.', 1)[-1]]}'?"
     hint = "" if near else f"; known keys: {', '.join(allowed)}"
-    raise UsageError(f"unknown key '{key}' ({origin}){near}{hint}")
+    shown = key if len(key) <= 80 else f"{key[:80]}..."
+    raise UsageError(f"unknown key '{shown}' ({origin}){near}{hint}")
 
 
 def _check_names(key: str, value: Any, origin: str) -> None:
@@ -361,11 +366,10 @@ def verb_of(recipe: str) -> str:
     return str(verb)
 
 
-def summary() -> list[str]:
-    """One line a shipped recipe: verb, name, first line of its comment."""
-    lines = []
-    for verb in recipe_models():
-        for name, path in shipped(verb).items():
-            first = path.read_text("utf-8").split("\n", 1)[0].removeprefix("#").strip()
-            lines.append(f"{verb:10} {name:28} {first}")
-    return lines
+def summary() -> list[dict[str, str]]:
+    """Verb, name and first comment line of every shipped recipe."""
+    return [
+        {"verb": verb, "name": name, "about": path.read_text("utf-8").split("\n", 1)[0].removeprefix("#").strip()}
+        for verb in recipe_models()
+        for name, path in shipped(verb).items()
+    ]

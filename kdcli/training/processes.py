@@ -140,13 +140,10 @@ def _wait(children: list[subprocess.Popen[bytes]]) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     # A process that lost another ends with MachineError; the other's code is more informative.
-    own = sorted(
-        (child.returncode for child in children if child.returncode > 0),
-        key=lambda code: code == MachineError.exit_code,
-    )
+    own = [child.returncode for child in children if child.returncode > 0]
     killed = [rank for rank, child in enumerate(children) if child.returncode < 0]
     if own or not killed:
-        return own[0] if own else 0
+        return next((code for code in own if code != MachineError.exit_code), own[0] if own else 0)
     rank = fallen if fallen is not None else killed[0]
     raise MachineError(
         f"process {rank} of {len(children)} was ended by signal {-children[rank].returncode}",

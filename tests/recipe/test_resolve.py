@@ -287,6 +287,13 @@ class TestGridOptions:
         }
         assert grid_options(FinetuneRecipe, []) == {}
 
+    def test_a_key_given_twice_is_refused(self):
+        assert "--grid train.lr is given twice" in refusal(grid_options, FinetuneRecipe, ["lr=1e-5", "train.lr=2e-5"])
+
+    def test_epochs_beside_a_fixed_number_of_steps_are_refused(self):
+        options = {"grid.train.epochs": [1.0, 2.0], "train.max_steps": 5}
+        assert "changes nothing" in refusal(combinations, resolve(FinetuneRecipe, recipe=None, options=options))
+
     @pytest.mark.parametrize("pair", ["lr", "lr=", "", "="])
     def test_of_another_form(self, pair):
         message = refusal(grid_options, FinetuneRecipe, [pair])
