@@ -1,4 +1,4 @@
-"""Loading an encoder with its tokenizer, and saving one: safetensors only, no code that comes with a model.
+"""Load and save an encoder with its tokenizer: safetensors only, and no code that comes with a model.
 
 A source is a hub id, a directory, or `demo` (the teacher inside the package).
 """
@@ -29,14 +29,14 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from kdcli.disk import disk_errors
+from kdcli.disk import atomic_dir, disk_errors
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import CODE, COMPACT, describe_code, forget_custom_classes, is_custom
 from kdcli.models.layout import LAYOUTS, layout_for, row_of
 from kdcli.models.shape import shape_of
 from kdcli.types import ModelShape
 
-# A bar for each of a few files read from disk says nothing and tears our own.
+# Its bars would break ours.
 transformers_logging.disable_progress_bar()
 
 DEMO = "demo"
@@ -47,7 +47,7 @@ OPTIONAL = ("pooler.", "contact_head.", "embeddings.position_ids")
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """An encoder in float32 and eval mode, its tokenizer and where it came from."""
+    """An encoder in float32 and eval mode, its tokenizer and its source."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -56,7 +56,7 @@ class LoadedModel:
 
 
 def location(source: str) -> str:
-    """What `from_pretrained` has to be given for a source."""
+    """The argument of `from_pretrained` for a source."""
     return str(importlib.resources.files("kdcli") / "data" / "demo_teacher") if source == DEMO else source
 
 
@@ -64,8 +64,8 @@ def load_encoder(source: str, *, trust_remote_code: bool = False) -> LoadedModel
     """Load a base encoder and its tokenizer.
 
     Raises:
-        UsageError: nothing there, offline and not cached, not an encoder, no tokenizer, pickled weights only, damaged
-            or incomplete weights, or code of its own without `trust_remote_code`.
+        UsageError: not found, not an encoder, no tokenizer, pickled weights only, damaged or incomplete weights, or
+            code of its own without `trust_remote_code`.
     """
     load_config(source, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
@@ -76,11 +76,11 @@ def load_encoder(source: str, *, trust_remote_code: bool = False) -> LoadedModel
 def load_config(
     source: str, *, trust_remote_code: bool = False, weights: bool = True, compacted: bool = False
 ) -> PreTrainedConfig:
-    """The configuration of a model that can be loaded: there, of a supported type, its weights in safetensors.
+    """The configuration of a model that can be loaded: it exists, with a supported type and safetensors.
 
     Args:
-        weights: False does not ask for them: the configuration alone is what is wanted.
-        compacted: a model that `kdcli.sparse.compact` made will do, which no verb can train.
+        weights: False skips the check of the weights.
+        compacted: accept a model of `kdcli.sparse.compact`, which no verb can train.
 
     Raises:
         UsageError: see `load_encoder`.
@@ -88,7 +88,9 @@ def load_config(
     where = location(source)
     folder = Path(where)
     if folder.is_dir():
-        _check_folder(folder)
+        if not (folder / "config.json").is_file():
+            raise UsageError(f"{folder} has no config.json, so it is not a model directory")
+        _check_json(folder / "config.json")
     elif folder.exists() or where.startswith((".", "/", "~")) or where.count("/") > 1:
         raise UsageError(f"no model directory {source}", "give a hub id, a directory with config.json, or 'demo'")
     _check_type(source, where, trust_remote_code)
@@ -107,63 +109,50 @@ def load_config(
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Save a model directory: config.json, model.safetensors, the tokenizer's files; for a class that transformers does
-    not have, the file with its code.
+    """Save config.json, model.safetensors, the tokenizer's files and, for a custom class, the file with its code.
 
     Raises:
-        MachineError: the disk is full or not writable; none of the files is there then.
+        MachineError: the disk is full or not writable; then no file is there.
     """
-    aside = folder / ".model.part"
-    if is_custom(model):
+    custom, staged = is_custom(model), folder / ".model"
+    if custom:
         describe_code(model)
-    with disk_errors(folder / "model.safetensors"):
-        try:
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-            model.save_pretrained(aside)
-            if is_custom(model):
-                shutil.copyfile(CODE, aside / CODE.name)
-            tokenizer.save_pretrained(aside)
-            mode = (aside / "config.json").stat().st_mode
-            for file in sorted(aside.iterdir()):
-                # safetensors writes for the owner alone.
-                file.chmod(mode)
-                file.replace(folder / file.name)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-
-
-def _check_folder(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
-        raise UsageError(f"{folder} has no config.json, so it is not a model directory")
-    _check_json(folder / "config.json")
+    with atomic_dir(staged) as aside:
+        model.save_pretrained(aside)
+        if custom:
+            shutil.copyfile(CODE, aside / CODE.name)
+        tokenizer.save_pretrained(aside)
+    mode = (staged / "config.json").stat().st_mode
+    with disk_errors(folder / WEIGHTS[0]):
+        for file in sorted(staged.iterdir()):
+            # safetensors writes for the owner alone.
+            file.chmod(mode)
+            file.replace(folder / file.name)
+        staged.rmdir()
 
 
 def _check_weights(folder: Path) -> None:
     if (folder / WEIGHTS[1]).is_file():
         _check_json(folder / WEIGHTS[1])
     elif not (folder / WEIGHTS[0]).is_file():
-        pickled = sorted(folder.glob("*.bin"))
-        if pickled:
-            raise _pickled(str(folder), pickled[0].name)
-        raise UsageError(f"{folder} has no {WEIGHTS[0]}")
+        raise _no_safetensors(str(folder), [file.name for file in sorted(folder.glob("*.bin"))])
 
 
 def _check_json(file: Path) -> None:
     try:
-        found = json.loads(file.read_text("utf-8"))
+        content = json.loads(file.read_text("utf-8"))
     except ValueError as error:
         raise UsageError(f"{file} is not valid JSON: {error}") from None
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
-    if not isinstance(found, dict):
-        raise UsageError(f"{file} must hold a JSON object, not a {type(found).__name__}")
+    if not isinstance(content, dict):
+        raise UsageError(f"{file} must hold a JSON object, not a {type(content).__name__}")
 
 
 def _check_repository(source: str) -> None:
-    """Refuse a repository without safetensors: left to itself, transformers would ask a service to convert its pickle.
+    """Refuse a repository without safetensors: transformers would ask a service to convert its pickle.
 
-    Without a network there is nothing to ask and nothing to check: what is in the cache is tried.
+    Offline there is nothing to check; the cache is tried.
     """
     if any(isinstance(try_to_load_from_cache(source, name), str) for name in WEIGHTS):
         return
@@ -172,15 +161,15 @@ def _check_repository(source: str) -> None:
     except (OSError, httpx.HTTPError):
         return
     if not any(name in files for name in WEIGHTS):
-        pickled = [name for name in files if name.endswith(".bin")]
-        if pickled:
-            raise _pickled(source, pickled[0])
-        raise UsageError(f"{source} has no {WEIGHTS[0]}")
+        raise _no_safetensors(source, [name for name in files if name.endswith(".bin")])
 
 
-def _pickled(source: str, name: str) -> UsageError:
+def _no_safetensors(source: str, pickles: list[str]) -> UsageError:
+    if not pickles:
+        return UsageError(f"{source} has no {WEIGHTS[0]}")
     return UsageError(
-        f"{source} has its weights as a pickle ({name}), which can run code when opened; kdcli reads safetensors only",
+        f"{source} has its weights as a pickle ({pickles[0]}), which can run code when opened; kdcli reads safetensors "
+        "only",
         'if you trust it, convert it once: python -c "from transformers import AutoModelForMaskedLM as M; '
         f"M.from_pretrained('{source}', use_safetensors=False).save_pretrained('converted')\" "
         "and copy the tokenizer's files beside it",
@@ -188,7 +177,7 @@ def _pickled(source: str, name: str) -> UsageError:
 
 
 def _check_type(source: str, where: str, trust_remote_code: bool) -> None:
-    """Refuse a type that is not supported, before a configuration is made of it and before any code of its own runs."""
+    """Refuse an unsupported type before its configuration is made and before any code of its own runs."""
     try:
         raw, _ = PreTrainedConfig.get_config_dict(where)
     except (OSError, ValueError) as error:
@@ -197,15 +186,14 @@ def _check_type(source: str, where: str, trust_remote_code: bool) -> None:
     if "model_type" not in raw:
         raise UsageError(f"the config.json of {source} has no model_type", "is it a model of transformers?")
     if kind not in LAYOUTS and "auto_map" in raw and not trust_remote_code:
-        raise _own_code(source)
+        raise _custom_code(source)
     row_of(kind, decodes=bool(raw.get("is_decoder") or raw.get("is_encoder_decoder")))
 
 
 def _not_found(source: str, error: Exception) -> UsageError:
     if isinstance(error.__cause__, GatedRepoError):
-        return UsageError(
-            f"model '{source}' is on the hub, but you have no access to it", "ask for it there, then `hf auth login`"
-        )
+        message = f"model '{source}' is on the hub, but you have no access to it"
+        return UsageError(message, "ask for it there, then `hf auth login`")
     return UsageError(
         f"model '{source}' was found neither as a directory, nor in the Hugging Face cache, nor on the hub: "
         f"{_first_line(error)}",
@@ -213,23 +201,20 @@ def _not_found(source: str, error: Exception) -> UsageError:
     )
 
 
-def _own_code(source: str) -> UsageError:
+def _custom_code(source: str) -> UsageError:
     return UsageError(
-        f"{source} brings code of its own, which is not run unless you say so",
-        "read that code, then add --trust-remote-code",
+        f"{source} brings code of its own, which is not run by default", "read that code, then add --trust-remote-code"
     )
 
 
 def _config(source: str, where: str, trust_remote_code: bool) -> PreTrainedConfig:
     try:
         return AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
-    except ValueError as error:
+    except (ValueError, StrictDataclassError) as error:
         if "trust_remote_code" in str(error):
-            raise _own_code(source) from None
-        raise UsageError(f"the config.json of {source} cannot be used: {_first_line(error)}") from None
-    except StrictDataclassError as error:
-        said = " ".join(str(error).split())
-        raise UsageError(f"the config.json of {source} cannot be used: {said}") from None
+            raise _custom_code(source) from None
+        message = " ".join(str(error).split()) if isinstance(error, StrictDataclassError) else _first_line(error)
+        raise UsageError(f"the config.json of {source} cannot be used: {message}") from None
 
 
 def load_tokenizer(source: str, *, trust_remote_code: bool = False, **settings: Any) -> PreTrainedTokenizerBase:
@@ -244,24 +229,23 @@ def load_tokenizer(source: str, *, trust_remote_code: bool = False, **settings: 
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         raise UsageError(
             f"the tokenizer of {source} cannot be loaded: {_first_line(error)}",
-            "its files (tokenizer.json …) must lie beside the weights",
+            "its files (tokenizer.json ...) must lie beside the weights",
         ) from None
-    # Where there are no files at all, transformers makes one that knows nothing but [PAD], [UNK], [CLS] …
+    # Without any files transformers makes a tokenizer with special tokens only.
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
-        raise UsageError(
-            f"{source} has no tokenizer", "put the tokenizer's files (tokenizer.json …) beside its weights"
-        )
+        hint = "put the tokenizer's files (tokenizer.json ...) beside its weights"
+        raise UsageError(f"{source} has no tokenizer", hint)
     return tokenizer
 
 
 def load_weights(
     source: str, auto_class: Any, *, trust_remote_code: bool = False, seed: int = 0, **settings: Any
 ) -> PreTrainedModel:
-    """The model in float32, every tensor of it read from safetensors.
+    """A model in float32, read from safetensors.
 
     Args:
-        auto_class: `AutoModel`, or one with a head that the weights hold too.
-        seed: of what a base model may lack and is then drawn, which is a pooler.
+        auto_class: `AutoModel`, or a class with a head that the checkpoint must hold.
+        seed: of a pooler that a base model lacks.
         settings: further arguments of `from_pretrained`.
 
     Raises:
@@ -282,15 +266,18 @@ def load_weights(
         raise UsageError(f"the weights of {source} are damaged: {error}", "download or copy them again") from None
     except OSError as error:
         raise UsageError(
-            # Under a message that speaks of names and directories lies what really happened.
+            # transformers' own message is about names and directories; its cause says what happened.
             f"the weights of {source} cannot be read: {_first_line(error.__cause__ or error)}",
             "check the network and the files, then try again",
         ) from None
     except (RuntimeError, ValueError) as error:
-        raise UsageError(f"the weights of {source} do not fit its config.json: {_misfit(error)}") from None
+        # The message of transformers about sizes points to a table that is not shown.
+        sizes = "ignore_mismatched_sizes" in str(error)
+        reason = "tensors of other sizes" if sizes else _first_line(error)
+        raise UsageError(f"the weights of {source} do not fit its config.json: {reason}") from None
     if not is_custom(model):
         forget_custom_classes(model.config)
-    # With a head on top, what belongs to the encoder has its prefix, and a pooler is there because the head reads it.
+    # Under a head, the encoder's tensors have its prefix, and a pooler is needed because the head reads it.
     headed = model.base_model is not model
     prefix, optional = (f"{model.base_model_prefix}.", OPTIONAL[1:]) if headed else ("", OPTIONAL)
     missing = sorted(
@@ -306,18 +293,13 @@ def load_weights(
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without transformers' tables of tensors: what a base model leaves out is no news, what it lacks is our error."""
+    """Silence transformers' tables of unused and missing tensors; missing ones are checked here."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
         yield
     finally:
         transformers_logging.set_verbosity(before)
-
-
-def _misfit(error: BaseException) -> str:
-    # The line of transformers about sizes points to a table that is not shown.
-    return "tensors of other sizes" if "ignore_mismatched_sizes" in str(error) else _first_line(error)
 
 
 def _first_line(error: BaseException) -> str:

@@ -72,9 +72,9 @@ def test_grouped_key_and_value_heads_are_repeated():
 @pytest.mark.parametrize(
     ("needs", "said"),
     [
-        (only(0), r"layers \[0\] asked for, but the model has layers 1 to 2"),
-        (only(3), r"layers \[3\] asked for"),
-        (Needs(hidden=frozenset({-1})), r"layers \[-1\] asked for"),
+        (only(0), r"layers \[0\] are needed, but the model has layers 1 to 2"),
+        (only(3), r"layers \[3\] are needed"),
+        (Needs(hidden=frozenset({-1})), r"layers \[-1\] are needed"),
         (Needs(logits=True), "BertModel has no head on top"),
     ],
 )

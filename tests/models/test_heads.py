@@ -302,7 +302,7 @@ def test_the_mapping_of_a_model_without_names(headed_dir):
 
 @pytest.mark.parametrize("label_map", [[0, 1], [0, 1, 1], [1, 2, 3], [0, 1, 2, 3], []])
 def test_a_mapping_that_is_none_is_refused(headed_dir, label_map):
-    with pytest.raises(UsageError, match=r"head\.label_map must hold each of 0 … 2 once") as error:
+    with pytest.raises(UsageError, match=r"head\.label_map must hold each of 0 ... 2 once") as error:
         load(headed_dir(NAMES), "class", label_map=label_map)
     assert str(label_map) in error.value.message
 

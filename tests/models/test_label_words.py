@@ -26,7 +26,7 @@ import kdcli
 from kdcli.data.tasks import tasks
 from kdcli.errors import UsageError
 from kdcli.models.heads import load_for_task
-from kdcli.models.label_words import SMALL, TRANSFORM, label_word_ids, load_with_label_words
+from kdcli.models.label_words import SMALL, label_word_ids, load_with_label_words
 from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import location, save_model
 from kdcli.types import Kind, Task
@@ -42,7 +42,7 @@ TASKS: dict[Kind, Task] = {
 }
 WIDE = {"electra": {"embedding_size": 32}, "albert": {"embedding_size": 32}, "rembert": {"input_embedding_size": 32}}
 """Embeddings as wide as the states."""
-OF_TEXTS = sorted({*TRANSFORM, "modernbert"})
+OF_TEXTS = sorted(name for name, row in LAYOUTS.items() if row.head or row.head_norm)
 OF_SPANS = sorted({*OF_TEXTS, "mobilebert"} - {"esm", "eurobert", "nomic_bert"})
 CLOSE = {"rtol": 1e-3, "atol": 1e-3}
 """Of logits whose size is some units (asserted)."""

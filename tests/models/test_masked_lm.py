@@ -203,7 +203,7 @@ def test_a_checkpoint_without_the_head_is_refused_with_what_to_do(model, said, t
     ("needs", "batch", "said"),
     [
         (LOGITS, {"input_ids": torch.ones(1, 4, dtype=torch.long)}, "the batch has no labels"),
-        (LOGITS | Needs(logits=True), None, "cannot be asked for at once"),
+        (LOGITS | Needs(logits=True), None, "not both"),
     ],
 )
 def test_what_cannot_be_asked_for(needs, batch, said):
