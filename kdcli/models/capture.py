@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -212,31 +213,28 @@ class Capture(nn.Module):
                     # A fused linear serves several kinds.
                     kinds_of.setdefault(getattr(self.layout, kind), []).append(kind)
             for path, kinds in kinds_of.items():
-                hook = self._projection_hook(recorder, n, layer, kinds, table)
-                hooks.callback(layer.get_submodule(path).register_forward_hook(hook).remove)
+                record = partial(self._record_projection, recorder, n, kinds, table)
+                hooks.callback(layer.get_submodule(path).register_forward_hook(record).remove)
 
-    def _projection_hook(
-        self, recorder: _Recorder, n: int, layer: nn.Module, kinds: list[str], table: list[Tensor]
-    ) -> Callable[[nn.Module, Any, Tensor], None]:
-        layout = self.layout
-
-        def hook(module: nn.Module, args: Any, output_BLE: Tensor) -> None:
-            for kind in kinds:
-                if layout.fused == "heads":
-                    three = output_BLE.view(*output_BLE.shape[:2], layout.heads(layer), 3, -1)
-                    x_BALK = three[:, :, :, "qkv".index(kind)].transpose(1, 2)
-                else:
-                    x_BALK = output_BLE.view(*output_BLE.shape[:2], layout.heads(layer), -1).transpose(1, 2)
-                if layout.bias and kind in "qv":
-                    bias = layer.get_parameter(layout.bias["qv".index(kind)])
-                    x_BALK = x_BALK + bias.view(1, x_BALK.shape[1], 1, -1)
-                if table and (kind in "qk" or getattr(self.model.config, "rotary_value", False)):
-                    rotate = layout.attention(layer).apply_rotary_position_embeddings
-                    x_BALK = rotate(table[-1], x_BALK, x_BALK)[0]
-                recorder.record(kind, n, lambda x=x_BALK: x)  # type: ignore[misc]
-            recorder.stop_if_done()
-
-        return hook
+    def _record_projection(
+        self, recorder: _Recorder, n: int, kinds: list[str], table: list[Tensor], module: Any, args: Any, x_BLE: Tensor
+    ) -> None:
+        """A forward hook: record the output of a projection of layer n."""
+        layout, layer = self.layout, self.layers[n - 1]
+        for kind in kinds:
+            if layout.fused == "heads":
+                three = x_BLE.view(*x_BLE.shape[:2], layout.heads(layer), 3, -1)
+                x_BALK = three[:, :, :, "qkv".index(kind)].transpose(1, 2)
+            else:
+                x_BALK = x_BLE.view(*x_BLE.shape[:2], layout.heads(layer), -1).transpose(1, 2)
+            if layout.bias and kind in "qv":
+                bias = layer.get_parameter(layout.bias["qv".index(kind)])
+                x_BALK = x_BALK + bias.view(1, x_BALK.shape[1], 1, -1)
+            if table and (kind in "qk" or getattr(self.model.config, "rotary_value", False)):
+                rotate = layout.attention(layer).apply_rotary_position_embeddings
+                x_BALK = rotate(table[-1], x_BALK, x_BALK)[0]
+            recorder.record(kind, n, lambda x=x_BALK: x)  # type: ignore[misc]
+        recorder.stop_if_done()
 
 
 capture = Capture  # A verb at its call sites, a class in annotations.

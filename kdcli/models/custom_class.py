@@ -16,7 +16,7 @@ from kdcli.models import modeling_kdcli
 CODE = Path(str(modeling_kdcli.__file__))
 """The file that is copied beside such a model's weights."""
 COMPACT = "compact_layers"
-"""Configuration key of a compacted model: for each layer and matrix, columns read, rows written, columns and rows kept."""
+"""Configuration key of a compacted model: by layer and matrix, columns read, rows written, columns and rows kept."""
 LABEL_WORDS = "label_words"
 """Configuration key of a model that classifies with its masked-language-model head: `ids` of the words, in the order of
 the labels, and the `auto_class` whose output it gives."""

@@ -1,7 +1,7 @@
 """Stock encoders under the head of a task, with the head's labels checked against the data's.
 
-Label order is the trap: an MNLI teacher in another order scores 7 % instead of 84 %. A checkpoint with the task's labels
-in another order is refused, with the mapping that it needs.
+Label order is the trap: an MNLI teacher in another order scores 7 % instead of 84 %. Such a checkpoint is refused with
+the mapping that it needs.
 """
 
 from __future__ import annotations
@@ -51,18 +51,13 @@ GENERIC = re.compile(r"LABEL_\d+")
 
 @dataclass(frozen=True)
 class TaskModel:
-    """A model for a task.
-
-    Attributes:
-        note: how its head came about, for the log.
-        max_length: tokens of a row when it was fine-tuned on this very task; None if unknown.
-    """
+    """A model for a task."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     source: str
-    note: str
-    max_length: int | None = None
+    note: str  # where its head is from, for the log
+    max_length: int | None = None  # tokens of a row when it was fine-tuned on this very task
 
     @property
     def token_types(self) -> bool:

@@ -81,7 +81,7 @@ def label_word_ids(tokenizer: PreTrainedTokenizerBase, task: Task, words: Sequen
 def _pieces(tokenizer: PreTrainedTokenizerBase, word: str) -> list[str]:
     """The tokens of a word within a text, that is after a space."""
     pieces = tokenizer.tokenize(f" {word}")
-    # Byte-level tokenizers keep the space in the word's first piece. Some of SentencePiece's make it a piece of its own,
+    # Byte-level tokenizers keep the space in the first piece. Some of SentencePiece's make it a piece of its own,
     # except before the first word of a text.
     if len(pieces) > 1 and not pieces[0].startswith("Ġ"):
         return list(tokenizer.tokenize(word))
@@ -154,10 +154,10 @@ def _from_embeddings(headed: TaskModel, ids: list[int], *, texts: bool) -> None:
     classifier.weight.copy_(rows_CD / scale)
     _set_bias(classifier, rows_CD.sum(1) * -shift)
     classifier.requires_grad_(False)
-    if layout.first_token is not None:
-        model.config.classifier_pooling = layout.first_token
+    if layout.pooling is not None:
+        model.config.classifier_pooling = layout.pooling
         if hasattr(model, "classifier_pooling"):
-            model.classifier_pooling = layout.first_token
+            model.classifier_pooling = layout.pooling
 
 
 def _identity(model: PreTrainedModel, head: tuple[str, str] | None) -> tuple[float, float]:

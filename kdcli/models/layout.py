@@ -21,33 +21,10 @@ MATRICES = ("Q", "K", "V", "O", "U", "D")
 
 @dataclass(frozen=True)
 class Layout:
-    """The row of one model type.
-
-    Attributes:
-        layers: path of the list of layers.
-        q, k, v, o, up, down, gate: linears of a layer. The same name for several of them is one fused linear.
-        embeddings: prefixes of the parameters that count as embeddings.
-        interface: attention goes through transformers' attention interface; otherwise the linears are hooked.
-        fused: row order of a fused q/k/v: `blocks` is [3, A, K], `heads` is [A, 3, K].
-        like_q: further linears whose rows are dimensions of q (DeBERTa's position projections), if the model has them.
-        bias: names of biases that are added to q and v after a bias-free fused projection (DeBERTa).
-        rotary: pairs of the rotary embedding, `halves` (i, i + K/2) or `pairs` (2i, 2i + 1); None without.
-        positions: module whose output is the rotary table, where the hooks must apply it to q and k.
-        other_term: what the model adds to q·k before the softmax, so that q·k alone is not its attention.
-        shared: all layers are one module (ALBERT).
-        ffn: name of the feed-forward width in the configuration.
-        position_offset: position ids start at padding index + 1 (RoBERTa and its descendants).
-        local: some layers attend within a window; losses should choose a global one.
-        autocast: runs in mixed precision. DeBERTa masks with the smallest float32 number, which no half type holds.
-        leaks: why neighbouring documents of a block see each other whatever the mask says.
-        compact: its layers can be compacted: `modeling_kdcli.layer_paths` finds their parts.
-        head: linear before the classifier of texts, and the activation after it or the setting that names it. Label
-            words make that transform the identity. `{base}` stands for the base model; None: no label words for texts.
-        head_norm: the heads of all tasks normalise after their activation (ModernBERT).
-        first_token: what `classifier_pooling` must be for the head to read the first token's state.
-    """
+    """The row of one model type."""
 
     layers: str = "encoder.layer"
+    # Linears of a layer. The same name for several of them is one fused linear.
     q: str = "attention.self.query"
     k: str = "attention.self.key"
     v: str = "attention.self.value"
@@ -55,24 +32,26 @@ class Layout:
     up: str = "intermediate.dense"
     down: str = "output.dense"
     gate: str | None = None
-    embeddings: tuple[str, ...] = ("embeddings.", "embeddings_project.")
-    interface: bool = True
-    fused: Literal["blocks", "heads"] | None = None
-    like_q: tuple[str, ...] = ()
-    bias: tuple[str, str] | None = None
-    rotary: Literal["halves", "pairs"] | None = None
-    positions: str | None = None
-    other_term: str | None = None
-    shared: bool = False
-    ffn: str = "intermediate_size"
-    position_offset: bool = False
-    local: bool = False
-    autocast: bool = True
-    leaks: str | None = None
-    compact: bool = False
+    embeddings: tuple[str, ...] = ("embeddings.", "embeddings_project.")  # prefixes of what counts as embeddings
+    interface: bool = True  # attention goes through transformers' attention interface; else the linears are hooked
+    fused: Literal["blocks", "heads"] | None = None  # row order of a fused q/k/v: [3, A, K] or [A, 3, K]
+    like_q: tuple[str, ...] = ()  # further linears whose rows are dimensions of q; some configurations lack them
+    bias: tuple[str, str] | None = None  # biases that are added to q and v after a bias-free fused projection
+    rotary: Literal["halves", "pairs"] | None = None  # its pairs: (i, i + K/2) or (2i, 2i + 1)
+    positions: str | None = None  # makes the rotary table, where the hooks must apply it to q and k
+    other_term: str | None = None  # added to q·k before the softmax, so that q·k alone is not the attention
+    shared: bool = False  # all layers are one module
+    ffn: str = "intermediate_size"  # the configuration's name of the feed-forward width
+    position_offset: bool = False  # position ids start at padding index + 1
+    local: bool = False  # some layers attend within a window; losses should choose a global one
+    autocast: bool = True  # False: it masks with the smallest float32 number, which no half type holds
+    leaks: str | None = None  # why neighbouring documents of a block see each other whatever the mask says
+    compact: bool = False  # `modeling_kdcli.layer_paths` finds the parts of its layers
+    # The linear before the classifier of texts, and its activation or the setting that names it; label words make both
+    # the identity. `{base}` is the base model.
     head: tuple[str, str] | None = None
-    head_norm: bool = False
-    first_token: str | None = None
+    head_norm: bool = False  # the heads of all tasks normalise after their activation
+    pooling: str | None = None  # the `classifier_pooling` with which the head reads the first token's state
 
     def modules(self, model: nn.Module) -> list[nn.Module]:
         """The encoder layers in the order they run; a shared one as often as it runs."""
@@ -107,7 +86,7 @@ _LLAMA_LIKE = Layout(
     embeddings=("embed_tokens.", "embeddings."),
     rotary="halves",
 )
-_TOKEN_MASK = "its embeddings take a mask of tokens only"
+_LEAKS = "its embeddings take a mask of tokens only"
 
 LAYOUTS: dict[str, Layout] = {
     "bert": _BERT,
@@ -120,7 +99,7 @@ LAYOUTS: dict[str, Layout] = {
     "camembert": _ROBERTA,
     "data2vec-text": _ROBERTA,
     "roberta-prelayernorm": replace(_ROBERTA, compact=False),
-    "esm": Layout(rotary="halves", position_offset=True, leaks=_TOKEN_MASK, head=_DENSE),
+    "esm": Layout(rotary="halves", position_offset=True, leaks=_LEAKS, head=_DENSE),
     "mobilebert": Layout(leaks="its embeddings join each token with its neighbours"),
     "albert": Layout(
         layers="encoder.albert_layer_groups.0.albert_layers",
@@ -159,9 +138,9 @@ LAYOUTS: dict[str, Layout] = {
         rotary="halves",
         local=True,
         head_norm=True,
-        first_token="cls",
+        pooling="cls",
     ),
-    "eurobert": replace(_LLAMA_LIKE, head=("dense", "gelu"), first_token="bos"),
+    "eurobert": replace(_LLAMA_LIKE, head=("dense", "gelu"), pooling="bos"),
     "nomic_bert": replace(_LLAMA_LIKE, head=_POOLER),
     "mpnet": replace(
         _HOOKED,
@@ -183,7 +162,7 @@ LAYOUTS: dict[str, Layout] = {
         bias=("attention.self.q_bias", "attention.self.v_bias"),
         autocast=False,
         other_term="disentangled position terms and their scale",
-        leaks=_TOKEN_MASK,
+        leaks=_LEAKS,
         head=("pooler.dense", "pooler_hidden_act"),
     ),
     "deberta-v2": replace(
@@ -193,7 +172,7 @@ LAYOUTS: dict[str, Layout] = {
         v="attention.self.value_proj",
         like_q=("attention.self.pos_key_proj", "attention.self.pos_query_proj"),
         other_term="disentangled position terms and their scale",
-        leaks=_TOKEN_MASK,
+        leaks=_LEAKS,
         head=("pooler.dense", "pooler_hidden_act"),
     ),
     "roformer": replace(

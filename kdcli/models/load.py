@@ -93,8 +93,7 @@ def load_config(
         _check_json(folder / "config.json")
     elif folder.exists() or where.startswith((".", "/", "~")) or where.count("/") > 1:
         raise UsageError(f"no model directory {source}", "give a hub id, a directory with config.json, or 'demo'")
-    _check_type(source, where, trust_remote_code)
-    config = _config(source, where, trust_remote_code)
+    config = _read_config(source, where, trust_remote_code)
     if hasattr(config, COMPACT) and not compacted:
         raise UsageError(
             f"{source} is compacted: its layers have shapes of their own, which cannot be trained or learned from",
@@ -176,18 +175,28 @@ def _no_safetensors(source: str, pickles: list[str]) -> UsageError:
     )
 
 
-def _check_type(source: str, where: str, trust_remote_code: bool) -> None:
-    """Refuse an unsupported type before its configuration is made and before any code of its own runs."""
+def _read_config(source: str, where: str, trust_remote_code: bool) -> PreTrainedConfig:
+    custom_code = UsageError(
+        f"{source} brings code of its own, which is not run by default", "read that code, then add --trust-remote-code"
+    )
     try:
         raw, _ = PreTrainedConfig.get_config_dict(where)
     except (OSError, ValueError) as error:
         raise _not_found(source, error) from None
+    # An unsupported type is refused before any code of its own runs.
     kind = str(raw.get("model_type"))
     if "model_type" not in raw:
         raise UsageError(f"the config.json of {source} has no model_type", "is it a model of transformers?")
     if kind not in LAYOUTS and "auto_map" in raw and not trust_remote_code:
-        raise _custom_code(source)
+        raise custom_code
     row_of(kind, decodes=bool(raw.get("is_decoder") or raw.get("is_encoder_decoder")))
+    try:
+        return AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
+    except (ValueError, StrictDataclassError) as error:
+        if "trust_remote_code" in str(error):
+            raise custom_code from None
+        message = " ".join(str(error).split()) if isinstance(error, StrictDataclassError) else _first_line(error)
+        raise UsageError(f"the config.json of {source} cannot be used: {message}") from None
 
 
 def _not_found(source: str, error: Exception) -> UsageError:
@@ -199,22 +208,6 @@ def _not_found(source: str, error: Exception) -> UsageError:
         f"{_first_line(error)}",
         "check the name and the network, or use a local directory or 'demo'",
     )
-
-
-def _custom_code(source: str) -> UsageError:
-    return UsageError(
-        f"{source} brings code of its own, which is not run by default", "read that code, then add --trust-remote-code"
-    )
-
-
-def _config(source: str, where: str, trust_remote_code: bool) -> PreTrainedConfig:
-    try:
-        return AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
-    except (ValueError, StrictDataclassError) as error:
-        if "trust_remote_code" in str(error):
-            raise _custom_code(source) from None
-        message = " ".join(str(error).split()) if isinstance(error, StrictDataclassError) else _first_line(error)
-        raise UsageError(f"the config.json of {source} cannot be used: {message}") from None
 
 
 def load_tokenizer(source: str, *, trust_remote_code: bool = False, **settings: Any) -> PreTrainedTokenizerBase:

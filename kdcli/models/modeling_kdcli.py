@@ -25,7 +25,6 @@ from transformers.modeling_outputs import (
 )
 
 
-
 def layer_paths(model_type: str) -> tuple[str, str | None, str, str]:
     """Paths of a layer's attention, attention output, feed-forward up and down."""
     if model_type == "distilbert":

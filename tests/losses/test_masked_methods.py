@@ -11,7 +11,7 @@ from transformers import AutoModelForMaskedLM
 
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective, check_settings, inputs, methods
-from kdcli.losses.distilbert import cosine_distance
+from kdcli.losses.states import cosine_distance
 from kdcli.models.capture import capture
 from kdcli.models.masked_lm import student_with_head
 from kdcli.models.shape import build_student, parse_shape, shape_of
