@@ -2,9 +2,9 @@
 
     L = [α_h H(y, p_S) + α_s KL(sg(p_T) ‖ p_S)] + [β_h H(y, p_T) + β_s KL(sg(p_S) ‖ p_T)]        eq. 1-4
 
-H is the loss against the labels: of masked tokens in pre-training, of examples in fine-tuning. sg stops the gradient, so
-each bracket trains one model. With a frozen pre-trained third model φ (Community KD, eq. 5) each bracket gains
-KL(p_φ ‖ p). Divergences are at temperature T and times T², as in `kdcli.losses.vocabulary.soft_kl`.
+H is the loss against the labels of masked tokens or of examples. sg stops the gradient: each bracket trains one model.
+With a frozen pre-trained third model φ (Community KD, eq. 5) each bracket gains KL(p_φ ‖ p). Divergences are at
+temperature T and times T², as in `kdcli.losses.vocabulary.soft_kl`.
 
 Relations: take it when there is no teacher yet, or to improve a large model with a small one. With a finished teacher
 the losses of `kdcli distill` cost one backward pass less.
@@ -32,12 +32,7 @@ TEACHER, STUDENT = "teacher", "student"
 """The two models; they differ only in the weights of their terms."""
 
 Mode = Literal["standalone", "one-way", "reversed", "co-distillation"]
-SILENCED: Mapping[str, tuple[int, ...]] = {
-    "standalone": (1, 3),
-    "one-way": (3,),
-    "reversed": (1,),
-    "co-distillation": (),
-}
+SILENCED: dict[str, tuple[int, ...]] = {"standalone": (1, 3), "one-way": (3,), "reversed": (1,), "co-distillation": ()}
 """Mode -> the weights that it sets to 0."""
 
 

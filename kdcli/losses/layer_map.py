@@ -1,6 +1,6 @@
 """Layer maps g(m): the teacher layer that student layer m = 0 ... M learns from; 0 is the embedding.
 
-TinyBERT (https://arxiv.org/abs/1909.10351, §4.5, table 4) has `uniform` g(m) = m·N/M, rounded, `top` g(m) = m + N - M and
+TinyBERT (https://arxiv.org/abs/1909.10351, §4.5) has `uniform` g(m) = m·N/M, rounded, `top` g(m) = m + N - M and
 `bottom` g(m) = m, all with g(0) = 0. A map may also be written out as student:teacher pairs, `0:0,1:3,2:6`.
 """
 

@@ -6,8 +6,8 @@ Only the last self-attention module of each network is compared (§3.1, §3.2):
     L_VR = 1/(A·|x|) Σ_a Σ_t KL(VR_T[a,t] ‖ VR_S[a,t])      eq. 9    VR = softmax(VVᵀ/√K)   `value`
     L    = L_AT + L_VR                                      eq. 10
 
-What follows the last layer's query, key and value gets no gradient, and the teacher does not compute it. `Settings` adds
-the paper's ablations (§4.4) and a term of our own: `hidden: mse`, the last hidden states, for short budgets.
+What follows the last layer's q, k and v gets no gradient, and the teacher does not compute it. `Settings` adds the
+paper's ablations (§4.4) and a term of our own: `hidden: mse`, the last hidden states, for short budgets.
 
 Relations: the default for text. Take `minilmv2` when the head counts differ or the teacher is large, `tinybert` to
 imitate every layer, and a masked method only if the student must keep its vocabulary head.

@@ -142,7 +142,7 @@ class _RelationKL(_MadeForward):
 
 
 class _ScoreMSE(_MadeForward):
-    """x, y -> scalar: Σ e² with e = √w (x_S y_Sᵀ/√J - x_T y_Tᵀ/√K), w the row's share of the mean; ∂/∂scores = 2√w e."""
+    """x, y -> scalar: Σ e² with e = √w (x_S y_Sᵀ/√J - x_T y_Tᵀ/√K), w a row's share of the mean; ∂/∂scores = 2√w e."""
 
     @staticmethod
     def forward(

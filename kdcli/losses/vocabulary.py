@@ -61,7 +61,7 @@ def soft_kl(teacher_PV: Tensor, student_PV: Tensor, temperature: float) -> Tenso
 
 
 class _Chunked(torch.autograd.Function):
-    """Logits -> scalar against soft targets or labels; the forward pass also makes its gradient T · (p - target) / P."""
+    """Logits -> scalar against soft targets or labels; the forward pass makes its gradient T · (p - target) / P."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, teacher: Tensor | None, labels: Tensor | None, temperature: float) -> Tensor:

@@ -48,8 +48,8 @@ def test_every_strategy_maps_every_layer_in_order_into_the_teacher(text, m):
         ("1:7", r"1:7 names layer 7 of the teacher, which has layers 0 \(the embedding\) to 6"),
         ("1:2,4:6", r"4:6 names layer 4 of the student, which has layers 0 \(the embedding\) to 3"),
         ("1:2,1:3", r"1:3 names student layer 1 again"),
-        ("0:2", r"0:2 sets an embedding"),
-        ("2:0", r"2:0 sets an embedding.*layers 1 to 6"),
+        ("0:2", r"0:2 pairs an embedding"),
+        ("2:0", r"2:0 pairs an embedding.*layers 1 to 6"),
     ],
 )
 def test_maps_that_cannot_be_say_what_is_allowed(text, message):
