@@ -27,21 +27,13 @@ methods, check_settings = _METHODS.names, _METHODS.settings
 
 
 def inputs(method: str) -> frozenset[str]:
-    """What a method learns from.
-
-    Raises:
-        UsageError: unknown method.
-    """
+    """What a method learns from; UsageError if there is no such method."""
     kinds: frozenset[str] = _METHODS.module(method).INPUTS
     return kinds
 
 
 def on_tasks(method: str) -> tuple[str, dict[str, float]]:
-    """`STAGE` and `KD` of a method.
-
-    Raises:
-        UsageError: unknown method, or one that does not learn from tasks.
-    """
+    """`STAGE` and `KD` of a method; UsageError if there is no such method or it does not learn from tasks."""
     if "task" not in inputs(method):
         others = ", ".join(m for m in methods() if "task" in inputs(m))
         raise UsageError(f"method {method} learns from text, not from a task's examples", f"on tasks: {others}")
@@ -50,11 +42,7 @@ def on_tasks(method: str) -> tuple[str, dict[str, float]]:
 
 
 def build_objective(method: str, settings: Mapping[str, Any], teacher: ModelShape, student: ModelShape) -> Objective:
-    """The objective of a method for one teacher and one student.
-
-    Raises:
-        UsageError: see `check_settings`; or the method cannot compare these two shapes.
-    """
+    """A method's objective; UsageError if its settings are wrong or it cannot compare these two shapes."""
     checked = check_settings(method, settings)
     try:
         objective: Objective = _METHODS.module(method).objective(checked, teacher, student)

@@ -17,11 +17,7 @@ _PAIR = re.compile(r"\s*([0-9]{1,4})\s*:\s*([0-9]{1,4})\s*")
 
 
 def layer_map(text: str, teacher_layers: int, student_layers: int) -> dict[int, int]:
-    """Student layer -> teacher layer, in the student's order; `text` is a strategy or a map written out.
-
-    Raises:
-        ValueError: see `strategy_map` and `written_map`.
-    """
+    """Student layer -> teacher layer, in the student's order; `text` is a strategy or a map written out."""
     for name in STRATEGIES:
         if text == name:
             return strategy_map(name, teacher_layers, student_layers)
@@ -29,11 +25,7 @@ def layer_map(text: str, teacher_layers: int, student_layers: int) -> dict[int, 
 
 
 def strategy_map(name: Strategy, teacher_layers: int, student_layers: int) -> dict[int, int]:
-    """One of TinyBERT's maps over all layers 0 ... M.
-
-    Raises:
-        ValueError: `top` or `bottom` for a student with more layers than its teacher.
-    """
+    """One of TinyBERT's maps over all layers 0 ... M; ValueError for `top` or `bottom` of a deeper student."""
     layers = range(1, student_layers + 1)
     if name == "uniform":
         return {0: 0} | {m: max(1, round(m * teacher_layers / student_layers)) for m in layers}

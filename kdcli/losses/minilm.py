@@ -70,8 +70,23 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
         named: dict[str, list[Tensor]] = {}
         for m, n in layer_map.items():
-            for name, value in _layer_terms(settings, t, n, s, m, teacher.heads, projections):
-                named.setdefault(name, []).append(value)
+            attention = relation_kl(t.q[n], t.k[n], s.q[m], s.k[m], s.mask)
+            named.setdefault("attention", []).append(settings.attention_weight * attention)
+            if settings.value != "none":
+                if settings.value == "relation":
+                    value = relation_kl(t.v[n], t.v[n], s.v[m], s.v[m], s.mask)
+                else:
+                    v_S_BLD = projections["value"](regroup(s.v[m], 1)[:, 0])
+                    value = masked_mse(regroup(t.v[n], 1)[:, 0], v_S_BLD, s.mask)
+                named.setdefault("value", []).append(settings.value_weight * value)
+            if settings.hidden != "none":
+                if settings.hidden == "relation":
+                    h_T, h_S = (regroup(x[:, None], teacher.heads) for x in (t.hidden[n], s.hidden[m]))
+                    hidden = relation_kl(h_T, h_T, h_S, h_S, s.mask)
+                else:
+                    h_S_BLD = projections["hidden"](s.hidden[m]) if "hidden" in projections else s.hidden[m]
+                    hidden = masked_mse(t.hidden[n], h_S_BLD, s.mask)
+                named.setdefault("hidden", []).append(settings.hidden_weight * hidden)
         return {name: torch.stack(values).mean() for name, values in named.items()}
 
     return Objective(
@@ -80,22 +95,3 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         projections=projections,
         terms=terms,
     )
-
-
-def _layer_terms(
-    settings: Settings, t: Signals, n: int, s: Signals, m: int, heads: int, projections: nn.ModuleDict
-) -> list[tuple[str, Tensor]]:
-    """The weighted terms of one pair of layers: student layer m against teacher layer n."""
-    named = [("attention", settings.attention_weight * relation_kl(t.q[n], t.k[n], s.q[m], s.k[m], s.mask))]
-    if settings.value == "relation":
-        named.append(("value", settings.value_weight * relation_kl(t.v[n], t.v[n], s.v[m], s.v[m], s.mask)))
-    elif settings.value == "mse":
-        v_S_BLD = projections["value"](regroup(s.v[m], 1)[:, 0])
-        named.append(("value", settings.value_weight * masked_mse(regroup(t.v[n], 1)[:, 0], v_S_BLD, s.mask)))
-    if settings.hidden == "relation":
-        h_T, h_S = (regroup(x[:, None], heads) for x in (t.hidden[n], s.hidden[m]))
-        named.append(("hidden", settings.hidden_weight * relation_kl(h_T, h_T, h_S, h_S, s.mask)))
-    elif settings.hidden == "mse":
-        h_S_BLD = projections["hidden"](s.hidden[m]) if "hidden" in projections else s.hidden[m]
-        named.append(("hidden", settings.hidden_weight * masked_mse(t.hidden[n], h_S_BLD, s.mask)))
-    return named

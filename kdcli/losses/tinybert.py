@@ -50,7 +50,12 @@ class Settings(Section):
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
     """Raises ValueError if these shapes do not have such a map or number of λ, or if nothing is left to compare."""
-    weights = _layer_weights(settings, student)
+    weights = [1.0] * (student.layers + 1) if settings.layer_weights is None else settings.layer_weights
+    if len(weights) != student.layers + 1:
+        raise ValueError(
+            f"loss.layer_weights holds {len(weights)} numbers, but the student has an embedding and {student.layers} "
+            f"layers: give {student.layers + 1}, that of the embedding first"
+        )
     pairs = {m: n for m, n in layer_map(settings.layers, teacher.layers, student.layers).items() if weights[m]}
     states = {m: n for m, n in pairs.items() if (settings.hidden_weight if m else settings.embedding_weight)}
     scores = {m: n for m, n in pairs.items() if m and settings.attention_weight}
@@ -61,7 +66,7 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         )
     keys = {m: SHARED if settings.share_projection else str(m) for m in states}
     projections = nn.ModuleDict({key: projection(student.hidden, teacher.hidden) for key in sorted(set(keys.values()))})
-    heads = teacher.heads if teacher.heads == student.heads else common_heads(teacher, student)
+    heads = common_heads(teacher, student)
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
         named: dict[str, list[Tensor]] = {}
@@ -90,18 +95,8 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
 
 
 def common_heads(teacher: ModelShape, student: ModelShape) -> int:
-    """The largest number of heads into which both widths can be regrouped, no more than either model has."""
+    """The heads of both, or the largest number below that divides both widths."""
+    if teacher.heads == student.heads:
+        return teacher.heads
     most = min(teacher.heads, student.heads)
     return max(h for h in range(1, most + 1) if teacher.hidden % h == 0 and student.hidden % h == 0)
-
-
-def _layer_weights(settings: Settings, student: ModelShape) -> list[float]:
-    weights = settings.layer_weights
-    if weights is None:
-        return [1.0] * (student.layers + 1)
-    if len(weights) != student.layers + 1:
-        raise ValueError(
-            f"loss.layer_weights holds {len(weights)} numbers, but the student has an embedding and {student.layers} "
-            f"layers: give {student.layers + 1}, that of the embedding first"
-        )
-    return weights

@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from kdcli.models.layout import Layout, layout_for
+from kdcli.models.layout import layout_for
 from kdcli.types import IGNORED, Batch, Needs, Signals
 
 INTERFACE = "kd_capture"
@@ -89,9 +89,7 @@ class Capture(nn.Module):
     def __init__(self, model: PreTrainedModel, needs: Needs) -> None:
         super().__init__()
         config = model.config
-        self.layout: Layout = layout_for(config)
-        self.model = model
-        self.needs = needs
+        self.layout, self.model, self.needs = layout_for(config), model, needs
         encoder: Any = model.base_model
         # A plain list, not submodules: the layers belong to the model already, and a shared layer occurs several times.
         self.layers = self.layout.modules(encoder)

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
-from kdcli.models.layout import layout_for, starts_with_any
+from kdcli.models.layout import layout_for
 from kdcli.models.shape import shape_of
 
 _DTYPES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
@@ -37,7 +37,7 @@ def describe(model: PreTrainedModel, name: str, folder: Path | None) -> dict[str
     layout = layout_for(model.config)
     shape = shape_of(model.config)
     counts = {n: p.numel() for n, p in model.base_model.named_parameters()}
-    embedding = sum(c for n, c in counts.items() if starts_with_any(n, layout.embeddings))
+    embedding = sum(c for n, c in counts.items() if n.startswith(layout.embeddings))
     total = sum(p.numel() for p in model.parameters())
     weights = sorted(folder.glob("*.safetensors")) if folder else []
     digest, dtypes = hashlib.sha256(), Counter[str]()

@@ -25,10 +25,7 @@ HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "
 
 def class_named(name: str) -> type[PreTrainedModel] | None:
     """The custom class of a name; None if there is none."""
-    try:
-        named: type[PreTrainedModel] = getattr(modeling_kdcli, name)
-    except AttributeError:
-        return None
+    named: type[PreTrainedModel] | None = getattr(modeling_kdcli, name, None)
     return named if isinstance(named, type) and issubclass(named, PreTrainedModel) else None
 
 

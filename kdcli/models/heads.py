@@ -12,17 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import transformers
 from tokenizers import normalizers
 from torch import nn
-from transformers import (
-    AutoModel,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from kdcli.errors import UsageError
@@ -31,19 +24,14 @@ from kdcli.models.load import load_config, load_tokenizer, load_weights
 from kdcli.types import Kind, Task
 
 AUTO_CLASS: dict[Kind, Any] = {
-    **dict.fromkeys(("class", "multi", "score"), AutoModelForSequenceClassification),
-    "tokens": AutoModelForTokenClassification,
-    "span": AutoModelForQuestionAnswering,
+    **dict.fromkeys(("class", "multi", "score"), transformers.AutoModelForSequenceClassification),
+    "tokens": transformers.AutoModelForTokenClassification,
+    "span": transformers.AutoModelForQuestionAnswering,
 }
 PROBLEM: dict[Kind, str] = {
     "class": "single_label_classification",
     "multi": "multi_label_classification",
     "score": "regression",
-}
-_WHAT = {
-    AutoModelForSequenceClassification: "sequence classification",
-    AutoModelForTokenClassification: "token classification",
-    AutoModelForQuestionAnswering: "question answering",
 }
 GENERIC = re.compile(r"LABEL_\d+")
 """The name that transformers gives to an unnamed label."""
@@ -72,11 +60,7 @@ def modules_of_head(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def tokenizer_for(source: str, *, of_words: bool, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model; `of_words`: the rows of the task are lists of words, each with a label.
-
-    Raises:
-        UsageError: see `kdcli.models.load.load_tokenizer`.
-    """
+    """As `load_tokenizer`; `of_words`: the rows of the task are lists of words, each with a label."""
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     if of_words and tokenizer.is_fast and "ByteLevel" in repr(tokenizer.backend_tokenizer.pre_tokenizer):
         tokenizer = _spaced(load_tokenizer(source, trust_remote_code=trust_remote_code, add_prefix_space=True))
@@ -97,12 +81,10 @@ def load_for_task(
     """Load a model with the head of a task.
 
     Args:
-        source: hub id, directory or `demo`.
         label_map: the data's number of each of the checkpoint's labels, where their orders differ.
         new_head: allow a random head (to fine-tune); otherwise the checkpoint must have a fitting one.
         own_head: use a fitting head of the checkpoint; otherwise make a new one in any case.
         seed: of a new head.
-        compacted: see `kdcli.models.load.load_config`.
 
     Raises:
         UsageError: see `kdcli.models.load`; the type has no such head; the checkpoint's head is of another kind, or its
@@ -111,7 +93,7 @@ def load_for_task(
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=compacted)
     auto, own = AUTO_CLASS[task.kind], custom_class(config) if own_head else None
     if own is None and type(config) not in auto._model_mapping:
-        what = _WHAT[AUTO_CLASS[task.kind]]
+        what = _what(task.kind)
         raise UsageError(f"{config.model_type} has no head for {what} in transformers, as {task.name} needs")
     misfit = _misfit(source, config, task, label_map) if own_head else "another is asked for"
     if misfit is not None and not new_head:
@@ -154,6 +136,10 @@ def kind_of_head(config: PreTrainedConfig, name: str) -> Literal["class", "token
     return None
 
 
+def _what(kind: Kind) -> str:
+    return {"tokens": "token classification", "span": "question answering"}.get(kind, "sequence classification")
+
+
 def _misfit(source: str, config: PreTrainedConfig, task: Task, label_map: Sequence[int] | None) -> str | None:
     """Why the checkpoint's own head cannot serve the task; None when it can.
 
@@ -161,7 +147,7 @@ def _misfit(source: str, config: PreTrainedConfig, task: Task, label_map: Sequen
         UsageError: its labels are the task's in another order, or `label_map` is no permutation.
     """
     named = (config.architectures or ["none"])[0]
-    kind, what = kind_of_head(config, named), _WHAT[AUTO_CLASS[task.kind]]
+    kind, what = kind_of_head(config, named), _what(task.kind)
     if kind is None or AUTO_CLASS[kind] is not AUTO_CLASS[task.kind]:
         return f"{named} has no head for {what}"
     if task.kind == "span":

@@ -47,10 +47,7 @@ TRAIN_ONE = "train one: --set head.kind=scratch"
 
 
 def label_word_ids(tokenizer: PreTrainedTokenizerBase, task: Task, words: Sequence[str] | None = None) -> list[int]:
-    """Token ids of a task's label words, one for each output of its head.
-
-    Args:
-        words: replace the task's own, in the order of its labels (for `span`: start, end).
+    """Token ids of a task's label words, or of `words`, one for each output of its head.
 
     Raises:
         UsageError: no words, too few or many; a word is not exactly one token; two are the same token.
@@ -100,14 +97,12 @@ def load_with_label_words(
     """Load an encoder under a frozen head of label words (`requires_grad` is off) without dropout.
 
     Args:
-        source: hub id, directory or `demo`.
         kind: see the top of this file.
-        words: see `label_word_ids`.
+        words: in place of the task's own.
         seed: of weights that the checkpoint lacks and the head does not read.
 
     Raises:
-        UsageError: see `kdcli.models.heads.load_for_task` and `label_word_ids`; embeddings of another width than the
-            states; a type or checkpoint whose head cannot be made of label words.
+        UsageError: see `load_for_task` and `label_word_ids`; a type or checkpoint without such a head.
     """
     if kind == "mlm":
         headed, ids = _from_mlm(source, task, words, trust_remote_code)
@@ -200,9 +195,8 @@ def _from_mlm(
     source: str, task: Task, words: Sequence[str] | None, trust_remote_code: bool
 ) -> tuple[TaskModel, list[int]]:
     """The checkpoint's masked language model with the label words as its vocabulary, and their ids."""
-    whole = load_masked_lm(
-        source, otherwise="use the words' embeddings: --set head.kind=embedding", trust_remote_code=trust_remote_code
-    ).model
+    hint = "use the words' embeddings: --set head.kind=embedding"
+    whole = load_masked_lm(source, otherwise=hint, trust_remote_code=trust_remote_code).model
     tokenizer = tokenizer_for(source, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code)
     ids = label_word_ids(tokenizer, task, words)
     config: Any = copy.deepcopy(whole.config)

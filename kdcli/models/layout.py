@@ -6,7 +6,6 @@ types are those of the pruning papers: Q K V O, U (feed-forward up, plus its gat
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -74,19 +73,13 @@ _POOLER, _DENSE = ("{base}.pooler.dense", "tanh"), ("classifier.dense", "tanh")
 _BERT = Layout(compact=True, head=_POOLER)
 _ROBERTA = replace(_BERT, position_offset=True, head=_DENSE)
 _HOOKED = Layout(interface=False)
-_LLAMA_LIKE = Layout(
-    layers="layers",
-    q="self_attn.q_proj",
-    k="self_attn.k_proj",
-    v="self_attn.v_proj",
-    o="self_attn.o_proj",
-    up="mlp.up_proj",
-    gate="mlp.gate_proj",
-    down="mlp.down_proj",
-    embeddings=("embed_tokens.", "embeddings."),
-    rotary="halves",
-)
 _LEAKS = "its embeddings take a mask of tokens only"
+# fmt: off
+_LLAMA_LIKE = Layout(
+    layers="layers", embeddings=("embed_tokens.", "embeddings."), rotary="halves",
+    q="self_attn.q_proj", k="self_attn.k_proj", v="self_attn.v_proj", o="self_attn.o_proj",
+    up="mlp.up_proj", gate="mlp.gate_proj", down="mlp.down_proj",
+)
 
 LAYOUTS: dict[str, Layout] = {
     "bert": _BERT,
@@ -102,88 +95,48 @@ LAYOUTS: dict[str, Layout] = {
     "esm": Layout(rotary="halves", position_offset=True, leaks=_LEAKS, head=_DENSE),
     "mobilebert": Layout(leaks="its embeddings join each token with its neighbours"),
     "albert": Layout(
-        layers="encoder.albert_layer_groups.0.albert_layers",
-        q="attention.query",
-        k="attention.key",
-        v="attention.value",
-        o="attention.dense",
-        up="ffn",
-        down="ffn_output",
-        embeddings=("embeddings.", "encoder.embedding_hidden_mapping_in."),
-        shared=True,
-        head=("{base}.pooler", "tanh"),
+        layers="encoder.albert_layer_groups.0.albert_layers", shared=True,
+        embeddings=("embeddings.", "encoder.embedding_hidden_mapping_in."), head=("{base}.pooler", "tanh"),
+        q="attention.query", k="attention.key", v="attention.value", o="attention.dense", up="ffn", down="ffn_output",
     ),
     "distilbert": Layout(
-        layers="transformer.layer",
-        q="attention.q_lin",
-        k="attention.k_lin",
-        v="attention.v_lin",
-        o="attention.out_lin",
-        up="ffn.lin1",
-        down="ffn.lin2",
-        ffn="hidden_dim",
-        compact=True,
-        head=("pre_classifier", "relu"),
+        layers="transformer.layer", ffn="hidden_dim", compact=True, head=("pre_classifier", "relu"),
+        q="attention.q_lin", k="attention.k_lin", v="attention.v_lin", o="attention.out_lin",
+        up="ffn.lin1", down="ffn.lin2",
     ),
     "modernbert": Layout(
-        layers="layers",
-        q="attn.Wqkv",
-        k="attn.Wqkv",
-        v="attn.Wqkv",
-        o="attn.Wo",
-        up="mlp.Wi",
-        gate="mlp.Wi",
-        down="mlp.Wo",
-        fused="blocks",
-        rotary="halves",
-        local=True,
-        head_norm=True,
-        pooling="cls",
+        layers="layers", rotary="halves", local=True, head_norm=True, pooling="cls", fused="blocks",
+        q="attn.Wqkv", k="attn.Wqkv", v="attn.Wqkv", o="attn.Wo", up="mlp.Wi", gate="mlp.Wi", down="mlp.Wo",
     ),
     "eurobert": replace(_LLAMA_LIKE, head=("dense", "gelu"), pooling="bos"),
     "nomic_bert": replace(_LLAMA_LIKE, head=_POOLER),
     "mpnet": replace(
-        _HOOKED,
-        q="attention.attn.q",
-        k="attention.attn.k",
-        v="attention.attn.v",
-        o="attention.attn.o",
-        other_term="relative position bias",
-        position_offset=True,
-        head=_DENSE,
+        _HOOKED, position_offset=True, other_term="relative position bias", head=_DENSE,
+        q="attention.attn.q", k="attention.attn.k", v="attention.attn.v", o="attention.attn.o",
     ),
     "deberta": replace(
-        _HOOKED,
-        q="attention.self.in_proj",
-        k="attention.self.in_proj",
-        v="attention.self.in_proj",
-        fused="heads",
+        _HOOKED, autocast=False, leaks=_LEAKS, head=("pooler.dense", "pooler_hidden_act"), fused="heads",
+        q="attention.self.in_proj", k="attention.self.in_proj", v="attention.self.in_proj",
         like_q=("attention.self.pos_proj", "attention.self.pos_q_proj"),
         bias=("attention.self.q_bias", "attention.self.v_bias"),
-        autocast=False,
         other_term="disentangled position terms and their scale",
-        leaks=_LEAKS,
-        head=("pooler.dense", "pooler_hidden_act"),
     ),
     "deberta-v2": replace(
-        _HOOKED,
-        q="attention.self.query_proj",
-        k="attention.self.key_proj",
-        v="attention.self.value_proj",
+        _HOOKED, leaks=_LEAKS, head=("pooler.dense", "pooler_hidden_act"),
+        q="attention.self.query_proj", k="attention.self.key_proj", v="attention.self.value_proj",
         like_q=("attention.self.pos_key_proj", "attention.self.pos_query_proj"),
         other_term="disentangled position terms and their scale",
-        leaks=_LEAKS,
-        head=("pooler.dense", "pooler_hidden_act"),
     ),
     "roformer": replace(
-        _HOOKED, rotary="pairs", positions="encoder.embed_positions", head=("classifier.dense", "hidden_act")
+        _HOOKED, rotary="pairs", positions="encoder.embed_positions", head=("classifier.dense", "hidden_act"),
     ),
     "convbert": replace(
-        _HOOKED, leaks="its convolution runs over neighbouring tokens", head=("classifier.dense", "hidden_act")
+        _HOOKED, leaks="its convolution runs over neighbouring tokens", head=("classifier.dense", "hidden_act"),
     ),
     "megatron-bert": replace(_HOOKED, head=_POOLER),
     "rembert": replace(_HOOKED, embeddings=("embeddings.", "encoder.embedding_hidden_mapping_in."), head=_POOLER),
 }
+# fmt: on
 PATHS = {kind: layer_paths(kind) for kind, row in LAYOUTS.items() if row.compact}
 """Types that can be compacted, with the paths of a layer's attention, attention output, feed-forward up and down."""
 
@@ -204,11 +157,7 @@ def layout_for(config: Any) -> Layout:
 
 
 def row_of(kind: str, *, decodes: bool) -> Layout:
-    """The row of a model type; `decodes`: its configuration says that it is a decoder.
-
-    Raises:
-        UsageError: see `layout_for`.
-    """
+    """The row of a model type, or the UsageError of `layout_for`; `decodes`: its configuration says it is a decoder."""
     if kind in LAYOUTS and not decodes:
         return LAYOUTS[kind]
     known = ", ".join(sorted(LAYOUTS))
@@ -258,8 +207,3 @@ def _only_decodes(kind: str) -> bool:
 def submodule(module: nn.Module, path: str) -> Any:
     """The module at a path, untyped: its class depends on the model type."""
     return module.get_submodule(path)
-
-
-def starts_with_any(name: str, prefixes: Iterable[str]) -> bool:
-    """Whether a parameter's name lies under one of the prefixes."""
-    return name.startswith(tuple(prefixes))

@@ -15,18 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import list_repo_files, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, StrictDataclassError
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # its client, whichever version that is
 from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from kdcli.disk import atomic_dir, disk_errors
@@ -36,13 +30,11 @@ from kdcli.models.layout import LAYOUTS, layout_for, row_of
 from kdcli.models.shape import shape_of
 from kdcli.types import ModelShape
 
-# Its bars would break ours.
-transformers_logging.disable_progress_bar()
+transformers_logging.disable_progress_bar()  # its bars would break ours
 
 DEMO = "demo"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-OPTIONAL = ("pooler.", "contact_head.", "embeddings.position_ids")
-"""Parts of a base model that a checkpoint may lack without being broken."""
+OPTIONAL = ("pooler.", "contact_head.", "embeddings.position_ids")  # what a base model's checkpoint may lack
 
 
 @dataclass(frozen=True)
@@ -149,16 +141,13 @@ def _check_json(file: Path) -> None:
 
 
 def _check_repository(source: str) -> None:
-    """Refuse a repository without safetensors: transformers would ask a service to convert its pickle.
-
-    Offline there is nothing to check; the cache is tried.
-    """
+    """Refuse a repository without safetensors: transformers would ask a service to convert its pickle."""
     if any(isinstance(try_to_load_from_cache(source, name), str) for name in WEIGHTS):
         return
     try:
         files = list_repo_files(source)
     except (OSError, httpx.HTTPError):
-        return
+        return  # offline, the cache is tried
     if not any(name in files for name in WEIGHTS):
         raise _no_safetensors(source, [name for name in files if name.endswith(".bin")])
 
@@ -191,7 +180,7 @@ def _read_config(source: str, where: str, trust_remote_code: bool) -> PreTrained
         raise custom_code
     row_of(kind, decodes=bool(raw.get("is_decoder") or raw.get("is_encoder_decoder")))
     try:
-        return AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
+        return transformers.AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
     except (ValueError, StrictDataclassError) as error:
         if "trust_remote_code" in str(error):
             raise custom_code from None
@@ -211,22 +200,15 @@ def _not_found(source: str, error: Exception) -> UsageError:
 
 
 def load_tokenizer(source: str, *, trust_remote_code: bool = False, **settings: Any) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model; `settings` go to `from_pretrained`.
-
-    Raises:
-        UsageError: there is none, or it cannot be read.
-    """
+    """The tokenizer of a model; UsageError if it has none that can be read. `settings` go to `from_pretrained`."""
+    hint = "put the tokenizer's files (tokenizer.json ...) beside its weights"
     try:
         with _quietly():
             tokenizer = AutoTokenizer.from_pretrained(location(source), trust_remote_code=trust_remote_code, **settings)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
-        raise UsageError(
-            f"the tokenizer of {source} cannot be loaded: {_first_line(error)}",
-            "its files (tokenizer.json ...) must lie beside the weights",
-        ) from None
+        raise UsageError(f"the tokenizer of {source} cannot be loaded: {_first_line(error)}", hint) from None
     # Without any files transformers makes a tokenizer with special tokens only.
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
-        hint = "put the tokenizer's files (tokenizer.json ...) beside its weights"
         raise UsageError(f"{source} has no tokenizer", hint)
     return tokenizer
 
@@ -239,7 +221,7 @@ def load_weights(
     Args:
         auto_class: `AutoModel`, or a class with a head that the checkpoint must hold.
         seed: of a pooler that a base model lacks.
-        settings: further arguments of `from_pretrained`.
+        settings: for `from_pretrained`.
 
     Raises:
         UsageError: unreadable, damaged or incomplete weights.
@@ -273,13 +255,11 @@ def load_weights(
     # Under a head, the encoder's tensors have its prefix, and a pooler is needed because the head reads it.
     headed = model.base_model is not model
     prefix, optional = (f"{model.base_model_prefix}.", OPTIONAL[1:]) if headed else ("", OPTIONAL)
-    missing = sorted(
-        k for k in info["missing_keys"] if not (k.startswith(prefix) and k.removeprefix(prefix).startswith(optional))
-    )
+    allowed = tuple(prefix + name for name in optional)
+    missing = sorted(name for name in info["missing_keys"] if not name.startswith(allowed))
     if missing:
-        raise UsageError(
-            f"the weights of {source} are incomplete: {len(missing)} tensors are missing, for example {missing[0]}"
-        )
+        example = f"{len(missing)} tensors are missing, for example {missing[0]}"
+        raise UsageError(f"the weights of {source} are incomplete: {example}")
     loaded: PreTrainedModel = model
     return loaded
 

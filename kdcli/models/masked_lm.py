@@ -16,11 +16,8 @@ from kdcli.models.shape import InitializedStudent, shape_of
 def load_masked_lm(source: str, *, otherwise: str, trust_remote_code: bool = False) -> LoadedModel:
     """Load a masked language model and its tokenizer; the encoder is its `base_model`.
 
-    Args:
-        otherwise: hint for a model without such a head.
-
     Raises:
-        UsageError: see `kdcli.models.load.load_encoder`; or the type or checkpoint has no such head.
+        UsageError: see `load_encoder`; or the type or checkpoint has no such head, with `otherwise` as hint.
     """
     config = load_config(source, trust_remote_code=trust_remote_code)
     if type(config) not in AutoModelForMaskedLM._model_mapping:

@@ -46,11 +46,7 @@ class Matrix:
 def matrices(model: PreTrainedModel) -> list[Matrix]:
     """All matrices of the encoder layers, layer by layer in the order Q K V O U G D P; no weight is in two.
 
-    BERT-base has 84.9 million weights in them. Embeddings, pooler, head and what only one model type has inside its
-    layers (ConvBERT's convolution, MobileBERT's bottlenecks) are excluded.
-
-    Raises:
-        UsageError: a model type without a row in `kdcli.models.layout`.
+    Embeddings, pooler, head and what only one type has in its layers (ConvBERT's convolution) are excluded.
     """
     base = model.base_model
     layout = layout_for(model.config)

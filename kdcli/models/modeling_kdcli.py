@@ -17,12 +17,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers.modeling_outputs import (
-    ModelOutput,
-    QuestionAnsweringModelOutput,
-    SequenceClassifierOutput,
-    TokenClassifierOutput,
-)
+from transformers import modeling_outputs as outputs
 
 
 def layer_paths(model_type: str) -> tuple[str, str | None, str, str]:
@@ -139,11 +134,11 @@ def vocabulary_of_head(model: Any) -> dict[str, nn.Parameter]:
     }
 
 
-def _classifying(forward: Callable[..., Any]) -> Callable[..., ModelOutput]:
+def _classifying(forward: Callable[..., Any]) -> Callable[..., outputs.ModelOutput]:
     """Wrap the forward of a masked language model, keeping its signature, to give a classifier's output."""
 
     @functools.wraps(forward)
-    def classify(self: Any, *args: Any, labels: Tensor | None = None, **kwargs: Any) -> ModelOutput:
+    def classify(self: Any, *args: Any, labels: Tensor | None = None, **kwargs: Any) -> outputs.ModelOutput:
         if labels is not None:
             raise TypeError(f"{type(self).__name__} computes no loss: call it without labels")
         output = forward(self, *args, **kwargs)
@@ -152,10 +147,10 @@ def _classifying(forward: Callable[..., Any]) -> Callable[..., ModelOutput]:
         auto_class = self.config.label_words["auto_class"]
         if auto_class == "AutoModelForQuestionAnswering":
             start_BL, end_BL = logits_BLC.unbind(-1)
-            return QuestionAnsweringModelOutput(start_logits=start_BL, end_logits=end_BL, **states)
+            return outputs.QuestionAnsweringModelOutput(start_logits=start_BL, end_logits=end_BL, **states)
         if auto_class == "AutoModelForTokenClassification":
-            return TokenClassifierOutput(logits=logits_BLC, **states)
-        return SequenceClassifierOutput(logits=logits_BLC[:, 0], **states)
+            return outputs.TokenClassifierOutput(logits=logits_BLC, **states)
+        return outputs.SequenceClassifierOutput(logits=logits_BLC[:, 0], **states)
 
     return classify
 

@@ -29,15 +29,9 @@ Sets = dict[int, Tensor]
 
 
 def copy_reduced(teacher: PreTrainedModel, student: PreTrainedModel, layout: Layout, chosen: list[int]) -> list[str]:
-    """Fill the student's parameters in place.
+    """Fill the parameters of a student of the same type in place; returns the names of those that could not be filled.
 
-    Args:
-        teacher, student: of one type, the student nowhere larger.
-        layout: the row of their type.
-        chosen: the teacher layer (1 ... N) that each student layer is copied from.
-
-    Returns:
-        Names of the student's parameters that could not be filled.
+    `chosen` is the teacher layer (1 ... N) for each student layer.
     """
     sets: dict[int, Sets] = {}
     for n, layer in zip(chosen, layout.modules(student), strict=True):
@@ -54,11 +48,7 @@ def copy_reduced(teacher: PreTrainedModel, student: PreTrainedModel, layout: Lay
 
 
 def copy_head(teacher: PreTrainedModel, student: PreTrainedModel) -> list[str]:
-    """Fill in place what two models of one class have outside their encoders, in the dimensions of the narrower one.
-
-    Returns:
-        Names of the head's parameters that could not be filled.
-    """
+    """Fill the head of a student of the same class; returns the names of parameters that could not be filled."""
     source = dict(teacher.named_parameters(remove_duplicate=False))
     # A matrix that is tied to the embeddings belongs to the encoder.
     encoder = {id(p) for p in student.base_model.parameters()}

@@ -84,10 +84,8 @@ def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
             + (f"; widths that {heads} heads divide: {', '.join(map(str, widths))}" if widths else ""),
         )
     if layers > teacher.layers or hidden > teacher.hidden:
-        raise UsageError(
-            f"student {layers}x{hidden} is larger than its teacher {teacher.layers}x{teacher.hidden}",
-            f"at most {teacher.layers} layers and width {teacher.hidden}",
-        )
+        message = f"student {layers}x{hidden} is larger than its teacher {teacher.layers}x{teacher.hidden}"
+        raise UsageError(message, f"at most {teacher.layers} layers and width {teacher.hidden}")
     return ModelShape(layers, hidden, ffn, heads)
 
 
@@ -155,9 +153,8 @@ def build_student(
     source = shape_of(teacher.config)
     chosen = layers or evenly_spaced_layers(source.layers, shape.layers)
     if len(chosen) != shape.layers or not all(1 <= n <= source.layers for n in chosen):
-        raise UsageError(
-            f"student.layers {chosen} must name {shape.layers} of the teacher's layers 1 to {source.layers}"
-        )
+        allowed = f"{shape.layers} of the teacher's layers 1 to {source.layers}"
+        raise UsageError(f"student.layers {chosen} must name {allowed}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         student = type(teacher)(student_config(teacher.config, shape, chosen))
