@@ -1,9 +1,12 @@
-"""Tiny random encoders of every supported type, and a tokenizer for them."""
+"""Tiny random encoders of every supported type, a tokenizer and tasks for them."""
 
 from __future__ import annotations
 
-from tokenizers import Tokenizer, models, pre_tokenizers
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import CONFIG_MAPPING, AutoModel, PreTrainedModel, PreTrainedTokenizerFast
+
+from kdcli.types import Kind, Task
 
 SIZES = {
     "vocab_size": 64,
@@ -28,11 +31,19 @@ OF_TYPE = {
     "deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 32},
 }
 
+NAMES, WORDS = ("entailment", "neutral", "contradiction"), ("w7", "w3", "w11")
+TASKS: dict[Kind, Task] = {
+    "class": Task("nli", "class", ("premise", "hypothesis"), ("accuracy",), NAMES, words=WORDS),
+    "multi": Task("topics", "multi", ("text",), ("micro_f1",), ("sport", "art", "war"), words=WORDS),
+    "score": Task("likeness", "score", ("text",), ("pearson",), words=("w9",)),
+    "tokens": Task("tags", "tokens", ("tokens",), ("f1",), ("O", "B-PER", "I-PER"), words=WORDS),
+    "span": Task("answers", "span", ("question", "context"), ("f1",), words=("w4", "w6")),
+}
+
 
 def tiny_config(model_type: str, **changes: object):
-    sizes = {} if model_type == "distilbert" else dict(SIZES)
-    if model_type == "distilbert":
-        sizes = {k: SIZES[k] for k in ("vocab_size", "max_position_embeddings", "pad_token_id")}
+    given = ("vocab_size", "max_position_embeddings", "pad_token_id") if model_type == "distilbert" else SIZES
+    sizes = {name: SIZES[name] for name in given}
     return CONFIG_MAPPING[model_type](**sizes | OF_TYPE.get(model_type, {}) | changes)
 
 
@@ -54,3 +65,37 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
         sep_token="[SEP]",
         mask_token="[MASK]",
     )
+
+
+def byte_level(*merges: tuple[str, str]) -> Tokenizer:
+    """Bytes and what the merges make of them; as in all of its kind, a word's first piece holds the space before it."""
+    special = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
+    pieces = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
+    tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, list(merges)))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def padded_batch(model: PreTrainedModel, rows: int = 2, length: int = 10, real: int = 6) -> dict[str, torch.Tensor]:
+    """Random tokens; the second row has `real` tokens and padding."""
+    torch.manual_seed(1)
+    ids = torch.randint(5, 60, (rows, length))
+    mask = torch.ones_like(ids)
+    mask[1, real:] = 0
+    ids[mask == 0] = model.config.pad_token_id
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@torch.no_grad()
+def logits_of(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Logits of any head; of question answering [B, L, 2]."""
+    output = model(**batch)
+    return torch.stack([output.start_logits, output.end_logits], -1) if "start_logits" in output else output.logits
+
+
+def assert_same_state(one: PreTrainedModel, other: PreTrainedModel) -> None:
+    """Equal to the bit."""
+    state, wanted = one.state_dict(), other.state_dict()
+    assert state.keys() == wanted.keys()
+    assert [name for name, tensor in state.items() if not torch.equal(tensor, wanted[name])] == []

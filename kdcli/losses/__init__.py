@@ -1,11 +1,16 @@
-"""One file a paper. A file's name, with `-` for `_`, is the method's name in a recipe; nothing else has to be told.
+"""Distillation losses, one file per paper; a file's name, with `-` for `_`, is the method's name in a recipe.
 
-It has `Settings`, `objective` and
+A method's file defines, and nothing else has to be registered:
 
-* `READS`: what it can learn from: `text`, `masked` (text of which some tokens are masked, through masked language
-  models), `task` (labelled examples);
-* where it reads tasks, `STAGE`: `separate` (trained before the prediction stage) or `joint` (added to its loss), and
-  `KD`: the keys of the recipe's `kd:` section with which its authors ran that stage.
+* `Settings`: keys of the recipe's `loss:` section; unknown keys are errors.
+* `objective(settings, teacher, student)`: the loss for two shapes, a `kdcli.types.Objective`. A ValueError says why the
+  two cannot be compared.
+* `INPUTS`: what it learns from: `text`, `masked` (text with masked tokens, through masked language models), `task`
+  (labelled examples).
+* with `task`: `STAGE`, `separate` (before the prediction stage) or `joint` (added to its loss), and `KD`, the `kd:`
+  settings with which its authors ran that stage.
+
+In all of them no gradient reaches the teacher and padding counts nothing; tests/losses checks every file.
 """
 
 from __future__ import annotations
@@ -22,37 +27,25 @@ methods, check_settings = _METHODS.names, _METHODS.settings
 
 
 def inputs(method: str) -> frozenset[str]:
-    """What a method can learn from, see above.
-
-    Raises:
-        UsageError: unknown method.
-    """
-    found: frozenset[str] = _METHODS.module(method).INPUTS
-    return found
+    """What a method learns from; UsageError if there is no such method."""
+    kinds: frozenset[str] = _METHODS.module(method).INPUTS
+    return kinds
 
 
 def on_tasks(method: str) -> tuple[str, dict[str, float]]:
-    """How a method's authors used it on a task: its `STAGE` and `KD`, see above.
-
-    Raises:
-        UsageError: unknown method, or one that reads no tasks.
-    """
+    """`STAGE` and `KD` of a method; UsageError if there is no such method or it does not learn from tasks."""
     if "task" not in inputs(method):
-        fitting = ", ".join(m for m in methods() if "task" in inputs(m))
-        raise UsageError(f"method {method} learns from text, not from a task's examples", f"on tasks: {fitting}")
+        others = ", ".join(m for m in methods() if "task" in inputs(m))
+        raise UsageError(f"method {method} learns from text, not from a task's examples", f"on tasks: {others}")
     module = _METHODS.module(method)
     return module.STAGE, module.KD
 
 
 def build_objective(method: str, settings: Mapping[str, Any], teacher: ModelShape, student: ModelShape) -> Objective:
-    """The objective of a method for one teacher and one student.
-
-    Raises:
-        UsageError: see `check_settings`; or the method cannot compare these two shapes.
-    """
+    """A method's objective; UsageError if its settings are wrong or it cannot compare these two shapes."""
     checked = check_settings(method, settings)
     try:
-        bound: Objective = _METHODS.module(method).objective(checked, teacher, student)
+        objective: Objective = _METHODS.module(method).objective(checked, teacher, student)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    return bound
+    return objective

@@ -3,27 +3,31 @@ https://arxiv.org/abs/1910.01108, §3).
 
     L = 5 · T² · KL(softmax(z_T / T) ‖ softmax(z_S / T)) + 2 · L_MLM + 1 · (1 - cos(h_T, h_S)),  T = 2
 
-The first two are means over the masked tokens, the third over all real ones. The paper gives no weights: they are those
-of the command that its authors published. Their code takes soft targets of all tokens, or on request of the masked ones
-alone; here they are always those of the masked ones, so that no other logits over the vocabulary are ever computed.
+The first two are means over the masked tokens, the third over all real ones. The paper gives no weights; these are from
+the authors' published command. Their code can take soft targets of all tokens; here they are always of the masked.
+
+Relations: take it for a student of its teacher's width with the usual half of the layers. `mlm-kd` is its first term
+alone and takes any width; `minilm` needs no vocabulary head and is the better default.
+
+    method: distilbert
+    loss: {temperature: 2.0, soft_weight: 5.0, mlm_weight: 2.0, hidden_weight: 1.0}
 """
 
 from __future__ import annotations
 
-import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
+from kdcli.losses.states import cosine_distance
 from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
+from kdcli.recipe.sections import Section
 from kdcli.types import ModelShape, Needs, Objective, Signals
 
 INPUTS = frozenset({"masked"})
 
 
-class Settings(BaseModel):
-    """Keys of the recipe's `loss:` section under `method: distilbert`. A term of weight 0 is not computed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class Settings(Section):
+    """A term of weight 0 is not computed."""
 
     temperature: float = Field(2.0, gt=0)
     soft_weight: float = Field(5.0, ge=0)
@@ -32,11 +36,7 @@ class Settings(BaseModel):
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Bind the loss to one teacher and one student.
-
-    Raises:
-        ValueError: all weights are 0; or the directions of states of two widths are to be compared.
-    """
+    """Raises ValueError if all weights are 0, or if states of two widths are to be compared."""
     if not (settings.soft_weight or settings.mlm_weight or settings.hidden_weight):
         raise ValueError("loss.soft_weight, loss.mlm_weight and loss.hidden_weight are all 0: nothing is left to learn")
     if settings.hidden_weight and teacher.hidden != student.hidden:
@@ -47,18 +47,18 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         )
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
-        found = {}
+        named = {}
         if settings.soft_weight:
             assert t.logits is not None
             assert s.logits is not None
-            found["soft"] = settings.soft_weight * soft_kl(t.logits, s.logits, settings.temperature)
+            named["soft"] = settings.soft_weight * soft_kl(t.logits, s.logits, settings.temperature)
         if settings.mlm_weight:
             assert s.logits is not None
-            found["mlm"] = settings.mlm_weight * masked_ce(s.logits, labels_of(s))
+            named["mlm"] = settings.mlm_weight * masked_ce(s.logits, labels_of(s))
         if settings.hidden_weight:
             cosine = cosine_distance(t.hidden[teacher.layers], s.hidden[student.layers], s.mask)
-            found["hidden"] = settings.hidden_weight * cosine
-        return found
+            named["hidden"] = settings.hidden_weight * cosine
+        return named
 
     def needs(layers: int, *, logits: bool) -> Needs:
         return Needs(hidden=frozenset({layers} if settings.hidden_weight else ()), masked_logits=logits)
@@ -69,16 +69,3 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         projections=nn.ModuleDict(),
         terms=terms,
     )
-
-
-def cosine_distance(teacher_BLD: Tensor, student_BLD: Tensor, mask: Tensor | None) -> Tensor:
-    """1 - cosine of two states, a mean over the real tokens, in float32; no gradient reaches the teacher.
-
-    Args:
-        mask: [B, L], non-zero at real tokens; or [B, 1, L, L], True where a token may attend; or None.
-    """
-    distance_BL = 1 - F.cosine_similarity(teacher_BLD.detach().float(), student_BLD.float(), dim=-1)
-    if mask is None:
-        return distance_BL.mean()
-    real_BL = (mask if mask.dim() == 2 else mask.any(-1)[:, 0]).to(distance_BL.dtype)
-    return (distance_BL * real_BL).sum() / real_BL.sum().clamp(min=1)

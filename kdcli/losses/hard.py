@@ -1,4 +1,4 @@
-"""The loss against the labels of a task: what fine-tuning descends, and what every distillation on a task adds to."""
+"""The loss against the labels of a task: what fine-tuning minimises and every distillation on a task adds."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from kdcli.types import IGNORED, Kind
 
 
 def hard_loss(kind: Kind, logits: Tensor, labels: Tensor, mask_BL: Tensor | None) -> Tensor:
-    """Mean loss over what `labelled` counts, in float32.
+    """Mean over what `labelled` counts, a float32 scalar.
+
+    Cross-entropy; `multi`: binary cross-entropy, a mean over classes; `score`: squared error; `span`: the mean of the
+    cross-entropies of first and last token.
 
     Args:
-        kind: of the task, which says what the shapes are (see `kdcli.types.Kind`).
+        kind: see `kdcli.types.Kind`.
         logits: `class` and `multi` [B, C]; `score` [B, 1]; `tokens` [B, L, C]; `span` [B, L, 2].
         labels: as in the batch.
-        mask_BL: 1 = real token. The softmax of a `span` runs over real tokens only: what a batch is padded with must
-            not change its loss.
-
-    Returns:
-        Scalar: cross-entropy; of `multi` binary cross-entropy, a mean over classes; of `score` squared error; of `span`
-        the mean of the cross-entropies of first and last token.
+        mask_BL: 1 = real token.
     """
     logits = logits.float()
     if kind == "multi":
@@ -29,16 +27,17 @@ def hard_loss(kind: Kind, logits: Tensor, labels: Tensor, mask_BL: Tensor | None
     if kind == "score":
         return F.mse_loss(logits[:, 0], labels)
     if kind == "tokens":
-        # A micro-batch may hold no labelled word at all; its mean is then 0, not 0 / 0.
+        # A micro-batch without a labelled word has loss 0, not 0 / 0.
         summed = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
         return summed / (labels != IGNORED).sum().clamp(min=1)
     if kind == "span":
         if mask_BL is not None:
+            # The padding of a batch must not change its loss.
             logits = logits.masked_fill(mask_BL[:, :, None] == 0, -torch.inf)
         return F.cross_entropy(logits.transpose(1, 2).flatten(0, 1), labels.flatten())
     return F.cross_entropy(logits, labels)
 
 
 def labelled(kind: Kind, labels: Tensor) -> float:
-    """What a batch weighs in a mean: its labelled words, or its rows."""
+    """Weight of a batch in a mean: its labelled words for `tokens`, otherwise its rows."""
     return float((labels != IGNORED).sum()) if kind == "tokens" else float(len(labels))

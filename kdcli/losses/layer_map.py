@@ -1,8 +1,7 @@
-"""Which layer of the teacher a layer of the student learns from: g(m), for student layers m = 0 … M, 0 the embedding.
+"""Layer maps g(m): the teacher layer that student layer m = 0 ... M learns from; 0 is the embedding.
 
-TinyBERT (https://arxiv.org/abs/1909.10351, §4.5 and table 4) has three: `uniform` g(m) = m·N/M, `top` g(m) = m + N - M
-and `bottom` g(m) = m, all with g(0) = 0. Where N/M is not whole, `uniform` rounds. A map may also be written out, as
-student:teacher pairs `0:0,1:3,2:6`; layers that it leaves out are not compared.
+TinyBERT (https://arxiv.org/abs/1909.10351, §4.5) has `uniform` g(m) = m·N/M, rounded, `top` g(m) = m + N - M and
+`bottom` g(m) = m, all with g(0) = 0. A map may also be written out as student:teacher pairs, `0:0,1:3,2:6`.
 """
 
 from __future__ import annotations
@@ -18,14 +17,7 @@ _PAIR = re.compile(r"\s*([0-9]{1,4})\s*:\s*([0-9]{1,4})\s*")
 
 
 def layer_map(text: str, teacher_layers: int, student_layers: int) -> dict[int, int]:
-    """Student layer → teacher layer, in the order of the student's layers.
-
-    Args:
-        text: a strategy, or a map written out.
-
-    Raises:
-        ValueError: see `strategy_map` and `written_map`.
-    """
+    """Student layer -> teacher layer, in the student's order; `text` is a strategy or a map written out."""
     for name in STRATEGIES:
         if text == name:
             return strategy_map(name, teacher_layers, student_layers)
@@ -33,11 +25,7 @@ def layer_map(text: str, teacher_layers: int, student_layers: int) -> dict[int, 
 
 
 def strategy_map(name: Strategy, teacher_layers: int, student_layers: int) -> dict[int, int]:
-    """One of TinyBERT's maps over all layers 0 … M.
-
-    Raises:
-        ValueError: `top` or `bottom` of a student with more layers than its teacher.
-    """
+    """One of TinyBERT's maps over all layers 0 ... M; ValueError for `top` or `bottom` of a deeper student."""
     layers = range(1, student_layers + 1)
     if name == "uniform":
         return {0: 0} | {m: max(1, round(m * teacher_layers / student_layers)) for m in layers}
@@ -50,15 +38,12 @@ def strategy_map(name: Strategy, teacher_layers: int, student_layers: int) -> di
 
 
 def written_map(text: str, teacher_layers: int, student_layers: int, names: Sequence[str]) -> dict[int, int]:
-    """A map written out as `student:teacher` pairs between commas.
-
-    Args:
-        names: what could have stood there instead, for the message.
+    """A map of comma-separated `student:teacher` pairs; `names` are the strategies that the message offers.
 
     Raises:
-        ValueError: unreadable; a layer that is not there; a student layer given twice; 0 against a layer.
+        ValueError: unreadable; a missing layer; a student layer given twice; the embedding paired with a layer.
     """
-    found: dict[int, int] = {}
+    pairs: dict[int, int] = {}
     for part in text.split(","):
         pair = _PAIR.fullmatch(part)
         if pair is None:
@@ -73,12 +58,12 @@ def written_map(text: str, teacher_layers: int, student_layers: int, names: Sequ
                     f"loss.layers: {part.strip()} names layer {layer} of the {which}, which has layers 0 (the "
                     f"embedding) to {last}"
                 )
-        if m in found:
+        if m in pairs:
             raise ValueError(f"loss.layers: {part.strip()} names student layer {m} again; each may learn from one")
         if (m == 0) != (n == 0):
             raise ValueError(
-                f"loss.layers: {part.strip()} sets an embedding (0) against a layer; 0 goes with 0 only, layers with "
+                f"loss.layers: {part.strip()} pairs an embedding (0) with a layer; 0 goes with 0 only, layers with "
                 f"layers 1 to {teacher_layers}"
             )
-        found[m] = n
-    return dict(sorted(found.items()))
+        pairs[m] = n
+    return dict(sorted(pairs.items()))

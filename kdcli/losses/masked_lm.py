@@ -1,28 +1,29 @@
-"""Masked language modelling (Devlin et al. 2018, https://arxiv.org/abs/1810.04805, §3.1), without any teacher.
+"""Masked language modelling (Devlin et al. 2018, https://arxiv.org/abs/1810.04805, §3.1), without a teacher.
 
-The first step of pre-trained distillation (Turc et al. 2019, https://arxiv.org/abs/1908.08962), in which a small model
-is pre-trained itself before a teacher's soft targets on a task are learned; and what a distillation has to beat.
+Relations: the first step of pre-trained distillation (Turc et al. 2019, https://arxiv.org/abs/1908.08962), before a
+task's soft targets; and the baseline that every distillation on masked text has to beat.
+
+    method: masked-lm
+    loss: {}
 """
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from kdcli.losses.vocabulary import labels_of, masked_ce
+from kdcli.recipe.sections import Section
 from kdcli.types import ModelShape, Needs, Objective, Signals
 
 INPUTS = frozenset({"masked"})
 
 
-class Settings(BaseModel):
-    """Keys of the recipe's `loss:` section under `method: masked-lm`: there are none."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class Settings(Section):
+    """It has no settings."""
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Cross-entropy at the masked tokens; nothing is asked of the teacher."""
+    """Cross-entropy at the masked tokens; the teacher is not run."""
 
     def terms(of_teacher: Signals, of_student: Signals) -> dict[str, Tensor]:
         assert of_student.logits is not None

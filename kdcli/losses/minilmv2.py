@@ -1,20 +1,24 @@
 """MiniLMv2: multi-head self-attention relation distillation (Wang et al. 2020, https://arxiv.org/abs/2012.15828).
 
 Queries, keys and values of one teacher layer are concatenated over heads and split again into A_r relation heads, so
-that teacher and student may have different head counts. Three relations, each softmax(XXᵀ/√d_r), are matched (eq. 5–6):
+that teacher and student may have different head counts. Three relations, each softmax(XXᵀ/√d_r), are matched (eq. 5-6):
 
     L = Σ_{X ∈ {Q, K, V}} w_X · 1/(A_r·|x|) Σ_a Σ_t KL(R_T,X[a,t] ‖ R_S,X[a,t])      `query`, `key`, `value`
 
-The student's layer is always its last; the teacher's is a setting (the last of a base model, an upper-middle one of a
-large model).
+Relations: take it in place of `minilm` when the head counts differ, or with a large teacher, from whose upper-middle
+layer it learns. It costs a third relation, of more and narrower heads.
+
+    method: minilmv2
+    loss: {relation_heads: 48, teacher_layer: 21}
 """
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from kdcli.losses.relation import regroup, relation_kl
+from kdcli.recipe.sections import Section
 from kdcli.types import ModelShape, Needs, Objective, Signals
 
 INPUTS = frozenset({"text", "task"})
@@ -22,14 +26,9 @@ STAGE = "separate"
 KD = {"weight": 1.0, "temperature": 1.0}
 
 
-class Settings(BaseModel):
-    """Keys of the recipe's `loss:` section under `method: minilmv2`.
-
-    `relation_heads: null` means heads of width 16 of the teacher (48 for a base model, 64 for a large one).
-    `teacher_layer: null` means the last layer, or 21 when the teacher has 24.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class Settings(Section):
+    """`relation_heads: null` is heads of the teacher's width / 16 (48 for base, 64 for large); `teacher_layer: null` is
+    the last one, or 21 of 24."""
 
     relation_heads: int | None = Field(None, gt=0)
     teacher_layer: int | None = Field(None, gt=0)
@@ -39,18 +38,14 @@ class Settings(BaseModel):
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Bind the loss to one teacher and one student.
-
-    Raises:
-        ValueError: if the relation heads divide one of the widths not, or the teacher has no such layer.
-    """
+    """Raises ValueError if the relation heads do not divide both widths, or the teacher lacks the layer."""
     heads = settings.relation_heads or max(1, teacher.hidden // 16)
     for name, width in (("teacher", teacher.hidden), ("student", student.hidden)):
         if width % heads:
-            fitting = [h for h in range(1, heads + 1) if teacher.hidden % h == 0 and student.hidden % h == 0]
+            common = [h for h in range(1, heads + 1) if teacher.hidden % h == 0 and student.hidden % h == 0]
             raise ValueError(
                 f"{heads} relation heads do not divide the {name}'s width {width}; set loss.relation_heads to one of "
-                f"{', '.join(map(str, fitting[-4:]))}"
+                f"{', '.join(map(str, common[-4:]))}"
             )
     n = settings.teacher_layer or (21 if teacher.layers == 24 else teacher.layers)
     if n > teacher.layers:
@@ -58,18 +53,15 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
     m = student.layers
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
-        found = {}
-        for name, weight, of_teacher, of_student in (
+        named = {}
+        for name, weight, x_T, x_S in (
             ("query", settings.query_weight, t.q[n], s.q[m]),
             ("key", settings.key_weight, t.k[n], s.k[m]),
             ("value", settings.value_weight, t.v[n], s.v[m]),
         ):
-            x_T, x_S = regroup(of_teacher, heads), regroup(of_student, heads)
-            found[name] = weight * relation_kl(x_T, x_T, x_S, x_S, s.mask)
-        return found
+            x_T, x_S = regroup(x_T, heads), regroup(x_S, heads)
+            named[name] = weight * relation_kl(x_T, x_T, x_S, x_S, s.mask)
+        return named
 
-    def needs(layer: int) -> Needs:
-        one = frozenset({layer})
-        return Needs(q=one, k=one, v=one)
-
-    return Objective(teacher_needs=needs(n), student_needs=needs(m), projections=nn.ModuleDict(), terms=terms)
+    t_needs, s_needs = (Needs(*(frozenset({layer}),) * 3) for layer in (n, m))
+    return Objective(teacher_needs=t_needs, student_needs=s_needs, projections=nn.ModuleDict(), terms=terms)

@@ -3,19 +3,25 @@ https://arxiv.org/abs/1908.09355, §3.2, eq. 7).
 
     L_PT = mean over rows, layers m and components of (h_S,m/‖h_S,m‖ - h_T,g(m)/‖h_T,g(m)‖)²        `patience`
 
-The paper prints the sum ‖·‖² over the D components; the authors' code takes their mean, and it is to the mean that the
-paper's weights β of 10 to 1000 belong. Cross-entropy and soft targets (eq. 8) are added by the training on the task.
+Labels and soft targets (eq. 8) are added by the training on the task.
+
+Relations: take it over `soft-targets` when teacher and student have similar layers, such as a student of the teacher's
+own lower layers. `tinybert` compares every token and the attention too, in a stage before.
+
+    method: pkd
+    loss: {layers: skip, weight: 100.0}
 """
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from kdcli.losses.layer_map import Strategy, strategy_map, written_map
 from kdcli.losses.states import projection
+from kdcli.recipe.sections import Section
 from kdcli.types import ModelShape, Needs, Objective, Signals
 
 INPUTS = frozenset({"task"})
@@ -23,28 +29,18 @@ STAGE = "joint"
 KD = {"weight": 0.5, "temperature": 5.0}
 
 NAMED: dict[str, Strategy] = {"skip": "uniform", "last": "top"}
-"""PKD-Skip and PKD-Last are TinyBERT's maps without embedding and last layer: of 12 layers 2, 4, 6, 8, 10 and
-7, 8, 9, 10, 11 for a student of 6."""
+"""PKD-Skip and PKD-Last: TinyBERT's maps without embedding and last layer."""
 
 
-class Settings(BaseModel):
-    """Keys of the recipe's `loss:` section under `method: pkd`.
-
-    `layers` is `skip`, `last`, or a map written out as in `kdcli.losses.layer_map`. `weight` is the paper's β.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class Settings(Section):
+    """`layers` is `skip`, `last` or a map written out (`kdcli.losses.layer_map`); `weight` is β."""
 
     layers: str = "skip"
     weight: float = Field(100.0, gt=0)
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Bind the loss to one teacher and one student; where widths differ, through a learned matrix for each layer.
-
-    Raises:
-        ValueError: a map that these shapes do not have, or a student of one layer, which has none below its last.
-    """
+    """Raises ValueError if these shapes do not have such a map, or no student layer is below the last."""
     if settings.layers in NAMED:
         whole = strategy_map(NAMED[settings.layers], teacher.layers, student.layers)
         pairs = {m: n for m, n in whole.items() if 0 < m < student.layers}
@@ -65,8 +61,9 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
             first_BD = s.hidden[m][:, 0]
             if str(m) in projections:
                 first_BD = projections[str(m)](first_BD)
-            wanted_BD = F.normalize(t.hidden[n][:, 0].detach().float(), dim=-1)
-            errors.append(F.mse_loss(F.normalize(first_BD.float(), dim=-1), wanted_BD))
+            target_BD = F.normalize(t.hidden[n][:, 0].detach().float(), dim=-1)
+            # A mean over D, as in the authors' code; the paper prints the sum, but its β of 10 to 1000 fit the mean.
+            errors.append(F.mse_loss(F.normalize(first_BD.float(), dim=-1), target_BD))
         return {"patience": settings.weight * torch.stack(errors).mean()}
 
     return Objective(

@@ -1,12 +1,11 @@
 """Self-attention relations, their divergence and the squared error of their scores, in blocks.
 
-A relation is `softmax(X Yᵀ/√K + mask)` of two sets of per-head vectors: attention itself for (Q, K), the value relation
-for (V, V), and MiniLMv2's Q-Q, K-K, V-V. MiniLM (arXiv 2002.10957, eq. 6 and 9) and MiniLMv2 (arXiv 2012.15828, eq. 5)
-are both sums of `relation_kl`. TinyBERT (arXiv 1909.10351, eq. 7) compares the scores before the softmax: `score_mse`.
+A relation is `softmax(X Yᵀ/√K + mask)` of per-head vectors: attention for (Q, K), the value relation for (V, V), and
+MiniLMv2's Q-Q, K-K, V-V. MiniLM (arXiv 2002.10957, eq. 6 and 9) and MiniLMv2 (arXiv 2012.15828, eq. 5) are sums of
+`relation_kl`. TinyBERT (arXiv 1909.10351, eq. 7) compares the scores before the softmax: `score_mse`.
 
-The plain formula keeps half a dozen [B, A, L, L] tensors for autograd. Here every block of a few heads is reduced to
-its share of the loss *and* to the gradient of its inputs ([B, A, L, K], small) before the next block starts, so that a
-block stays in the processor's cache and no [B, A, L, L] tensor ever exists.
+The plain formulas keep half a dozen [B, A, L, L] tensors for autograd. Here a block of a few heads is reduced to its
+share of the loss *and* to the gradient of its inputs [B, A, L, K] before the next block starts.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ import torch
 from torch import Tensor
 
 MASKED = -1e30
-"""Score of a masked position: finite, so that `0 · (log p - log q)` is 0 and not NaN, and far below any real score."""
+"""Score of a masked position: far below any real one, yet finite, so that 0 · (log p - log q) is 0 and not NaN."""
 
 BLOCK_SCORES = {"cpu": 1 << 19, "cuda": 1 << 25}
-"""Scores held at once: 2 MB of float32 per buffer stays in a CPU core's cache; a GPU needs enough work per launch."""
+"""Scores of a block: 2 MB of float32 per buffer stay in a CPU core's cache; a GPU needs enough work per launch."""
 
 
 def regroup(x_BALK: Tensor, heads: int) -> Tensor:
-    """Concatenate the heads of a signal and split them again into H = `heads`: [B, A, L, K] → [B, H, L, AK/H].
+    """Concatenate the heads of a signal and split them into H = `heads`: [B, A, L, K] -> [B, H, L, AK/H].
 
     Raises:
-        ValueError: if `heads` does not divide the width A·K.
+        ValueError: `heads` does not divide the width A·K.
     """
     batch, own_heads, length, width = x_BALK.shape
     if own_heads == heads:
@@ -40,20 +39,16 @@ def regroup(x_BALK: Tensor, heads: int) -> Tensor:
 def relation_kl(
     teacher_x_BALK: Tensor, teacher_y_BALK: Tensor, student_x_BALJ: Tensor, student_y_BALJ: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """KL(teacher ‖ student) between two relations, averaged over heads and real query positions.
+    """KL(teacher ‖ student) between two relations, averaged over heads and real query positions: a float32 scalar.
 
     Args:
-        teacher_x_BALK, teacher_y_BALK: teacher's vectors; no gradient reaches them.
-        student_x_BALJ, student_y_BALJ: student's vectors; the width J of a head may differ from the teacher's K,
-            each side is scaled by its own 1/√width.
-        mask: [B, L], non-zero at real tokens, applied to the keys of both softmaxes, padded queries counting nothing;
-            or [B, 1, L, L], True where a query may attend; or None when everything is real.
-
-    Returns:
-        float32 scalar: Σ over heads and real rows of KL / (heads · real rows); 0 when there is no real row.
+        teacher_x_BALK, teacher_y_BALK: no gradient reaches them.
+        student_x_BALJ, student_y_BALJ: J may differ from K; each side is scaled by its own 1/√width.
+        mask: [B, L], non-zero at real tokens (padded keys are masked, padded queries not counted); or [B, 1, L, L],
+            True where a query may attend; or None. Without any real row the loss is 0.
 
     Raises:
-        ValueError: if the two sides differ in batch, heads or length.
+        ValueError: the two sides differ in batch, heads or length.
     """
     _check_alike(teacher_x_BALK, student_x_BALJ)
     kl: Tensor = _RelationKL.apply(  # type: ignore[no-untyped-call]
@@ -65,20 +60,11 @@ def relation_kl(
 def score_mse(
     teacher_x_BALK: Tensor, teacher_y_BALK: Tensor, student_x_BALJ: Tensor, student_y_BALJ: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """Squared error between the scores X Yᵀ/√K of two relations, before any softmax.
-
-    Args:
-        teacher_x_BALK, teacher_y_BALK, student_x_BALJ, student_y_BALJ, mask: as of `relation_kl`. A pair of a query and
-            a key that it may not attend to is 0 on both sides and is not counted.
+    """Squared error between the scores X Yᵀ/√K of two relations, before any softmax; arguments as in `relation_kl`.
 
     Returns:
-        float32 scalar: the mean over the keys of a query, averaged over heads and real queries. In a sequence of
-        n tokens that is the mean over its n² pairs; sequences weigh by their tokens, as they do in the error of hidden
-        states, so that the losses of micro-batches, weighted by their tokens, add up to that of the batch. 0 when there
-        is no real query.
-
-    Raises:
-        ValueError: if the two sides differ in batch, heads or length.
+        float32 scalar: the mean over the keys that a query may attend to, averaged over heads and real queries. So
+        sequences weigh by their tokens, and the losses of micro-batches, weighted by tokens, add up to the batch's.
     """
     _check_alike(teacher_x_BALK, student_x_BALJ)
     mse: Tensor = _ScoreMSE.apply(  # type: ignore[no-untyped-call]
@@ -96,23 +82,23 @@ def _check_alike(teacher_BALK: Tensor, student_BALJ: Tensor) -> None:
 
 
 class _MadeForward(torch.autograd.Function):
-    """A scalar whose gradients are made on the way forward: `forward` saves those of the student's x and y."""
+    """A scalar whose `forward` saves the gradients of the student's x and y."""
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients that `forward` left, times that of the scalar; only the student's x and y have any."""
+        """The saved gradients times the scalar's."""
         grad_x, grad_y = ctx.saved_tensors
         return grad_x * grad, grad_y * grad, None, None, None
 
 
 class _RelationKL(_MadeForward):
-    """x, y → scalar, with ∂/∂scores = (p_S - p_T)/(A · rows) turned into the inputs' gradients on the way forward."""
+    """x, y -> scalar; ∂/∂scores = (p_S - p_T)/(A · rows)."""
 
     @staticmethod
     def forward(
         ctx: Any, student_x: Tensor, student_y: Tensor, teacher_x: Tensor, teacher_y: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """The divergence, see `relation_kl`; x and y are [B, A, L, K], their gradients are made here too."""
+        """See `relation_kl`."""
         batch, heads, length, _ = student_x.shape
         device = student_x.device
         bias, real_BL = _bias_and_rows(mask)
@@ -135,7 +121,7 @@ class _RelationKL(_MadeForward):
                     t_scores += bias[sequences]
                 torch.softmax(s_scores, -1, out=p_s)
                 torch.softmax(t_scores, -1, out=p_t)
-                # log p = score - log Z and Σ p_T = 1, so the two log Z enter once a row; Z is read off the largest p.
+                # log p = score - log Z and Σ p_T = 1: each log Z enters once per row, as max score - log max p.
                 row_kl = (s_scores.amax(-1) - p_s.amax(-1).log()) - (t_scores.amax(-1) - p_t.amax(-1).log())
                 t_scores -= s_scores
                 if real_BL is None:
@@ -156,13 +142,13 @@ class _RelationKL(_MadeForward):
 
 
 class _ScoreMSE(_MadeForward):
-    """x, y → scalar: Σ e² with e = √w (x_S y_Sᵀ/√J - x_T y_Tᵀ/√K), w the row's share of the mean; ∂/∂scores = 2√w e."""
+    """x, y -> scalar: Σ e² with e = √w (x_S y_Sᵀ/√J - x_T y_Tᵀ/√K), w a row's share of the mean; ∂/∂scores = 2√w e."""
 
     @staticmethod
     def forward(
         ctx: Any, student_x: Tensor, student_y: Tensor, teacher_x: Tensor, teacher_y: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """The error, see `score_mse`; x and y are [B, A, L, K], their gradients are made here too."""
+        """See `score_mse`."""
         batch, heads, length, _ = student_x.shape
         device = student_x.device
         root_BALK, real_BALK, allowed_BALL = _row_weights(mask, heads, length, batch, device)
@@ -174,7 +160,7 @@ class _ScoreMSE(_MadeForward):
         with torch.autocast(device.type, enabled=False):
             for block in blocks:
                 sequences, _ = block
-                # Weights and mask enter where tensors are small: a row of x is a row of scores, one of y a column.
+                # Apply weights and mask to the small tensors: a row of x is a row of scores, a row of y a column.
                 root = root_BALK if len(root_BALK) == 1 else root_BALK[sequences]
                 s_x, t_x = (x[block].float() * root for x in (student_x, teacher_x))
                 s_y, t_y = (y[block].float() for y in (student_y, teacher_y))
@@ -199,8 +185,8 @@ class _ScoreMSE(_MadeForward):
 def _row_weights(
     mask: Tensor | None, heads: int, length: int, batch: int, device: torch.device
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Of either form of mask: √w of each query [B or 1, 1, L or 1, 1], 0 where it is padding; which keys are real
-    [B, 1, L, 1]; which pairs may attend [B, 1, L, L], where rows differ in that. w is 1/(heads · rows · keys)."""
+    """√w of each query [B or 1, 1, L or 1, 1] with w = 1/(heads · rows · keys), 0 for padding; from a mask [B, L] the
+    real keys [B, 1, L, 1], from [B, 1, L, L] the pairs that may attend."""
     if mask is None:
         share = 1 / max(1, heads * batch * length * length)
         return torch.full((1, 1, 1, 1), share**0.5, device=device), None, None
@@ -216,32 +202,31 @@ def _row_weights(
 
 
 def _empty_gradients(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Room for the float32 gradients of the student's x and y, contiguous whatever the inputs are; None unasked."""
+    """Buffers for the float32 gradients of the student's x and y; None if neither needs one."""
     if not any(ctx.needs_input_grad[:2]):
         return None
     return torch.empty(x.shape, device=x.device), torch.empty(y.shape, device=y.device)
 
 
 def _product(x_BAIK: Tensor, y_BAKJ: Tensor, scale: float, *, out: Tensor, onto: bool = False) -> None:
-    """`scale` · x y written (or added) to the contiguous block `out`: no copy, and no memory fresh from the system."""
+    """Write, or add, `scale` · x y to the contiguous block `out` without allocating."""
     flat = out.view(-1, *out.shape[2:])
     torch.baddbmm(flat, x_BAIK.flatten(0, 1), y_BAKJ.flatten(0, 1), beta=float(onto), alpha=scale, out=flat)
 
 
 def _bias_and_rows(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Additive key mask (broadcastable to [B, A, L, L]) and float row weights [B, L], from either form of mask."""
+    """Additive key mask, broadcastable to [B, A, L, L], and float row weights [B, L]."""
     if mask is None:
         return None, None
     allowed = mask.bool()
-    if allowed.dim() == 2:
-        bias = torch.zeros(allowed.shape, device=mask.device).masked_fill_(~allowed, MASKED)[:, None, None, :]
-        return bias, allowed.float()
     bias = torch.zeros(allowed.shape, device=mask.device).masked_fill_(~allowed, MASKED)
+    if allowed.dim() == 2:
+        return bias[:, None, None, :], allowed.float()
     return bias, allowed.any(-1)[:, 0].float()
 
 
 def _blocks(batch: int, heads: int, length: int, device: str) -> list[tuple[slice, slice]]:
-    """Split [B, A] into blocks of at most `BLOCK_SCORES` scores: some heads of one sequence, or whole sequences."""
+    """Split [B, A] into blocks of at most `BLOCK_SCORES` scores: heads of one sequence, or whole sequences."""
     at_once = max(1, BLOCK_SCORES.get(device, BLOCK_SCORES["cuda"]) // (length * length))
     if at_once >= heads:
         step = at_once // heads

@@ -2,17 +2,22 @@
 
     L = T² · KL(softmax(z_T / T) ‖ softmax(z_S / T))
 
-T² keeps the gradient's size as the temperature rises. What has no softmax has its own form: scores are learned by
-squared error (the divergence of one logit is zero whatever it is), labels of which several may hold by the divergence
-of each yes or no.
+T² keeps the gradient's size as the temperature rises. Scores use squared error, for the divergence of one logit is
+always 0; several labels per text use the divergence of each yes or no.
+
+Relations: the loss that every distillation on a task has, and this method has nothing else. Take it first; `pkd` adds
+hidden states, `tinybert` adds a stage before it.
+
+    method: soft-targets
+    kd: {weight: 0.5, temperature: 2.0}
 """
 
 from __future__ import annotations
 
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
+from kdcli.recipe.sections import Section
 from kdcli.types import IGNORED, Kind, ModelShape, Needs, Objective
 
 INPUTS = frozenset({"task"})
@@ -20,30 +25,25 @@ STAGE = "joint"
 KD = {"weight": 0.5, "temperature": 2.0}
 
 
-class Settings(BaseModel):
-    """The recipe's `loss:` section under `method: soft-targets` holds nothing: all there is to say stands in `kd:`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class Settings(Section):
+    """It has no settings in `loss:`; weight and temperature are in `kd:`."""
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Nothing beside the loss against labels and logits, which every distillation on a task has."""
+    """No terms: the training on the task adds labels and soft targets."""
     return Objective(teacher_needs=Needs(), student_needs=Needs(), projections=nn.ModuleDict(), terms=lambda t, s: {})
 
 
 def soft_loss(
     kind: Kind, teacher: Tensor, student: Tensor, labels: Tensor, mask_BL: Tensor | None, temperature: float
 ) -> Tensor:
-    """Mean loss over what `kdcli.losses.hard.labelled` counts, in float32; no gradient reaches the teacher.
+    """Mean over what `kdcli.losses.hard.labelled` counts, a float32 scalar; no gradient reaches the teacher.
 
     Args:
-        kind: of the task; the shapes of both logits are those of `hard_loss`.
-        labels: of `tokens` they say which words count; otherwise not looked at.
+        kind: of the task; shapes of both logits as in `hard_loss`.
+        labels: read for `tokens` only, where they say which words count.
         mask_BL: 1 = real token; the softmax of a `span` runs over real tokens only.
         temperature: T > 0.
-
-    Returns:
-        Scalar; of `span` the mean over first and last token, of `multi` over the classes.
     """
     teacher, student = teacher.detach().float(), student.float()
     if kind == "score":
@@ -55,18 +55,14 @@ def soft_loss(
         entropy = F.binary_cross_entropy_with_logits(teacher / temperature, soft)
         return factor * (F.binary_cross_entropy_with_logits(logits, soft) - entropy)
     if kind == "tokens":
-        counted = labels.flatten() != IGNORED
-        teacher, student = teacher.flatten(0, 1)[counted], student.flatten(0, 1)[counted]
+        labelled = labels.flatten() != IGNORED
+        teacher, student = teacher.flatten(0, 1)[labelled], student.flatten(0, 1)[labelled]
     elif kind == "span":
         if mask_BL is not None:
-            # Not -inf: the divergence would take 0 · (inf - inf) for a number.
+            # Not -inf: the divergence has a term 0 · (inf - inf).
             teacher, student = (x.masked_fill(mask_BL[:, :, None] == 0, -1e4) for x in (teacher, student))
         teacher, student = (x.transpose(1, 2).flatten(0, 1) for x in (teacher, student))
-    summed = F.kl_div(
-        F.log_softmax(student / temperature, -1),
-        F.log_softmax(teacher / temperature, -1),
-        reduction="sum",
-        log_target=True,
-    )
-    # A micro-batch may hold no labelled word at all.
+    log_q, log_p = (F.log_softmax(x / temperature, -1) for x in (student, teacher))
+    summed = F.kl_div(log_q, log_p, reduction="sum", log_target=True)
+    # A micro-batch may have no labelled word.
     return factor * summed / max(1, len(student))

@@ -1,25 +1,34 @@
-"""Squared error between hidden states, and the learned matrix between states of different widths."""
+"""What losses between hidden states share: means over real tokens, squared error, and the matrix between two widths."""
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
 def projection(student_width: int, teacher_width: int) -> nn.Linear:
-    """A learned bias-free matrix from the student's width to the teacher's.
-
-    Between equal widths it starts as the identity: a student that is made of its teacher's layers is near already.
-    """
-    made = nn.Linear(student_width, teacher_width, bias=False)
+    """A learned matrix without bias; the identity at first if the widths are equal."""
+    linear = nn.Linear(student_width, teacher_width, bias=False)
     if student_width == teacher_width:
-        nn.init.eye_(made.weight)
-    return made
+        # The student is made of its teacher's layers, so its states are near already.
+        nn.init.eye_(linear.weight)
+    return linear
+
+
+def token_mean(x_BL: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean over the real tokens; 0 if there are none. `mask` as in `kdcli.losses.relation.relation_kl`."""
+    if mask is None:
+        return x_BL.mean()
+    real_BL = (mask if mask.dim() == 2 else mask.any(-1)[:, 0]).to(x_BL.dtype)
+    return (x_BL * real_BL).sum() / real_BL.sum().clamp(min=1)
 
 
 def masked_mse(teacher_BLD: Tensor, student_BLD: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean squared error over the real tokens and all D components, in float32; `mask` as in `relation_kl`."""
+    """Mean squared error over the real tokens and all D components, in float32."""
     error_BLD = (student_BLD.float() - teacher_BLD.detach().float()).square()
-    if mask is None:
-        return error_BLD.mean()
-    real_BL = (mask if mask.dim() == 2 else mask.any(-1)[:, 0]).to(error_BLD.dtype)
-    return (error_BLD.mean(-1) * real_BL).sum() / real_BL.sum().clamp(min=1)
+    return error_BLD.mean() if mask is None else token_mean(error_BLD.mean(-1), mask)
+
+
+def cosine_distance(teacher_BLD: Tensor, student_BLD: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean of 1 - cosine over the real tokens, in float32; no gradient reaches the teacher."""
+    return token_mean(1 - F.cosine_similarity(teacher_BLD.detach().float(), student_BLD.float(), dim=-1), mask)

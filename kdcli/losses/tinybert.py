@@ -4,11 +4,16 @@ https://arxiv.org/abs/1909.10351, §3.1).
     L_embd = MSE(E_S W_0, E_T)                                    eq. 9    `embedding`
     L_hidn = MSE(H_S W_m, H_T)                                    eq. 8    `hidden`
     L_attn = 1/A Σ_a MSE(Q_S K_Sᵀ/√K, Q_T K_Tᵀ/√K)                eq. 7    `attention`, before the softmax
-    L      = Σ_m λ_m L_layer(student layer m, teacher layer g(m)) eq. 6    m = 0 … M, g(0) = 0
+    L      = Σ_m λ_m L_layer(student layer m, teacher layer g(m)) eq. 6    m = 0 ... M, g(0) = 0
 
-The W are learned, one for each layer, and belong to the run, not to the student. Each term is the sum over its layers,
-its means are over real tokens only. The prediction loss of eq. 10 is that of a task (`kdcli.losses.soft_targets`), in a
-stage of its own.
+The learned W, one per layer, belong to the run, not to the student. Means are over real tokens. The prediction loss of
+eq. 10 is `soft-targets`, in a stage of its own.
+
+Relations: take it to imitate every layer, on text and again on a task with augmented data; it needs more of the teacher
+than `minilm`, which compares one layer, and a stage more than `pkd`.
+
+    method: tinybert
+    loss: {layers: uniform, share_projection: false}
 """
 
 from __future__ import annotations
@@ -16,30 +21,24 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from kdcli.losses.layer_map import layer_map
 from kdcli.losses.relation import regroup, score_mse
 from kdcli.losses.states import masked_mse, projection
+from kdcli.recipe.sections import Section
 from kdcli.types import ModelShape, Needs, Objective, Signals
 
 INPUTS = frozenset({"text", "task"})
 STAGE = "separate"
 KD = {"weight": 1.0, "temperature": 1.0}
 
-SHARED = "shared"
-"""Name of the one matrix of all layers."""
+SHARED = "shared"  # name of the one matrix of all layers
 
 
-class Settings(BaseModel):
-    """Keys of the recipe's `loss:` section under `method: tinybert`.
-
-    `layers` is a map of `kdcli.losses.layer_map`. `layer_weights` are the λ_m of the embedding and of every student
-    layer, M + 1 numbers; null means that all are 1.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class Settings(Section):
+    """`layers` is a map of `kdcli.losses.layer_map`; `layer_weights` are λ_0 ... λ_M, null for all 1."""
 
     layers: str = "uniform"
     embedding_weight: float = Field(1.0, ge=0)
@@ -50,12 +49,13 @@ class Settings(BaseModel):
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
-    """Bind the loss to one teacher and one student.
-
-    Raises:
-        ValueError: a map that these shapes do not have, λ for other layers than there are, or nothing left to compare.
-    """
-    weights = _layer_weights(settings, student)
+    """Raises ValueError if these shapes do not have such a map or number of λ, or if nothing is left to compare."""
+    weights = [1.0] * (student.layers + 1) if settings.layer_weights is None else settings.layer_weights
+    if len(weights) != student.layers + 1:
+        raise ValueError(
+            f"loss.layer_weights holds {len(weights)} numbers, but the student has an embedding and {student.layers} "
+            f"layers: give {student.layers + 1}, that of the embedding first"
+        )
     pairs = {m: n for m, n in layer_map(settings.layers, teacher.layers, student.layers).items() if weights[m]}
     states = {m: n for m, n in pairs.items() if (settings.hidden_weight if m else settings.embedding_weight)}
     scores = {m: n for m, n in pairs.items() if m and settings.attention_weight}
@@ -66,7 +66,7 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         )
     keys = {m: SHARED if settings.share_projection else str(m) for m in states}
     projections = nn.ModuleDict({key: projection(student.hidden, teacher.hidden) for key in sorted(set(keys.values()))})
-    heads = teacher.heads if teacher.heads == student.heads else common_heads(teacher, student)
+    heads = common_heads(teacher, student)
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
         named: dict[str, list[Tensor]] = {}
@@ -80,41 +80,23 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
             named.setdefault("attention", []).append(settings.attention_weight * weights[m] * error)
         return {name: torch.stack(values).sum() for name, values in named.items()}
 
+    note = (
+        f"the teacher has {teacher.heads} attention heads and the student {student.heads}: both are compared regrouped "
+        f"into {heads}"
+    )
+    t_scores, s_scores = frozenset(scores.values()), frozenset(scores)
     return Objective(
-        teacher_needs=_needs(frozenset(states.values()), frozenset(scores.values())),
-        student_needs=_needs(frozenset(states), frozenset(scores)),
+        teacher_needs=Needs(q=t_scores, k=t_scores, hidden=frozenset(states.values())),
+        student_needs=Needs(q=s_scores, k=s_scores, hidden=frozenset(states)),
         projections=projections,
         terms=terms,
-        notes=_notes(teacher, student, heads) if scores else (),
+        notes=(note,) if scores and teacher.heads != student.heads else (),
     )
 
 
 def common_heads(teacher: ModelShape, student: ModelShape) -> int:
-    """The largest number of heads into which both widths can be regrouped, no more than either model has."""
+    """The heads of both, or the largest number below that divides both widths."""
+    if teacher.heads == student.heads:
+        return teacher.heads
     most = min(teacher.heads, student.heads)
     return max(h for h in range(1, most + 1) if teacher.hidden % h == 0 and student.hidden % h == 0)
-
-
-def _layer_weights(settings: Settings, student: ModelShape) -> list[float]:
-    weights = settings.layer_weights
-    if weights is None:
-        return [1.0] * (student.layers + 1)
-    if len(weights) != student.layers + 1:
-        raise ValueError(
-            f"loss.layer_weights holds {len(weights)} numbers, but the student has an embedding and {student.layers} "
-            f"layers: give {student.layers + 1}, that of the embedding first"
-        )
-    return weights
-
-
-def _needs(states: frozenset[int], scores: frozenset[int]) -> Needs:
-    return Needs(q=scores, k=scores, hidden=states)
-
-
-def _notes(teacher: ModelShape, student: ModelShape, heads: int) -> tuple[str, ...]:
-    if teacher.heads == student.heads:
-        return ()
-    return (
-        f"the teacher has {teacher.heads} attention heads and the student {student.heads}: both are compared regrouped "
-        f"into {heads}",
-    )

@@ -1,9 +1,8 @@
 """Losses over a whole vocabulary, in chunks of rows: cross-entropy and the divergence from a teacher's soft targets.
 
-The logits of P labelled positions over V words are there anyway, in the compute dtype. The plain formulas add several
-float32 tensors of that size: scaled copies, log-softmaxes, their exponentials, products, what autograd keeps. Here a
-chunk of a few rows is reduced to its loss *and* to the gradient of its logits before the next one starts. Only that
-gradient is as large as the logits, and has their dtype.
+The plain formulas add several float32 tensors as large as the logits [P, V]. Here a chunk of a few rows is reduced to
+its loss *and* to the gradient of its logits before the next one starts; only that gradient, in the logits' dtype, is
+kept.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from torch import Tensor
 from kdcli.types import IGNORED, Signals
 
 CHUNK_LOGITS = {"cpu": 1 << 17, "cuda": 1 << 21}
-"""Logits held in float32 at once: four buffers of 512 kB stay in a CPU core's cache; a GPU needs more work a launch."""
+"""Logits in float32 at once: four buffers of 512 kB stay in a CPU core's cache; a GPU needs more work per launch."""
 
 KEPT = 2.0**14
-"""Differences of two probabilities are kept times this until the backward pass: float16 would round small ones to 0
-before a loss scale could lift them. A power of two changes no digit, and 2^14 is within its range."""
+"""Differences of probabilities are kept times this until the backward pass: float16 would round small ones to 0 before
+the loss scale. A power of two changes no digit, and 2^14 is within float16's range."""
 
 
 def labels_of(signals: Signals) -> Tensor:
-    """The labels that are not IGNORED, [P] int64, in the order in which `capture` leaves their logits.
+    """The labels that are not IGNORED, [P] int64, in the order of the captured logits.
 
     Raises:
-        ValueError: the batch had none.
+        ValueError: the batch had no labels.
     """
     if signals.labels is None:
         raise ValueError("the batch has no labels: masked language modelling needs masked text")
@@ -38,7 +37,7 @@ def masked_ce(logits_PV: Tensor, labels_P: Tensor) -> Tensor:
     """Mean cross-entropy of P positions, a float32 scalar; 0 where P is 0.
 
     Raises:
-        ValueError: as many labels are needed as rows of logits.
+        ValueError: not as many labels as rows of logits.
     """
     if logits_PV.shape[:-1] != labels_P.shape:
         raise ValueError(f"logits {list(logits_PV.shape)} do not fit labels {list(labels_P.shape)}")
@@ -49,29 +48,24 @@ def masked_ce(logits_PV: Tensor, labels_P: Tensor) -> Tensor:
 def soft_kl(teacher_PV: Tensor, student_PV: Tensor, temperature: float) -> Tensor:
     """T² · KL(softmax(teacher / T) ‖ softmax(student / T)), a mean over P positions: a float32 scalar, 0 where P is 0.
 
-    No gradient reaches the teacher.
-
-    Args:
-        temperature: T > 0.
+    T > 0; no gradient reaches the teacher.
 
     Raises:
         ValueError: logits of two shapes, such as those of two vocabularies.
     """
     if teacher_PV.shape != student_PV.shape:
-        raise ValueError(
-            f"logits of two shapes cannot be compared: teacher {list(teacher_PV.shape)}, student "
-            f"{list(student_PV.shape)}"
-        )
+        shapes = f"teacher {list(teacher_PV.shape)}, student {list(student_PV.shape)}"
+        raise ValueError(f"logits of two shapes cannot be compared: {shapes}")
     loss: Tensor = _Chunked.apply(student_PV, teacher_PV.detach(), None, temperature)  # type: ignore[no-untyped-call]
     return loss
 
 
 class _Chunked(torch.autograd.Function):
-    """Logits → scalar, against soft targets or labels, its gradient T · (p - target) / P made on the way forward."""
+    """Logits -> scalar against soft targets or labels; the forward pass makes its gradient T · (p - target) / P."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, teacher: Tensor | None, labels: Tensor | None, temperature: float) -> Tensor:
-        """The loss; see `masked_ce` (`labels` [P]) and `soft_kl` (`teacher` [P, V]) for its two forms."""
+        """The loss of `masked_ce` (`labels` [P]) or `soft_kl` (`teacher` [P, V])."""
         rows, words = logits.shape
         ctx.scale = temperature / max(1, rows) / KEPT
         gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
@@ -99,7 +93,7 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """What `forward` left, times the scalar's gradient, in place: a second backward pass is autograd's error."""
+        """The saved gradient times the scalar's, in place: a second backward pass is an autograd error."""
         (gradient,) = ctx.saved_tensors
         factor = grad.float() * ctx.scale
         for chunk in _chunks(len(gradient), gradient.shape[1], gradient.device.type):
@@ -109,7 +103,7 @@ class _Chunked(torch.autograd.Function):
 
 
 def _softmax(logits_CV: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits over T without their largest [C, V], the exponentials of that [C, V] and their sums [C], in float32."""
+    """Logits over T minus their maximum [C, V], their exponentials [C, V] and the sums [C], in float32."""
     x_CV = logits_CV.to(torch.float32, copy=True)
     x_CV -= x_CV.amax(-1, keepdim=True)
     x_CV /= temperature

@@ -1,1 +1,1 @@
-"""Encoders: where their parts live, how to load, shrink, describe and listen to them."""
+"""Encoders: where their parts are, how to load, shrink, describe and capture them."""

@@ -1,8 +1,8 @@
-"""Listening to an encoder: `capture(model, needs)` gives a module that returns signals and stops at the last one.
+"""Signals of an encoder: `capture(model, needs)` makes a module that returns them and stops at the last one needed.
 
-Models on the attention interface of transformers are given the attention function `kd_capture`, which is sdpa with an
-ear; the others are heard through forward hooks on their projections. What comes out is the same: q, k and v as the
-model's own softmax sees them, after any rotary embedding, scaled so that attention is softmax(q·k/√K).
+Models on transformers' attention interface get the attention function `kd_capture`, which is sdpa that records its
+inputs; the others get forward hooks on their projections. Both give q, k and v as the model's own softmax sees them,
+after any rotary embedding, scaled so that attention is softmax(q·k/√K).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,96 +20,87 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from kdcli.models.layout import Layout, layout_for
+from kdcli.models.layout import layout_for
 from kdcli.types import IGNORED, Batch, Needs, Signals
 
 INTERFACE = "kd_capture"
 
 
 class _AllCaptured(Exception):
-    """The last needed signal was taken."""
+    """The last needed signal was recorded."""
 
 
 class _Recorder:
     """Collects the signals of one forward pass."""
 
     def __init__(self, needs: Needs, signals: Signals) -> None:
-        self.needs, self.signals = needs, signals
+        self.signals = signals
+        self.needs_logits = needs.logits or needs.masked_logits
         self.attentions = 0
         self.missing = {(kind, n) for kind in ("q", "k", "v", "hidden") for n in getattr(needs, kind)}
 
-    def take(self, kind: str, layer: int, make: Callable[[], Tensor]) -> None:
+    def record(self, kind: str, layer: int, make: Callable[[], Tensor]) -> None:
         if (kind, layer) in self.missing:
             getattr(self.signals, kind)[layer] = make()
             self.missing.discard((kind, layer))
 
-    def leave_if_done(self) -> None:
-        if not self.missing and not (self.needs.logits or self.needs.masked_logits):
+    def stop_if_done(self) -> None:
+        if not self.missing and not self.needs_logits:
             raise _AllCaptured
 
 
-_listening: ContextVar[_Recorder | None] = ContextVar("kdcli_listening", default=None)
+_recorder: ContextVar[_Recorder | None] = ContextVar("kdcli_recorder", default=None)
 
 
 def _kd_capture(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    ear = _listening.get()
-    if ear is not None:
-        ear.attentions += 1
-        n, heads, width = ear.attentions, query.shape[1], query.shape[-1]
+    recorder = _recorder.get()
+    if recorder is not None:
+        recorder.attentions += 1
+        n, heads, width = recorder.attentions, query.shape[1], query.shape[-1]
         # Some models scale q beforehand and pass 1; the captured q always wants 1/√K.
         scaling = kwargs.get("scaling")
         factor = 1.0 if scaling is None else float(scaling) * width**0.5
-        ear.take("q", n, lambda: query if abs(factor - 1.0) < 1e-6 else query * factor)
-        ear.take("k", n, lambda: _repeated(key, heads))
-        ear.take("v", n, lambda: _repeated(value, heads))
-        ear.leave_if_done()
-    heard: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    return heard
+        recorder.record("q", n, lambda: query if abs(factor - 1.0) < 1e-6 else query * factor)
+        recorder.record("k", n, lambda: _repeated(key, heads))
+        recorder.record("v", n, lambda: _repeated(value, heads))
+        recorder.stop_if_done()
+    output: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    return output
 
 
 AttentionInterface.register(INTERFACE, _kd_capture)
 AttentionMaskInterface.register(INTERFACE, sdpa_mask)
 
 
-def capture(model: PreTrainedModel, needs: Needs) -> Capture:
+class Capture(nn.Module):
     """A module whose forward(batch) gives `Signals` and computes nothing beyond the last signal needed.
 
     Args:
-        model: a base encoder, or one with a head on top (needed for logits); it keeps working as before, and its
-            parameters stay where they are.
-        needs: layers 1 … N (0 for the embedding output in `hidden`).
+        model: a base encoder, or one with a head (needed for logits). It keeps working as before.
+        needs: layers 1 ... N; `hidden` also takes 0, the embedding output.
 
     Raises:
         UsageError: a model type without a row in `kdcli.models.layout`.
-        ValueError: a needed layer that the model does not have, or logits of a model without a head.
+        ValueError: a layer that the model does not have, or logits of a model without a head.
     """
-    return Capture(model, needs)
-
-
-class Capture(nn.Module):
-    """See `capture`; `model` is the encoder itself."""
 
     def __init__(self, model: PreTrainedModel, needs: Needs) -> None:
         super().__init__()
         config = model.config
-        self.layout: Layout = layout_for(config)
-        self.model = model
-        self.needs = needs
-        # Not modules of this one, for they belong to the model already, and a shared layer stands in it several times.
+        self.layout, self.model, self.needs = layout_for(config), model, needs
         encoder: Any = model.base_model
+        # A plain list, not submodules: the layers belong to the model already, and a shared layer occurs several times.
         self.layers = self.layout.modules(encoder)
-        asked = needs.q | needs.k | needs.v | needs.hidden
-        wrong = sorted(n for n in asked if not 0 <= n <= len(self.layers)) + [
-            n for n in sorted(needs.q | needs.k | needs.v) if n == 0
-        ]
+        vectors = needs.q | needs.k | needs.v
+        wrong = sorted(n for n in vectors | needs.hidden if not 0 <= n <= len(self.layers)) + [0] * (0 in vectors)
         if wrong:
-            raise ValueError(f"layers {wrong} asked for, but the model has layers 1 to {len(self.layers)}")
+            raise ValueError(f"layers {wrong} are needed, but the model has layers 1 to {len(self.layers)}")
         if (needs.logits or needs.masked_logits) and encoder is model:
             raise ValueError(f"{type(model).__name__} has no head on top, so it has no logits")
         if needs.logits and needs.masked_logits:
-            raise ValueError("the logits of all tokens and those of labelled tokens alone cannot be asked for at once")
+            raise ValueError("needs either the logits of all tokens or those of labelled tokens, not both")
         if self.layout.interface:
             model.set_attn_implementation(INTERFACE)
             if config._attn_implementation != INTERFACE:
@@ -116,7 +108,7 @@ class Capture(nn.Module):
         self.accepted = set(inspect.signature(model.forward).parameters)
 
     def forward(self, batch: Batch) -> Signals:
-        """Run the model on a batch as far as needed; see `kdcli.types.Signals` for what comes back.
+        """Run the model on a batch as far as needed.
 
         Raises:
             ValueError: `masked_logits` of a batch without labels.
@@ -124,15 +116,15 @@ class Capture(nn.Module):
         signals = Signals(mask=batch.get("attention_mask"), labels=batch.get("labels"))
         if self.needs == Needs():
             return signals
-        ear = _Recorder(self.needs, signals)
-        token = _listening.set(ear)
+        recorder = _Recorder(self.needs, signals)
+        token = _recorder.set(recorder)
         try:
             with ExitStack() as hooks:
-                self._hook_hidden(ear, hooks)
+                self._hook_hidden(recorder, hooks)
                 if self.needs.masked_logits:
                     self._hook_labelled(signals.labels, hooks)
                 if not self.layout.interface:
-                    self._hook_projections(ear, hooks)
+                    self._hook_projections(recorder, hooks)
                 if not self.layout.autocast:
                     hooks.enter_context(torch.autocast(batch["input_ids"].device.type, enabled=False))
                 output = self.model(**self._inputs(batch))
@@ -145,13 +137,13 @@ class Capture(nn.Module):
         except _AllCaptured:
             pass
         finally:
-            _listening.reset(token)
-        if ear.missing:
-            raise RuntimeError(f"never heard {sorted(ear.missing)}: is the row in kdcli/models/layout.py right?")
+            _recorder.reset(token)
+        if recorder.missing:
+            raise RuntimeError(f"never saw {sorted(recorder.missing)}: is the row in kdcli/models/layout.py right?")
         return signals
 
     def _inputs(self, batch: Batch) -> dict[str, Any]:
-        """The batch as this model's forward wants it."""
+        """The arguments of this model's forward."""
         # With labels a model would compute a loss of its own.
         inputs: dict[str, Any] = {k: v for k, v in batch.items() if k in self.accepted and k != "labels"}
         config = self.model.config
@@ -167,34 +159,35 @@ class Capture(nn.Module):
                 smallest = torch.finfo(self.model.dtype).min
                 inputs["attention_mask"] = torch.zeros_like(mask, dtype=self.model.dtype).masked_fill(~mask, smallest)
         if "position_ids" in inputs and self.layout.position_offset:
-            # Not always the padding token of the configuration: MPNet's is 1 whatever that says.
+            # Not always the configuration's padding token: MPNet's padding index is 1 whatever that is.
             embeddings: Any = self.model.base_model.get_submodule("embeddings")
             inputs["position_ids"] = inputs["position_ids"] + embeddings.padding_idx + 1
         return inputs
 
-    def _hook_hidden(self, ear: _Recorder, hooks: ExitStack) -> None:
+    def _hook_hidden(self, recorder: _Recorder, hooks: ExitStack) -> None:
         if not self.needs.hidden:
             return
-        done = [0]
+        done = 0
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            if done[0] == 0:
-                ear.take("hidden", 0, lambda: args[0] if args else kwargs["hidden_states"])
-                ear.leave_if_done()
+            if done == 0:
+                recorder.record("hidden", 0, lambda: args[0] if args else kwargs["hidden_states"])
+                recorder.stop_if_done()
 
         def after(module: nn.Module, args: Any, output: Any) -> None:
-            done[0] += 1
-            ear.take("hidden", done[0], lambda: output if isinstance(output, Tensor) else output[0])
-            ear.leave_if_done()
+            nonlocal done
+            done += 1
+            recorder.record("hidden", done, lambda: output if isinstance(output, Tensor) else output[0])
+            recorder.stop_if_done()
 
         hooks.callback(self.layers[0].register_forward_pre_hook(before, with_kwargs=True).remove)
         for layer in dict.fromkeys(self.layers):
             hooks.callback(layer.register_forward_hook(after).remove)
 
     def _hook_labelled(self, labels_BL: Tensor | None, hooks: ExitStack) -> None:
-        """Let the head see the labelled tokens alone, as one row: it works token by token, and over a vocabulary."""
+        """Hand the head the labelled tokens only, as one row: it works token by token, over a whole vocabulary."""
         if labels_BL is None:
-            raise ValueError("logits at labelled tokens were asked for, but the batch has no labels")
+            raise ValueError("logits at labelled tokens are needed, but the batch has no labels")
         labelled_BL = labels_BL != IGNORED
 
         def after(module: nn.Module, args: Any, output: Any) -> Any:
@@ -205,45 +198,44 @@ class Capture(nn.Module):
 
         hooks.callback(self.model.base_model.register_forward_hook(after).remove)
 
-    def _hook_projections(self, ear: _Recorder, hooks: ExitStack) -> None:
-        layout = self.layout
+    def _hook_projections(self, recorder: _Recorder, hooks: ExitStack) -> None:
         table: list[Tensor] = []
-        if layout.positions:
-            module = self.model.base_model.get_submodule(layout.positions)
+        if self.layout.positions:
+            module = self.model.base_model.get_submodule(self.layout.positions)
             hooks.callback(module.register_forward_hook(lambda m, a, output: table.append(output[None, None])).remove)
         for n in sorted(self.needs.q | self.needs.k | self.needs.v):
             layer = self.layers[n - 1]
-            wanted: dict[str, list[str]] = {}
-            for kind, path in (("q", layout.q), ("k", layout.k), ("v", layout.v)):
+            kinds_of: dict[str, list[str]] = {}
+            for kind in "qkv":
                 if n in getattr(self.needs, kind):
-                    wanted.setdefault(path, []).append(kind)
-            for path, kinds in wanted.items():
-                hook = self._projection_hook(ear, n, layer, kinds, table)
-                hooks.callback(layer.get_submodule(path).register_forward_hook(hook).remove)
+                    # A fused linear serves several kinds.
+                    kinds_of.setdefault(getattr(self.layout, kind), []).append(kind)
+            for path, kinds in kinds_of.items():
+                record = partial(self._record_projection, recorder, n, kinds, table)
+                hooks.callback(layer.get_submodule(path).register_forward_hook(record).remove)
 
-    def _projection_hook(
-        self, ear: _Recorder, n: int, layer: nn.Module, kinds: list[str], table: list[Tensor]
-    ) -> Callable[[nn.Module, Any, Tensor], None]:
-        layout = self.layout
+    def _record_projection(
+        self, recorder: _Recorder, n: int, kinds: list[str], table: list[Tensor], module: Any, args: Any, x_BLE: Tensor
+    ) -> None:
+        """A forward hook: record the output of a projection of layer n."""
+        layout, layer = self.layout, self.layers[n - 1]
+        for kind in kinds:
+            if layout.fused == "heads":
+                three = x_BLE.view(*x_BLE.shape[:2], layout.heads(layer), 3, -1)
+                x_BALK = three[:, :, :, "qkv".index(kind)].transpose(1, 2)
+            else:
+                x_BALK = x_BLE.view(*x_BLE.shape[:2], layout.heads(layer), -1).transpose(1, 2)
+            if layout.bias and kind in "qv":
+                bias = layer.get_parameter(layout.bias["qv".index(kind)])
+                x_BALK = x_BALK + bias.view(1, x_BALK.shape[1], 1, -1)
+            if table and (kind in "qk" or getattr(self.model.config, "rotary_value", False)):
+                rotate = layout.attention(layer).apply_rotary_position_embeddings
+                x_BALK = rotate(table[-1], x_BALK, x_BALK)[0]
+            recorder.record(kind, n, lambda x=x_BALK: x)  # type: ignore[misc]
+        recorder.stop_if_done()
 
-        def hear(module: nn.Module, args: Any, output_BLE: Tensor) -> None:
-            for kind in kinds:
-                if layout.fused == "heads":
-                    three = output_BLE.view(*output_BLE.shape[:2], layout.heads(layer), 3, -1)
-                    x_BALK = three[:, :, :, "qkv".index(kind)].transpose(1, 2)
-                else:
-                    x_BALK = output_BLE.view(*output_BLE.shape[:2], layout.heads(layer), -1).transpose(1, 2)
-                if layout.bias and kind in "qv":
-                    bias = layer.get_parameter(layout.bias["qv".index(kind)])
-                    x_BALK = x_BALK + bias.view(1, x_BALK.shape[1], 1, -1)
-                turned = kind in "qk" or bool(getattr(self.model.config, "rotary_value", False))
-                if table and turned:
-                    turn = layout.attention(layer).apply_rotary_position_embeddings
-                    x_BALK = turn(table[-1], x_BALK, x_BALK)[0]
-                ear.take(kind, n, lambda x=x_BALK: x)  # type: ignore[misc]
-            ear.leave_if_done()
 
-        return hear
+capture = Capture  # A verb at its call sites, a class in annotations.
 
 
 def _repeated(x_BGLK: Tensor, heads: int) -> Tensor:
@@ -253,11 +245,9 @@ def _repeated(x_BGLK: Tensor, heads: int) -> Tensor:
 
 
 def prepare_teacher(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Freeze a model in eval mode with its weights in the compute dtype.
-
-    Buffers keep their precision: a rotary table in bfloat16 would move every position.
-    """
+    """Freeze a model in eval mode with its weights in the compute dtype."""
     model.eval().requires_grad_(False)
+    # Buffers keep their precision: a rotary table in bfloat16 would shift every position.
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model

@@ -1,10 +1,11 @@
-"""What a model is, in numbers: the CARD of report.json."""
+"""The size of a model in numbers: a CARD of report.json."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,65 +16,54 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
-from kdcli.models.layout import layout_for, starts_with_any
+from kdcli.models.layout import layout_for
 from kdcli.models.shape import shape_of
 
-_NAMES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
-"""What safetensors calls a type → what kdcli does."""
-
+_DTYPES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+"""Names of dtypes in safetensors -> in kdcli."""
 TOKENS = 128
-"""Length of the one sequence that `multiply_adds` counts."""
+"""Length of the sequence that `multiply_adds` counts."""
 
 
 def describe(model: PreTrainedModel, name: str, folder: Path | None) -> dict[str, Any]:
-    """The CARD of an encoder.
+    """The CARD of an encoder; keys as in docs/artefacts.md.
 
     Args:
-        model: its weights are counted, with the pooler and the head if it has them; multiply-adds without the head.
-        name: hub id or directory it is known by.
-        folder: where its model.safetensors lies; None when it was never saved, then `bytes` is of float32 weights and
+        model: its parameters are counted with pooler and head, its multiply-adds without the head.
+        name: hub id or directory, for `id`.
+        folder: directory of its safetensors files. None if it was never saved: then `bytes` is the size in float32 and
             `sha256` is None.
-
-    Returns:
-        Keys as in the artefact format: parameters (of the embeddings and of the rest apart), non-zero ones,
-        multiply-adds of one sequence of 128 tokens, bytes of the weights on disk, the type that most of these are in,
-        and their hash.
     """
     layout = layout_for(model.config)
     shape = shape_of(model.config)
     counts = {n: p.numel() for n, p in model.base_model.named_parameters()}
-    embedding = sum(c for n, c in counts.items() if starts_with_any(n, layout.embeddings))
+    embedding = sum(c for n, c in counts.items() if n.startswith(layout.embeddings))
     total = sum(p.numel() for p in model.parameters())
     weights = sorted(folder.glob("*.safetensors")) if folder else []
-    digest, held = hashlib.sha256(), Counter[str]()
+    digest, dtypes = hashlib.sha256(), Counter[str]()
     for file in weights:
         with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
+            hashlib.file_digest(stream, lambda: digest)
         with safe_open(file, "pt") as tensors:
-            for of in (tensors.get_slice(key) for key in tensors.keys()):  # noqa: SIM118  # not a mapping
-                held[of.get_dtype()] += math.prod(of.get_shape())
+            for tensor in (tensors.get_slice(key) for key in tensors.keys()):  # noqa: SIM118  # not a mapping
+                dtypes[tensor.get_dtype()] += math.prod(tensor.get_shape())
     return {
         "id": name,
         "model_type": str(model.config.model_type),
-        "layers": shape.layers,
-        "hidden": shape.hidden,
-        "ffn": shape.ffn,
-        "heads": shape.heads,
+        **asdict(shape),
         "params_total": total,
         "params_embedding": embedding,
         "params_transformer": total - embedding,
         "params_nonzero": sum(int(p.count_nonzero()) for p in model.parameters() if not p.is_meta),
         "multiply_adds": multiply_adds(model.base_model),
         "bytes": sum(f.stat().st_size for f in weights) if weights else 4 * total,
-        "held_in": _NAMES.get(most := held.most_common(1)[0][0], most) if held else "fp32",
+        "held_in": _DTYPES.get(most := dtypes.most_common(1)[0][0], most) if dtypes else "fp32",
         "sha256": digest.hexdigest() if weights else None,
     }
 
 
 def weights_hash(model: PreTrainedModel) -> str:
-    """SHA-256 of a model as it is in memory: its configuration, and the names, shapes and float32 values of its
-    weights."""
+    """SHA-256 over a model in memory: its configuration and its weights' names, shapes and float32 values."""
     digest = hashlib.sha256(model.config.to_json_string().encode())
     for name, weight in model.state_dict().items():
         digest.update(f"{name} {tuple(weight.shape)}\n".encode())
@@ -82,20 +72,20 @@ def weights_hash(model: PreTrainedModel) -> str:
 
 
 def multiply_adds(model: PreTrainedModel) -> int:
-    """Multiply-adds of one forward pass over one sequence of 128 tokens, matrix and attention products alike.
+    """Multiply-adds of a forward pass over one sequence of 128 tokens, matrix and attention products alike.
 
-    Counted while the model runs on its own device. Papers that say "FLOPs" mostly print twice this number.
+    "FLOPs" in papers are mostly twice this number.
     """
     attention = model.config._attn_implementation
     device = next(model.parameters()).device
     words = model.config.vocab_size
     ids_BL = torch.arange(TOKENS, device=device)[None] % (words // 2) + words // 2
-    # The counter's hooks cannot bear a parameter that is handed to a module (DeBERTa's table of positions).
+    # The counter's hooks fail on a parameter that is passed to a module (DeBERTa's table of positions).
     weights = {name: p.detach() for name, p in model.named_parameters()}
     model.set_attn_implementation("eager")
     was_training = model.training
     try:
-        # A model that calls torch's own attention is counted by its matrix products, which a fused kernel hides.
+        # Fused attention kernels would hide their matrix products from the counter.
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             inputs = {"input_ids": ids_BL, "attention_mask": torch.ones_like(ids_BL)}
             functional_call(model.eval(), weights, kwargs=inputs)

@@ -1,7 +1,7 @@
-"""An encoder with the head of a task on top: a stock class of transformers, its labels checked against the data's.
+"""Stock encoders under the head of a task, with the head's labels checked against the data's.
 
-The order of labels is the trap (an MNLI teacher of another order scores 7 % instead of 84 %): a checkpoint that was
-fine-tuned for the same labels in another order is refused with the mapping it would need, never used as it stands.
+Label order is the trap: an MNLI teacher in another order scores 7 % instead of 84 %. Such a checkpoint is refused with
+the mapping that it needs.
 """
 
 from __future__ import annotations
@@ -12,17 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import transformers
 from tokenizers import normalizers
 from torch import nn
-from transformers import (
-    AutoModel,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from kdcli.errors import UsageError
@@ -31,11 +24,9 @@ from kdcli.models.load import load_config, load_tokenizer, load_weights
 from kdcli.types import Kind, Task
 
 AUTO_CLASS: dict[Kind, Any] = {
-    "class": AutoModelForSequenceClassification,
-    "multi": AutoModelForSequenceClassification,
-    "score": AutoModelForSequenceClassification,
-    "tokens": AutoModelForTokenClassification,
-    "span": AutoModelForQuestionAnswering,
+    **dict.fromkeys(("class", "multi", "score"), transformers.AutoModelForSequenceClassification),
+    "tokens": transformers.AutoModelForTokenClassification,
+    "span": transformers.AutoModelForQuestionAnswering,
 }
 PROBLEM: dict[Kind, str] = {
     "class": "single_label_classification",
@@ -43,42 +34,35 @@ PROBLEM: dict[Kind, str] = {
     "score": "regression",
 }
 GENERIC = re.compile(r"LABEL_\d+")
-"""The name transformers gives a label that nobody named."""
+"""The name that transformers gives to an unnamed label."""
 
 
 @dataclass(frozen=True)
 class TaskModel:
-    """A model for a task.
-
-    Attributes:
-        note: what was found out about its head, for the log.
-        max_length: tokens of a row with which it was fine-tuned on this very task, as its tokenizer says; None where
-            nobody says.
-    """
+    """A model for a task."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     source: str
-    note: str
-    max_length: int | None = None
+    note: str  # where its head is from, for the log
+    max_length: int | None = None  # tokens of a row when it was fine-tuned on this very task
 
     @property
     def token_types(self) -> bool:
-        """Whether it tells the texts of a pair apart by token types."""
+        """Whether token types distinguish the two texts of a pair."""
         return int(getattr(self.model.config, "type_vocab_size", 0) or 0) > 1
 
 
+def modules_of_head(model: PreTrainedModel) -> list[nn.Module]:
+    """The modules of a model outside its encoder."""
+    inside = {id(module) for module in model.base_model.modules()}
+    return [module for module in model.modules() if id(module) not in inside]
+
+
 def tokenizer_for(source: str, *, of_words: bool, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model as the rows of a task need it.
-
-    Args:
-        of_words: the rows are lists of words, each with a label.
-
-    Raises:
-        UsageError: see `kdcli.models.load.load_tokenizer`.
-    """
+    """As `load_tokenizer`; `of_words`: the rows of the task are lists of words, each with a label."""
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
-    if of_words and _is_byte_level(tokenizer):
+    if of_words and tokenizer.is_fast and "ByteLevel" in repr(tokenizer.backend_tokenizer.pre_tokenizer):
         tokenizer = _spaced(load_tokenizer(source, trust_remote_code=trust_remote_code, add_prefix_space=True))
     return tokenizer
 
@@ -97,23 +81,20 @@ def load_for_task(
     """Load a model with the head of a task.
 
     Args:
-        source: hub id, directory or `demo`.
         label_map: the data's number of each of the checkpoint's labels, where their orders differ.
-        new_head: a head may be started at random (to fine-tune); else the checkpoint must bring a fitting one.
-        own_head: a fitting head of the checkpoint is taken; else a new one is made all the same.
+        new_head: allow a random head (to fine-tune); otherwise the checkpoint must have a fitting one.
+        own_head: use a fitting head of the checkpoint; otherwise make a new one in any case.
         seed: of a new head.
-        compacted: see `kdcli.models.load.load_config`.
 
     Raises:
-        UsageError: see `kdcli.models.load`; the type has no such head; the checkpoint's head is of another kind or its
-            labels are others, or in another order, than the task's.
+        UsageError: see `kdcli.models.load`; the type has no such head; the checkpoint's head is of another kind, or its
+            labels differ from the task's or are in another order.
     """
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=compacted)
     auto, own = AUTO_CLASS[task.kind], custom_class(config) if own_head else None
     if own is None and type(config) not in auto._model_mapping:
-        raise UsageError(
-            f"{config.model_type} has no head for {_what(task.kind)} in transformers, as {task.name} needs"
-        )
+        what = _what(task.kind)
+        raise UsageError(f"{config.model_type} has no head for {what} in transformers, as {task.name} needs")
     misfit = _misfit(source, config, task, label_map) if own_head else "another is asked for"
     if misfit is not None and not new_head:
         raise UsageError(f"{source} cannot do task {task.name}: {misfit}", "fine-tune it first: kdcli finetune")
@@ -141,13 +122,13 @@ def load_for_task(
 
 
 def kind_of_head(config: PreTrainedConfig, name: str) -> Literal["class", "tokens", "span"] | None:
-    """What a class does, by its name: `class` stands for all that is said of whole texts; None: it has no such head."""
-    words, own = getattr(config, LABEL_WORDS, None), class_named(name)
-    names = {name} if own is None else {parent.__name__ for parent in own.__mro__}
+    """The kind of head of a class, by its name. `class` stands for all kinds per text; None: it has no such head."""
+    words, custom = getattr(config, LABEL_WORDS, None), class_named(name)
+    names = {name} if custom is None else {parent.__name__ for parent in custom.__mro__}
     kinds: tuple[Literal["class", "tokens", "span"], ...] = ("class", "tokens", "span")
     for kind in kinds:
         mapping = AUTO_CLASS[kind]._model_mapping
-        if own is not None and words is not None:
+        if custom is not None and words is not None:
             if words["auto_class"] == AUTO_CLASS[kind].__name__:
                 return kind
         elif type(config) in mapping and mapping[type(config)].__name__ in names:
@@ -159,26 +140,21 @@ def _what(kind: Kind) -> str:
     return {"tokens": "token classification", "span": "question answering"}.get(kind, "sequence classification")
 
 
-def _misfit(
-    source: str,
-    config: PreTrainedConfig,
-    task: Task,
-    label_map: Sequence[int] | None,
-) -> str | None:
+def _misfit(source: str, config: PreTrainedConfig, task: Task, label_map: Sequence[int] | None) -> str | None:
     """Why the checkpoint's own head cannot serve the task; None when it can.
 
     Raises:
-        UsageError: it could, were its labels in the data's order.
+        UsageError: its labels are the task's in another order, or `label_map` is no permutation.
     """
     named = (config.architectures or ["none"])[0]
-    found = kind_of_head(config, named)
-    if found is None or AUTO_CLASS[found] is not AUTO_CLASS[task.kind]:
-        return f"{named} has no head for {_what(task.kind)}"
+    kind, what = kind_of_head(config, named), _what(task.kind)
+    if kind is None or AUTO_CLASS[kind] is not AUTO_CLASS[task.kind]:
+        return f"{named} has no head for {what}"
     if task.kind == "span":
         return None
     own = [str(config.id2label[i]) for i in range(config.num_labels)]
     if config.problem_type not in (None, PROBLEM.get(task.kind)):
-        return f"its head is for {config.problem_type}, not {PROBLEM.get(task.kind, _what(task.kind))}"
+        return f"its head is for {config.problem_type}, not {PROBLEM.get(task.kind, what)}"
     count = len(task.labels) or 1
     if len(own) != count:
         return f"its head has {len(own)} outputs, {task.name} needs {count}"
@@ -186,13 +162,13 @@ def _misfit(
         return None
     if label_map is not None:
         if sorted(label_map) != list(range(count)):
-            raise UsageError(f"head.label_map must hold each of 0 … {count - 1} once, got {list(label_map)}")
+            raise UsageError(f"head.label_map must hold each of 0 ... {count - 1} once, got {list(label_map)}")
         return None
-    if all(GENERIC.fullmatch(name) for name in own) or [_plain(n) for n in own] == [_plain(n) for n in task.labels]:
+    plain, theirs = [_plain(name) for name in own], [_plain(name) for name in task.labels]
+    if all(GENERIC.fullmatch(name) for name in own) or plain == theirs:
         return None
-    theirs = [_plain(name) for name in task.labels]
-    if sorted(map(_plain, own)) == sorted(theirs):
-        needed = [theirs.index(_plain(name)) for name in own]
+    if sorted(plain) == sorted(theirs):
+        needed = [theirs.index(name) for name in plain]
         raise UsageError(
             f"{source} has the labels of {task.name} in another order: {_numbered(own)}; the data: "
             f"{_numbered(task.labels)}",
@@ -207,11 +183,11 @@ def _plain(name: str) -> str:
 
 def _numbered(names: Sequence[str]) -> str:
     shown = ", ".join(f"{i} {name}" for i, name in enumerate(names[:10]))
-    return shown if len(names) <= 10 else f"{shown} … {len(names)} in all"
+    return shown if len(names) <= 10 else f"{shown} ... {len(names)} in all"
 
 
 def describe_task(config: PreTrainedConfig, task: Task) -> None:
-    """Write labels and task into a configuration, so that `transformers.pipeline` says the right words."""
+    """Write labels and task into a configuration; `transformers.pipeline` reads the labels from there."""
     names = {"score": ("score",), "span": ("start", "end")}.get(task.kind, task.labels)
     if task.kind != "span":
         config.id2label = dict(enumerate(names))
@@ -232,21 +208,16 @@ def _with_new_head(
     model: PreTrainedModel = AUTO_CLASS[task.kind].from_config(
         config, dtype=torch.float32, trust_remote_code=trust_remote_code
     )
-    # A pooler that only one of the two classes has stays behind, or is as new as the head (Nomic's).
-    absent = model.base_model.load_state_dict(encoder.state_dict(), strict=False).missing_keys
-    lost = [name for name in absent if not name.startswith("pooler.")]
+    missing = model.base_model.load_state_dict(encoder.state_dict(), strict=False).missing_keys
+    # Only one of the two classes may have a pooler; one that only the head's class has is drawn (Nomic's).
+    lost = [name for name in missing if not name.startswith("pooler.")]
     assert not lost, f"{type(model).__name__} has encoder weights that AutoModel does not: {lost[:3]}"
     return model
 
 
 def _permute(model: PreTrainedModel, label_map: list[int]) -> None:
-    """Reorder the outputs of the head: what came out at place i comes out at place `label_map[i]`."""
-    inside = {id(m) for m in model.base_model.modules()}
-    heads = [
-        m
-        for m in model.modules()
-        if isinstance(m, nn.Linear) and id(m) not in inside and m.out_features == len(label_map)
-    ]
+    """Reorder the outputs of the head: output i becomes output `label_map[i]`."""
+    heads = [m for m in modules_of_head(model) if isinstance(m, nn.Linear) and m.out_features == len(label_map)]
     if not heads:
         raise UsageError(f"{type(model).__name__} has no linear head whose outputs could be reordered")
     place = torch.tensor(label_map).argsort()
@@ -255,15 +226,9 @@ def _permute(model: PreTrainedModel, label_map: list[int]) -> None:
             parameter.data = parameter.data[place]
 
 
-def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
-    return tokenizer.is_fast and "ByteLevel" in repr(tokenizer.backend_tokenizer.pre_tokenizer)
-
-
 def _spaced(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """A byte-level tokenizer that puts a space before each word: without, it takes them for parts of one word.
-
-    Tokenizers of a class of their own (RoBERTa's) were told by `add_prefix_space`, which those without one ignore.
-    """
+    """Make a byte-level tokenizer put a space before each word: without it, words become pieces of one word."""
+    # A class of its own (RoBERTa's) obeys `add_prefix_space`; the plain class ignores it.
     backend = tokenizer.backend_tokenizer
     before = [backend.normalizer] if backend.normalizer is not None else []
     ((first, _), *_) = backend.pre_tokenizer.pre_tokenize_str(before[0].normalize_str("a") if before else "a")

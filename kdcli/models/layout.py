@@ -1,12 +1,11 @@
-"""Where the parts of an encoder live: one row for each model type. To support another type, add its row.
+"""Everything kdcli knows about an architecture: one row per model type. To support another type, add its row.
 
-Paths are relative to the base model (`AutoModel`); those of a layer's parts, to the layer. The six matrix types are the
-ones of the pruning papers: Q K V O, U (feed-forward up, with a gate beside it in gated units) and D (down).
+Paths are relative to the base model (`AutoModel`); paths of a layer's parts are relative to the layer. The six matrix
+types are those of the pruning papers: Q K V O, U (feed-forward up, plus its gate in gated units) and D (down).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,36 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from kdcli.errors import UsageError, did_you_mean
+from kdcli.models.modeling_kdcli import layer_paths
 
 MATRICES = ("Q", "K", "V", "O", "U", "D")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The row of one model type.
-
-    Attributes:
-        layers: path of the list of layers.
-        q, k, v, o, up, down, gate: linears of a layer. The same name for several of them is one fused linear.
-        embeddings: prefixes of what belongs to the embeddings, for counting.
-        interface: attention goes through the attention interface of transformers; else its linears are hooked.
-        fused: order of the rows of a fused q/k/v: `blocks` is [3, A, K], `heads` is [A, 3, K].
-        like_q: further linears of a layer whose rows are dimensions of q (DeBERTa's position projections); those that a
-            configuration does without are absent.
-        bias: added to q and v after a bias-free fused projection (DeBERTa): attribute names beside the linear.
-        rotary: rotary embedding's pairs, `halves` (i, i + K/2) or `pairs` (2i, 2i + 1); None without.
-        positions: module whose output is the rotary table, where it has to be applied to hooked q and k.
-        other_term: what the model adds to q·k before the softmax, so that q·k alone is not its attention.
-        shared: all layers are one module (ALBERT).
-        ffn: name of the feed-forward width in the configuration.
-        position_offset: position ids start at padding index + 1 (RoBERTa and its descendants).
-        local: some layers attend within a window; losses should choose a global one.
-        autocast: runs in mixed precision; what masks with the smallest float32 number, which no half type holds, does
-            not, and is computed in the precision of its weights.
-        leaks: what else lets neighbouring documents of a block see each other, so that no mask can isolate them.
-    """
+    """The row of one model type."""
 
     layers: str = "encoder.layer"
+    # Linears of a layer. The same name for several of them is one fused linear.
     q: str = "attention.self.query"
     k: str = "attention.self.key"
     v: str = "attention.self.value"
@@ -51,140 +31,114 @@ class Layout:
     up: str = "intermediate.dense"
     down: str = "output.dense"
     gate: str | None = None
-    embeddings: tuple[str, ...] = ("embeddings.", "embeddings_project.")
-    interface: bool = True
-    fused: Literal["blocks", "heads"] | None = None
-    like_q: tuple[str, ...] = ()
-    bias: tuple[str, str] | None = None
-    rotary: Literal["halves", "pairs"] | None = None
-    positions: str | None = None
-    other_term: str | None = None
-    shared: bool = False
-    ffn: str = "intermediate_size"
-    position_offset: bool = False
-    local: bool = False
-    autocast: bool = True
-    leaks: str | None = None
+    embeddings: tuple[str, ...] = ("embeddings.", "embeddings_project.")  # prefixes of what counts as embeddings
+    interface: bool = True  # attention goes through transformers' attention interface; else the linears are hooked
+    fused: Literal["blocks", "heads"] | None = None  # row order of a fused q/k/v: [3, A, K] or [A, 3, K]
+    like_q: tuple[str, ...] = ()  # further linears whose rows are dimensions of q; some configurations lack them
+    bias: tuple[str, str] | None = None  # biases that are added to q and v after a bias-free fused projection
+    rotary: Literal["halves", "pairs"] | None = None  # its pairs: (i, i + K/2) or (2i, 2i + 1)
+    positions: str | None = None  # makes the rotary table, where the hooks must apply it to q and k
+    other_term: str | None = None  # added to q·k before the softmax, so that q·k alone is not the attention
+    shared: bool = False  # all layers are one module
+    ffn: str = "intermediate_size"  # the configuration's name of the feed-forward width
+    position_offset: bool = False  # position ids start at padding index + 1
+    local: bool = False  # some layers attend within a window; losses should choose a global one
+    autocast: bool = True  # False: it masks with the smallest float32 number, which no half type holds
+    leaks: str | None = None  # why neighbouring documents of a block see each other whatever the mask says
+    compact: bool = False  # `modeling_kdcli.layer_paths` finds the parts of its layers
+    # The linear before the classifier of texts, and its activation or the setting that names it; label words make both
+    # the identity. `{base}` is the base model.
+    head: tuple[str, str] | None = None
+    head_norm: bool = False  # the heads of all tasks normalise after their activation
+    pooling: str | None = None  # the `classifier_pooling` with which the head reads the first token's state
 
     def modules(self, model: nn.Module) -> list[nn.Module]:
         """The encoder layers in the order they run; a shared one as often as it runs."""
-        layers = list(_submodule(model, self.layers))
+        layers = list(submodule(model, self.layers))
         if self.shared:
             return [layers[0]] * int(model.config.num_hidden_layers)  # type: ignore[union-attr,arg-type]
         return layers
 
     def attention(self, layer: nn.Module) -> Any:
         """The module of a layer that holds its q, k and v."""
-        return _submodule(layer, self.q.rpartition(".")[0])
+        return submodule(layer, self.q.rpartition(".")[0])
 
     def heads(self, layer: nn.Module) -> int:
-        """Attention heads as they are: ConvBERT has fewer than its configuration says."""
+        """Attention heads of a layer: ConvBERT has fewer than its configuration says."""
         owner = self.attention(layer)
         return int(getattr(owner, "num_attention_heads", 0) or owner.config.num_attention_heads)
 
 
-_BERT = Layout()
-_ROBERTA = replace(_BERT, position_offset=True)
-_HOOKED = replace(_BERT, interface=False)
+_POOLER, _DENSE = ("{base}.pooler.dense", "tanh"), ("classifier.dense", "tanh")
+_BERT = Layout(compact=True, head=_POOLER)
+_ROBERTA = replace(_BERT, position_offset=True, head=_DENSE)
+_HOOKED = Layout(interface=False)
+_LEAKS = "its embeddings take a mask of tokens only"
+# fmt: off
 _LLAMA_LIKE = Layout(
-    layers="layers",
-    q="self_attn.q_proj",
-    k="self_attn.k_proj",
-    v="self_attn.v_proj",
-    o="self_attn.o_proj",
-    up="mlp.up_proj",
-    gate="mlp.gate_proj",
-    down="mlp.down_proj",
-    embeddings=("embed_tokens.", "embeddings."),
-    rotary="halves",
+    layers="layers", embeddings=("embed_tokens.", "embeddings."), rotary="halves",
+    q="self_attn.q_proj", k="self_attn.k_proj", v="self_attn.v_proj", o="self_attn.o_proj",
+    up="mlp.up_proj", gate="mlp.gate_proj", down="mlp.down_proj",
 )
 
 LAYOUTS: dict[str, Layout] = {
     "bert": _BERT,
-    "electra": _BERT,
+    "electra": replace(_BERT, head=("classifier.dense", "gelu")),
     "ernie": _BERT,
     "splinter": _HOOKED,
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
-    "xlm-roberta-xl": _ROBERTA,
+    "xlm-roberta-xl": replace(_ROBERTA, compact=False),
     "camembert": _ROBERTA,
     "data2vec-text": _ROBERTA,
-    "roberta-prelayernorm": _ROBERTA,
-    "esm": replace(_BERT, rotary="halves", position_offset=True, leaks="its embeddings take a mask of tokens only"),
-    "mobilebert": replace(_BERT, leaks="its embeddings join each token with its neighbours"),
-    "albert": replace(
-        _BERT,
-        layers="encoder.albert_layer_groups.0.albert_layers",
-        q="attention.query",
-        k="attention.key",
-        v="attention.value",
-        o="attention.dense",
-        up="ffn",
-        down="ffn_output",
-        embeddings=("embeddings.", "encoder.embedding_hidden_mapping_in."),
-        shared=True,
+    "roberta-prelayernorm": replace(_ROBERTA, compact=False),
+    "esm": Layout(rotary="halves", position_offset=True, leaks=_LEAKS, head=_DENSE),
+    "mobilebert": Layout(leaks="its embeddings join each token with its neighbours"),
+    "albert": Layout(
+        layers="encoder.albert_layer_groups.0.albert_layers", shared=True,
+        embeddings=("embeddings.", "encoder.embedding_hidden_mapping_in."), head=("{base}.pooler", "tanh"),
+        q="attention.query", k="attention.key", v="attention.value", o="attention.dense", up="ffn", down="ffn_output",
     ),
-    "distilbert": replace(
-        _BERT,
-        layers="transformer.layer",
-        q="attention.q_lin",
-        k="attention.k_lin",
-        v="attention.v_lin",
-        o="attention.out_lin",
-        up="ffn.lin1",
-        down="ffn.lin2",
-        ffn="hidden_dim",
+    "distilbert": Layout(
+        layers="transformer.layer", ffn="hidden_dim", compact=True, head=("pre_classifier", "relu"),
+        q="attention.q_lin", k="attention.k_lin", v="attention.v_lin", o="attention.out_lin",
+        up="ffn.lin1", down="ffn.lin2",
     ),
     "modernbert": Layout(
-        layers="layers",
-        q="attn.Wqkv",
-        k="attn.Wqkv",
-        v="attn.Wqkv",
-        o="attn.Wo",
-        up="mlp.Wi",
-        gate="mlp.Wi",
-        down="mlp.Wo",
-        fused="blocks",
-        rotary="halves",
-        local=True,
+        layers="layers", rotary="halves", local=True, head_norm=True, pooling="cls", fused="blocks",
+        q="attn.Wqkv", k="attn.Wqkv", v="attn.Wqkv", o="attn.Wo", up="mlp.Wi", gate="mlp.Wi", down="mlp.Wo",
     ),
-    "eurobert": _LLAMA_LIKE,
-    "nomic_bert": _LLAMA_LIKE,
+    "eurobert": replace(_LLAMA_LIKE, head=("dense", "gelu"), pooling="bos"),
+    "nomic_bert": replace(_LLAMA_LIKE, head=_POOLER),
     "mpnet": replace(
-        _HOOKED,
-        q="attention.attn.q",
-        k="attention.attn.k",
-        v="attention.attn.v",
-        o="attention.attn.o",
-        other_term="relative position bias",
-        position_offset=True,
+        _HOOKED, position_offset=True, other_term="relative position bias", head=_DENSE,
+        q="attention.attn.q", k="attention.attn.k", v="attention.attn.v", o="attention.attn.o",
     ),
     "deberta": replace(
-        _HOOKED,
-        q="attention.self.in_proj",
-        k="attention.self.in_proj",
-        v="attention.self.in_proj",
-        fused="heads",
+        _HOOKED, autocast=False, leaks=_LEAKS, head=("pooler.dense", "pooler_hidden_act"), fused="heads",
+        q="attention.self.in_proj", k="attention.self.in_proj", v="attention.self.in_proj",
         like_q=("attention.self.pos_proj", "attention.self.pos_q_proj"),
         bias=("attention.self.q_bias", "attention.self.v_bias"),
-        autocast=False,
         other_term="disentangled position terms and their scale",
-        leaks="its embeddings take a mask of tokens only",
     ),
     "deberta-v2": replace(
-        _HOOKED,
-        q="attention.self.query_proj",
-        k="attention.self.key_proj",
-        v="attention.self.value_proj",
+        _HOOKED, leaks=_LEAKS, head=("pooler.dense", "pooler_hidden_act"),
+        q="attention.self.query_proj", k="attention.self.key_proj", v="attention.self.value_proj",
         like_q=("attention.self.pos_key_proj", "attention.self.pos_query_proj"),
         other_term="disentangled position terms and their scale",
-        leaks="its embeddings take a mask of tokens only",
     ),
-    "roformer": replace(_HOOKED, rotary="pairs", positions="encoder.embed_positions"),
-    "convbert": replace(_HOOKED, leaks="its convolution runs over neighbouring tokens"),
-    "megatron-bert": _HOOKED,
-    "rembert": replace(_HOOKED, embeddings=("embeddings.", "encoder.embedding_hidden_mapping_in.")),
+    "roformer": replace(
+        _HOOKED, rotary="pairs", positions="encoder.embed_positions", head=("classifier.dense", "hidden_act"),
+    ),
+    "convbert": replace(
+        _HOOKED, leaks="its convolution runs over neighbouring tokens", head=("classifier.dense", "hidden_act"),
+    ),
+    "megatron-bert": replace(_HOOKED, head=_POOLER),
+    "rembert": replace(_HOOKED, embeddings=("embeddings.", "encoder.embedding_hidden_mapping_in."), head=_POOLER),
 }
+# fmt: on
+PATHS = {kind: layer_paths(kind) for kind, row in LAYOUTS.items() if row.compact}
+"""Types that can be compacted, with the paths of a layer's attention, attention output, feed-forward up and down."""
 
 
 def layout_for(config: Any) -> Layout:
@@ -203,66 +157,53 @@ def layout_for(config: Any) -> Layout:
 
 
 def row_of(kind: str, *, decodes: bool) -> Layout:
-    """The row of a model type, before there is a configuration; `decodes`: it says of itself that it is a decoder.
-
-    Raises:
-        UsageError: see `layout_for`.
-    """
+    """The row of a model type, or the UsageError of `layout_for`; `decodes`: its configuration says it is a decoder."""
     if kind in LAYOUTS and not decodes:
         return LAYOUTS[kind]
+    known = ", ".join(sorted(LAYOUTS))
     if decodes or _only_decodes(kind):
         raise UsageError(
-            f"'{kind}' is a decoder or an encoder-decoder; kdcli compresses encoders", f"known types: {known()}"
+            f"'{kind}' is a decoder or an encoder-decoder; kdcli compresses encoders", f"known types: {known}"
         )
     raise UsageError(
         f"unknown model type '{kind}'{did_you_mean(kind, LAYOUTS)}",
-        f"known: {known()}. Another encoder needs one row in kdcli/models/layout.py: see docs/add-a-model-type.md",
+        f"known: {known}. Another encoder needs one row in kdcli/models/layout.py: see docs/add-a-model-type.md",
     )
 
 
-def known() -> str:
-    """The supported model types, for messages."""
-    return ", ".join(sorted(LAYOUTS))
-
-
 Rows = slice | Tensor | None
-"""What of a linear's rows belongs to a matrix: some in one piece, some by their indices, or all (None)."""
+"""Rows of a linear that belong to a matrix: a slice, indices, or all (None)."""
 
 
 def linears(layout: Layout, layer: nn.Module) -> dict[str, list[tuple[nn.Linear, Rows]]]:
-    """The prunable matrices of one layer: type letter → linears, each with its rows when several share one linear.
+    """The prunable matrices of one layer: type letter -> linears, each with its rows when several share one linear.
 
-    Q, K and V have their rows in the order [A, K]. `U` holds the gate too in gated feed-forward blocks.
+    Rows of Q, K and V are in the order [A, K]. In gated feed-forward blocks `U` also holds the gate.
     """
     names = {"Q": [layout.q], "K": [layout.k], "V": [layout.v], "O": [layout.o], "D": [layout.down]}
     names["U"] = [layout.up] if layout.gate in (None, layout.up) else [layout.up, str(layout.gate)]
-    found: dict[str, list[tuple[nn.Linear, Rows]]] = {}
+    matrices: dict[str, list[tuple[nn.Linear, Rows]]] = {}
     for letter in MATRICES:
-        of_letter = [_submodule(layer, name) for name in names[letter]]
+        modules = [submodule(layer, name) for name in names[letter]]
         rows: Rows = None
         if layout.fused and letter in "QKV":
-            part, size = "QKV".index(letter), of_letter[0].out_features
+            part, size = "QKV".index(letter), modules[0].out_features
             if layout.fused == "blocks":
                 rows = slice(part * size // 3, (part + 1) * size // 3)
             else:
                 rows = torch.arange(size).view(layout.heads(layer), 3, -1)[:, part].reshape(-1)
-        found[letter] = [(linear, rows) for linear in of_letter]
-    return found
+        matrices[letter] = [(linear, rows) for linear in modules]
+    return matrices
 
 
 def _only_decodes(kind: str) -> bool:
-    """True for what transformers knows as a causal or sequence-to-sequence model and not as a masked one."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
-    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES as SEQ_TO_SEQ
+    """True if transformers has causal or sequence-to-sequence models of a type, but no masked one."""
+    from transformers.models.auto import modeling_auto as auto
 
-    return kind in SEQ_TO_SEQ or (kind in CAUSAL and kind not in MASKED)
+    causal, masked = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return kind in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES or (kind in causal and kind not in masked)
 
 
-def _submodule(module: nn.Module, path: str) -> Any:
+def submodule(module: nn.Module, path: str) -> Any:
+    """The module at a path, untyped: its class depends on the model type."""
     return module.get_submodule(path)
-
-
-def starts_with_any(name: str, prefixes: Iterable[str]) -> bool:
-    """Whether a parameter's name lies under one of the prefixes."""
-    return name.startswith(tuple(prefixes))

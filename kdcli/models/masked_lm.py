@@ -1,4 +1,4 @@
-"""Masked language models: an encoder under the stock head that guesses masked tokens."""
+"""Masked language models: an encoder under its stock head over the vocabulary."""
 
 from __future__ import annotations
 
@@ -16,19 +16,15 @@ from kdcli.models.shape import InitializedStudent, shape_of
 def load_masked_lm(source: str, *, otherwise: str, trust_remote_code: bool = False) -> LoadedModel:
     """Load a masked language model and its tokenizer; the encoder is its `base_model`.
 
-    Args:
-        otherwise: what to do where the model has no such head.
-
     Raises:
-        UsageError: see `kdcli.models.load.load_encoder`; or the type has no such head in transformers, or the
-            checkpoint brings none.
+        UsageError: see `load_encoder`; or the type or checkpoint has no such head, with `otherwise` as hint.
     """
     config = load_config(source, trust_remote_code=trust_remote_code)
     if type(config) not in AutoModelForMaskedLM._model_mapping:
         raise UsageError(f"{config.model_type} has no masked-language-model head in transformers", otherwise)
     wanted = AutoModelForMaskedLM._model_mapping[type(config)].__name__
     named = (config.architectures or [wanted])[0]
-    # What a model was pre-trained as may hold that head beside others (BERT's) or another one in its place (ELECTRA's).
+    # A `ForPreTraining` checkpoint has this head beside others (BERT) or another one instead (ELECTRA).
     if named != wanted and not named.endswith("ForPreTraining"):
         raise UsageError(f"{source} is {named}, without a masked-language-model head", otherwise)
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
@@ -46,17 +42,13 @@ def student_with_head(
     init: Literal["teacher", "random"] = "teacher",
     seed: int = 0,
 ) -> InitializedStudent:
-    """Put a student under a head of its teacher's class.
+    """Put a student encoder under a head of its teacher's class, tied to its embeddings if the configuration says so.
 
     Args:
         teacher: a masked language model.
-        built: what `kdcli.models.shape.build_student` made of the teacher's `base_model`. That encoder, with the
-            dropout it was given, becomes part of the new model; it loses a pooler, which no such model has.
-        init: `teacher`: the head's weights are the teacher's in the dimensions that the student keeps; `random`: drawn.
-        seed: of whatever is random.
-
-    Returns:
-        The masked language model, tied to its embeddings where its configuration says so, and the notes on both parts.
+        built: a student of the teacher's `base_model`. It becomes part of the new model, without its pooler.
+        init: `teacher` copies the head's weights in the dimensions that the student keeps.
+        seed: of random weights.
     """
     encoder = built.model
     with torch.random.fork_rng(devices=[]):
@@ -70,7 +62,5 @@ def student_with_head(
     if init == "random":
         return InitializedStudent(model, [*built.notes, "head initialised at random"])
     left = copy_head(teacher, model)
-    note = "head initialised from the teacher's"
-    if left:
-        note += f", except {', '.join(left)}, which start at random"
-    return InitializedStudent(model, [*built.notes, note])
+    note = f", except {', '.join(left)}, which start at random" if left else ""
+    return InitializedStudent(model, [*built.notes, f"head initialised from the teacher's{note}"])

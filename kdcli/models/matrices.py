@@ -1,4 +1,4 @@
-"""The matrices of an encoder that pruning masks: one weight matrix of one type in one layer, fused linears split."""
+"""The weight matrices that pruning masks: per layer and type, with fused linears split."""
 
 from __future__ import annotations
 
@@ -13,21 +13,13 @@ from kdcli.models.layout import MATRICES, Rows, layout_for, linears
 
 @dataclass(frozen=True)
 class Matrix:
-    """One matrix of one layer.
+    """One matrix of one layer."""
 
-    Attributes:
-        layer: 1 … N; a layer that all share (ALBERT) is layer 1.
-        kind: Q, K, V, O, U, D; G is the gate beside U in gated feed-forward blocks; P and P2 project DeBERTa's
-            positions.
-        path: of the linear, from the base model.
-        rows: of the linear's weight [out, in] that are this matrix; None when all are.
-    """
-
-    layer: int
-    kind: str
-    path: str
+    layer: int  # 1 ... N; the shared layer of ALBERT is layer 1
+    kind: str  # Q, K, V, O, U, D; G is the gate beside U; P and P2 project DeBERTa's positions
+    path: str  # of the linear, from the base model
     linear: nn.Linear
-    rows: Rows
+    rows: Rows  # of the linear's weight [out, in]; None for all
 
     @property
     def name(self) -> str:
@@ -42,44 +34,40 @@ class Matrix:
 
     @property
     def numel(self) -> int:
-        """Weights."""
+        """Number of weights."""
         rows, columns = self.shape
         return rows * columns
 
     def of(self, weight: Tensor) -> Tensor:
-        """This matrix's part of a tensor shaped as the linear's weight: a view, or a copy where rows are picked."""
+        """This matrix's part of a tensor shaped as the linear's weight: a view, or a copy for rows by index."""
         return weight if self.rows is None else weight[self.rows]
 
 
 def matrices(model: PreTrainedModel) -> list[Matrix]:
-    """Every matrix of the encoder layers, layer by layer in the order Q K V O U G D P.
+    """All matrices of the encoder layers, layer by layer in the order Q K V O U G D P; no weight is in two.
 
-    No weight is in two of them; for BERT-base they hold 84.9 million. Embeddings, pooler and head are not among them,
-    nor what only one model type has inside its layers (ConvBERT's convolution, MobileBERT's bottlenecks).
-
-    Raises:
-        UsageError: a model type without a row in `kdcli.models.layout`.
+    Embeddings, pooler, head and what only one type has in its layers (ConvBERT's convolution) are excluded.
     """
     base = model.base_model
     layout = layout_for(model.config)
     paths = {id(module): path for path, module in base.named_modules()}
-    found: list[Matrix] = []
+    all_matrices: list[Matrix] = []
     layers = layout.modules(base)
     for number, layer in enumerate(layers[:1] if layout.shared else layers, 1):
         of_layer = linears(layout, layer)
         for kind in MATRICES:
-            # A gate is not an up projection: its weights are distributed otherwise.
+            # A gate is a kind of its own: its weights are distributed differently.
             for letter, (linear, rows) in zip((kind, "G"), of_layer[kind], strict=False):
                 if kind == "U" and layout.gate == layout.up:
+                    # The first half goes through the activation: it is the gate.
                     half = linear.out_features // 2
-                    # The first half goes through the activation: it is the gate of what multiplies it.
-                    found.append(Matrix(number, "U", paths[id(linear)], linear, slice(half, 2 * half)))
-                    found.append(Matrix(number, "G", paths[id(linear)], linear, slice(0, half)))
+                    all_matrices.append(Matrix(number, "U", paths[id(linear)], linear, slice(half, 2 * half)))
+                    all_matrices.append(Matrix(number, "G", paths[id(linear)], linear, slice(0, half)))
                 else:
-                    found.append(Matrix(number, letter, paths[id(linear)], linear, rows))
+                    all_matrices.append(Matrix(number, letter, paths[id(linear)], linear, rows))
         further = dict(layer.named_modules())
         for kind, name in zip(("P", "P2"), layout.like_q, strict=False):
             module = further.get(name)
             if isinstance(module, nn.Linear):
-                found.append(Matrix(number, kind, paths[id(module)], module, None))
-    return found
+                all_matrices.append(Matrix(number, kind, paths[id(module)], module, None))
+    return all_matrices

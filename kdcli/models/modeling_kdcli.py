@@ -1,9 +1,8 @@
 """Classes of encoders that transformers does not have: kdcli writes this file beside the weights of such a model.
 
-It needs torch and transformers only. `Compact…` models have layers that differ in size: `CompactBertModel` is
-transformers' `BertModel` with the layers that the configuration's `compact_layers` describes. `LabelWords…` models
-classify with their masked-language-model head: `LabelWordsBertForMaskedLM` is `BertForMaskedLM` whose vocabulary is the
-configuration's `label_words`. `CompactLabelWordsBertForMaskedLM` is both.
+It needs torch and transformers only. `CompactBertModel` is transformers' `BertModel` with layers of the sizes in the
+configuration's `compact_layers`. `LabelWordsBertForMaskedLM` is `BertForMaskedLM` as a classifier: its vocabulary is
+the configuration's `label_words`. `CompactLabelWordsBertForMaskedLM` is both.
 
     AutoModel.from_pretrained(directory, trust_remote_code=True)
     AutoModelForSequenceClassification.from_pretrained(directory, trust_remote_code=True)
@@ -18,27 +17,22 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers.modeling_outputs import (
-    ModelOutput,
-    QuestionAnsweringModelOutput,
-    SequenceClassifierOutput,
-    TokenClassifierOutput,
-)
+from transformers import modeling_outputs as outputs
 
-# Model type -> paths of a layer's attention, attention output, feed-forward up and down. DistilBERT's attention has its
-# output inside.
-_BERT = ("attention.self", "attention.output.dense", "intermediate.dense", "output.dense")
-PATHS = {
-    **dict.fromkeys(("bert", "camembert", "data2vec-text", "electra", "ernie", "roberta", "xlm-roberta"), _BERT),
-    "distilbert": ("attention", None, "ffn.lin1", "ffn.lin2"),
-}
+
+def layer_paths(model_type: str) -> tuple[str, str | None, str, str]:
+    """Paths of a layer's attention, attention output, feed-forward up and down."""
+    if model_type == "distilbert":
+        # Its attention contains the output.
+        return "attention", None, "ffn.lin1", "ffn.lin2"
+    return "attention.self", "attention.output.dense", "intermediate.dense", "output.dense"
 
 
 class CompactLinear(nn.Module):
-    """A linear without its empty columns and rows, which reads and writes vectors of the full width.
+    """A linear without its empty columns and rows that reads and writes vectors of the full width.
 
     Args:
-        size: columns it reads from, rows it writes to, columns and rows that are left.
+        size: full columns, full rows, kept columns, kept rows.
     """
 
     inputs: Tensor | None
@@ -49,8 +43,8 @@ class CompactLinear(nn.Module):
         wide_in, wide_out, kept_in, kept_out = size
         self.weight = nn.Parameter(torch.empty(kept_out, kept_in))
         self.bias = nn.Parameter(torch.empty(wide_out))
-        # Which columns are read, and for each row written its place among those computed. A removed row's place is that
-        # of an added row of zeros, the last one.
+        # Columns to read, and for each full row its place among the computed ones. A removed row's place is the last
+        # computed row, which is all zeros.
         self.register_buffer("inputs", torch.empty(kept_in, dtype=torch.long) if kept_in < wide_in else None)
         self.register_buffer("outputs", torch.empty(wide_out, dtype=torch.long) if kept_out != wide_out else None)
 
@@ -64,7 +58,7 @@ class CompactLinear(nn.Module):
 
 
 class CompactAttention(nn.Module):
-    """Self-attention with as many heads as are left, all of one width, and the scale of the full ones."""
+    """Self-attention with the kept heads, all of one width, scaled as the full heads were."""
 
     def __init__(self, config: Any, sizes: dict[str, Any], output_inside: bool) -> None:
         super().__init__()
@@ -77,7 +71,7 @@ class CompactAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **ignored: Any
     ) -> tuple[Tensor, None]:
-        """Attend within `attention_mask`: True where a token may look, or what is added to the scores."""
+        """Attend within `attention_mask`: True where a token may attend, or a bias on the scores."""
         shape = (*hidden_states.shape[:-1], self.num_attention_heads, -1)
         q, k, v = (part(hidden_states).view(shape).transpose(1, 2) for part in (self.query, self.key, self.value))
         context = nn.functional.scaled_dot_product_attention(
@@ -88,17 +82,17 @@ class CompactAttention(nn.Module):
 
 
 class _Compact:
-    """Before a class of transformers: replaces the parts of its layers by those of `config.compact_layers`."""
+    """Mixed in before a class of transformers: its layers take the sizes in `config.compact_layers`."""
 
     _supports_flash_attn = False
     _supports_flex_attn = False
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        attention, attention_output, up, down = PATHS[config.model_type]
+        attention, attention_output, up, down = layer_paths(config.model_type)
         base: Any = self.base_model  # type: ignore[attr-defined]
         layers = base.transformer.layer if config.model_type == "distilbert" else base.encoder.layer
-        # A head's class builds its encoder as the plain one, and calls this when all is built.
+        # A class with a head builds its encoder in the plain sizes first.
         for layer, sizes in zip(layers, config.compact_layers, strict=True):
             layer.set_submodule(attention, CompactAttention(config, sizes, attention_output is None))
             if attention_output is not None:
@@ -108,13 +102,13 @@ class _Compact:
 
 
 class _LabelWords:
-    """Before a class with a masked-language-model head, of whose vocabulary `config.label_words["ids"]` are left.
+    """Mixed in before a class with a masked-language-model head: keeps `config.label_words["ids"]` of its vocabulary.
 
-    What the words then say is up to `config.label_words["auto_class"]`: the class of the text, read at its first token;
-    of every token; or start and end of an answer.
+    `config.label_words["auto_class"]` selects the output: a class per text, read at its first token; a class per
+    token; or start and end of an answer.
     """
 
-    # Of a decoder that has a few of the embeddings' rows, nothing can be tied to them.
+    # A decoder with a few of the vocabulary's rows cannot be tied to the embeddings.
     _tied_weights_keys: Any = None
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -129,7 +123,7 @@ class _LabelWords:
 
 
 def vocabulary_of_head(model: Any) -> dict[str, nn.Parameter]:
-    """The parameters outside a model's encoder that have a row, a column or a number for each word, by their names."""
+    """Name -> parameter outside the encoder with one row, column or number per word of the vocabulary."""
     inside = {id(module) for module in model.base_model.modules()}
     return {
         f"{path}.{name}": parameter
@@ -140,11 +134,11 @@ def vocabulary_of_head(model: Any) -> dict[str, nn.Parameter]:
     }
 
 
-def _classifying(forward: Callable[..., Any]) -> Callable[..., ModelOutput]:
-    """The forward of a masked language model, with the signature it has, as that of the classifier it is here."""
+def _classifying(forward: Callable[..., Any]) -> Callable[..., outputs.ModelOutput]:
+    """Wrap the forward of a masked language model, keeping its signature, to give a classifier's output."""
 
     @functools.wraps(forward)
-    def classify(self: Any, *args: Any, labels: Tensor | None = None, **kwargs: Any) -> ModelOutput:
+    def classify(self: Any, *args: Any, labels: Tensor | None = None, **kwargs: Any) -> outputs.ModelOutput:
         if labels is not None:
             raise TypeError(f"{type(self).__name__} computes no loss: call it without labels")
         output = forward(self, *args, **kwargs)
@@ -153,16 +147,16 @@ def _classifying(forward: Callable[..., Any]) -> Callable[..., ModelOutput]:
         auto_class = self.config.label_words["auto_class"]
         if auto_class == "AutoModelForQuestionAnswering":
             start_BL, end_BL = logits_BLC.unbind(-1)
-            return QuestionAnsweringModelOutput(start_logits=start_BL, end_logits=end_BL, **states)
+            return outputs.QuestionAnsweringModelOutput(start_logits=start_BL, end_logits=end_BL, **states)
         if auto_class == "AutoModelForTokenClassification":
-            return TokenClassifierOutput(logits=logits_BLC, **states)
-        return SequenceClassifierOutput(logits=logits_BLC[:, 0], **states)
+            return outputs.TokenClassifierOutput(logits=logits_BLC, **states)
+        return outputs.SequenceClassifierOutput(logits=logits_BLC[:, 0], **states)
 
     return classify
 
 
 def __getattr__(name: str) -> Any:
-    """Make `CompactX` and `LabelWordsX` of X, a class of transformers or one of these, when it is first asked for."""
+    """Make `CompactX` or `LabelWordsX` from X, a class of transformers or of this file, on first access."""
     for prefix, added in (("Compact", _Compact), ("LabelWords", _LabelWords)):
         rest = name.removeprefix(prefix)
         if rest == name:
@@ -171,7 +165,7 @@ def __getattr__(name: str) -> Any:
         members: dict[str, Any] = {"__module__": __name__}
         if added is _LabelWords:
             members["forward"] = _classifying(plain.forward)
-        # transformers would look for its interface of attention in the source of this module.
+        # transformers would search the source of this module for its attention interface.
         members["_can_set_attn_implementation"] = staticmethod(plain._can_set_attn_implementation)
         globals()[name] = type(name, (added, plain), members)
         return globals()[name]

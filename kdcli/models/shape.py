@@ -1,8 +1,4 @@
-"""From a teacher and `6x384` to a student: the shape grammar, the configuration, the initial weights.
-
-Initialisation from the teacher copies evenly spaced layers, the last one included; a narrower student takes a subset of
-each matrix: see `kdcli.models.reduce`.
-"""
+"""From a teacher and `6x384` to a student: shape grammar, configuration, initial weights (`kdcli.models.reduce`)."""
 
 from __future__ import annotations
 
@@ -22,24 +18,22 @@ from kdcli.types import ModelShape
 
 GRAMMAR = re.compile(r"(\d{1,6})x(\d{1,6})(?::(\d{1,6}))?(?:@(\d{1,6}))?", re.ASCII)
 SLIP = re.compile(r"\d+\s*[A-Za-z*×]\s*\d+([:@].*)?")
-"""What was meant as a shape and is nobody's name: `6y384`, `6 x 384`, `6X384`, `6x384@`."""
+"""A mistyped shape, and no model's name: `6y384`, `6 x 384`, `6X384`, `6x384@`."""
 
 
 @dataclass(frozen=True)
 class InitializedStudent:
-    """A student and what there is to say about its initialisation."""
+    """A student and notes on its initialisation."""
 
     model: PreTrainedModel
     notes: list[str]
 
 
 def is_shape(source: str) -> bool:
-    """Whether a model is named by a shape (`6x384`, `4x312:1200@12`), not by a directory or hub id.
-
-    A directory of such a name is given as `./6x384`.
+    """Whether a model is given as a shape (`6x384`, `4x312:1200@12`), not as a directory (`./6x384`) or hub id.
 
     Raises:
-        UsageError: nearly a shape, which a hub would be asked for in vain.
+        UsageError: a mistyped shape.
     """
     text = source.strip()
     if GRAMMAR.fullmatch(text) is None and SLIP.fullmatch(text):
@@ -48,9 +42,8 @@ def is_shape(source: str) -> bool:
 
 
 def _no_shape(text: str) -> UsageError:
-    return UsageError(
-        f"'{text}' is not a shape", "the grammar is LxH[:FFN][@HEADS], for example 6x384 or 4x312:1200@12"
-    )
+    hint = "the grammar is LxH[:FFN][@HEADS], for example 6x384 or 4x312:1200@12"
+    return UsageError(f"'{text}' is not a shape", hint)
 
 
 def shape_of(config: Any) -> ModelShape:
@@ -60,7 +53,7 @@ def shape_of(config: Any) -> ModelShape:
 
 
 def positions_of(config: Any) -> int | None:
-    """Tokens that a model's table of positions reaches over; None when it has none, or knows only distances."""
+    """Length of a model's table of positions in tokens; None if it has none or uses distances only."""
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None or positions < 1 or layout_for(config).rotary:
         return None
@@ -68,42 +61,40 @@ def positions_of(config: Any) -> int | None:
 
 
 def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
-    """Read `LxH[:FFN][@HEADS]`; FFN defaults to the teacher's ratio to its width (4 for BERT), heads to the teacher's.
+    """Read `LxH[:FFN][@HEADS]`; FFN defaults to the teacher's ratio to its width, heads to the teacher's.
 
     Raises:
         UsageError: malformed, zero, heads that do not divide the width, or deeper or wider than the teacher.
     """
-    found = GRAMMAR.fullmatch(text.strip())
-    if not found:
+    match = GRAMMAR.fullmatch(text.strip())
+    if not match:
         raise _no_shape(text)
-    layers, hidden = int(found[1]), int(found[2])
-    ffn, heads = int(found[3] or round(hidden * teacher.ffn / teacher.hidden)), int(found[4] or teacher.heads)
+    layers, hidden = int(match[1]), int(match[2])
+    ffn, heads = int(match[3] or round(hidden * teacher.ffn / teacher.hidden)), int(match[4] or teacher.heads)
     if not (layers and hidden and ffn and heads):
         raise UsageError(f"shape '{text}' has a zero in it", "every number must be at least 1")
     if hidden % heads:
         widths = [w for w in (hidden - hidden % heads, hidden + heads - hidden % heads) if 0 < w <= teacher.hidden]
         dividing = [h for h in range(1, min(hidden, 128) + 1) if hidden % h == 0]
-        near = sorted(sorted(dividing, key=lambda h: (abs(h - heads), h))[:4])
-        best = min(near, key=lambda h: (abs(h - heads), h))
+        near = sorted(dividing, key=lambda h: (abs(h - heads), h))[:4]
         raise UsageError(
             f"{heads} heads do not divide a width of {hidden}",
-            f"head counts near {heads} that divide {hidden}: {', '.join(map(str, near))} "
-            f"(write {layers}x{hidden}@{best})"
+            f"head counts near {heads} that divide {hidden}: {', '.join(map(str, sorted(near)))} "
+            f"(write {layers}x{hidden}@{near[0]})"
             + (f"; widths that {heads} heads divide: {', '.join(map(str, widths))}" if widths else ""),
         )
     if layers > teacher.layers or hidden > teacher.hidden:
-        raise UsageError(
-            f"student {layers}x{hidden} is larger than its teacher {teacher.layers}x{teacher.hidden}",
-            f"at most {teacher.layers} layers and width {teacher.hidden}",
-        )
+        message = f"student {layers}x{hidden} is larger than its teacher {teacher.layers}x{teacher.hidden}"
+        raise UsageError(message, f"at most {teacher.layers} layers and width {teacher.hidden}")
     return ModelShape(layers, hidden, ffn, heads)
 
 
 def student_config(teacher: Any, shape: ModelShape, layers: list[int] | None = None) -> Any:
-    """The teacher's configuration with the student's sizes; everything else stays. `layers` as in `build_student`.
+    """The teacher's configuration with the student's sizes; `layers` as in `build_student`.
 
     Raises:
-        UsageError: rotary embeddings turn pairs of dimensions, and the heads would have an odd width.
+        UsageError: heads of an odd width, whose dimensions rotary embeddings cannot pair; a fixed attention width
+            (MobileBERT) that the heads do not divide.
     """
     inner = getattr(teacher, "true_hidden_size", shape.hidden)
     if inner % shape.heads:
@@ -126,13 +117,13 @@ def student_config(teacher: Any, shape: ModelShape, layers: list[int] | None = N
             setattr(config, name, shape.hidden)
     key_heads = getattr(teacher, "num_key_value_heads", None)
     if key_heads is not None:
-        # The teacher's ratio of query to key heads, or the nearest below that divides.
+        # The teacher's ratio of query to key heads, or the next lower one that divides.
         wanted = max(1, shape.heads * key_heads // teacher.num_attention_heads)
         config.num_key_value_heads = max(g for g in range(1, wanted + 1) if shape.heads % g == 0)
     if getattr(teacher, "head_dim", None) is not None:
         config.head_dim = shape.hidden // shape.heads
     if getattr(teacher, "layer_types", None) is not None:
-        # The student's layers keep the attention kind of the teacher layers they are copied from.
+        # Each layer keeps the attention kind of the teacher layer that it is copied from.
         chosen = layers or evenly_spaced_layers(teacher.num_hidden_layers, shape.layers)
         config.layer_types = [teacher.layer_types[n - 1] for n in chosen]
     return config
@@ -151,21 +142,19 @@ def build_student(
 
     Args:
         teacher: a base encoder.
-        shape: what `parse_shape` gave.
-        init: `teacher` (see the top of this file) or `random` (the model type's own initialisation).
-        layers: teacher layers 1 … N to copy, one for each student layer; None for evenly spaced.
-        dropout: rate of every dropout while training; the saved configuration keeps the teacher's.
-        seed: of whatever is random.
+        init: `teacher` copies weights (`kdcli.models.reduce`); `random` draws them as the model type does.
+        layers: teacher layers 1 ... N to copy, one per student layer; None for evenly spaced ones with the last.
+        dropout: rate of every dropout in memory; the saved configuration keeps the teacher's.
+        seed: of random weights.
 
     Raises:
-        UsageError: `layers` does not name as many layers as the student has, or one the teacher lacks.
+        UsageError: `layers` has the wrong count or names a layer that the teacher lacks; see `student_config`.
     """
     source = shape_of(teacher.config)
     chosen = layers or evenly_spaced_layers(source.layers, shape.layers)
     if len(chosen) != shape.layers or not all(1 <= n <= source.layers for n in chosen):
-        raise UsageError(
-            f"student.layers {chosen} must name {shape.layers} of the teacher's layers 1 to {source.layers}"
-        )
+        allowed = f"{shape.layers} of the teacher's layers 1 to {source.layers}"
+        raise UsageError(f"student.layers {chosen} must name {allowed}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         student = type(teacher)(student_config(teacher.config, shape, chosen))
@@ -185,12 +174,12 @@ def build_student(
 
 
 def evenly_spaced_layers(of_teacher: int, of_student: int) -> list[int]:
-    """Layers 1 … `of_teacher` that as many as `of_student` are copied from: evenly spaced, the last one included."""
+    """The teacher layer for each student layer: evenly spaced, the last one included."""
     return [max(1, round(m * of_teacher / of_student)) for m in range(1, of_student + 1)]
 
 
 def set_dropout(model: nn.Module, rate: float) -> None:
-    """Set every dropout rate of a model in memory; its configuration keeps what it says."""
+    """Set every dropout rate of a model in memory, not in its configuration."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = rate

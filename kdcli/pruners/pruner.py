@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kdcli.models.layout import layout_for, starts_with_any
+from kdcli.models.layout import layout_for
 from kdcli.pruners.masked import Masks, is_score
 from kdcli.types import ParamGroup
 
@@ -79,5 +79,5 @@ def freeze_embeddings(masks: Masks) -> None:
     base = masks.model.base_model
     prefixes = layout_for(masks.model.config).embeddings
     for name, parameter in base.named_parameters():
-        if starts_with_any(name, prefixes):
+        if name.startswith(prefixes):
             parameter.requires_grad_(False)

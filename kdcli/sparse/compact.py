@@ -24,8 +24,7 @@ from transformers.activations import ACT2FN
 
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import COMPACT, custom_class, empty_model, load_tensors
-from kdcli.models.layout import layout_for, linears
-from kdcli.models.modeling_kdcli import PATHS
+from kdcli.models.layout import PATHS, layout_for, linears
 
 WORTH_SKIPPING = 0.5
 """Share of a matrix's rows, or columns, that must be empty for the rest to be computed apart. Picking them out costs as

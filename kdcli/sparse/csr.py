@@ -25,9 +25,8 @@ from transformers import PreTrainedModel
 
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import COMPACT
-from kdcli.models.layout import Layout, layout_for, linears
+from kdcli.models.layout import PATHS, Layout, layout_for, linears
 from kdcli.models.matrices import matrices
-from kdcli.models.modeling_kdcli import PATHS
 
 TOKENS = 64
 """Columns of the dense factor that are computed at a time."""

@@ -49,11 +49,11 @@ def test_values_are_those_of_equations_1_to_5(logits, labels):
         "student/soft": (2.0, kl(teacher, student)),
         "student/community": (5.0, kl(frozen, student)),
     }
-    found = terms(logits, labels)
-    assert list(found) == list(expected)
+    named = terms(logits, labels)
+    assert list(named) == list(expected)
     for name, (weight, value) in expected.items():
-        assert found[name][0] == weight
-        torch.testing.assert_close(found[name][1], value.detach())
+        assert named[name][0] == weight
+        torch.testing.assert_close(named[name][1], value.detach())
 
 
 @pytest.mark.parametrize("name", [f"{m}/{t}" for m in (TEACHER, STUDENT) for t in ("hard", "soft", "community")])
@@ -92,13 +92,13 @@ def test_a_mode_is_the_same_loss_with_weights_of_zero_and_those_are_not_computed
         calls.append((of is logits[TEACHER], to is logits[TEACHER]))
         return soft_kl(of, to, T)
 
-    found = ctcd(lambda x: masked_ce(x, labels), soft, logits, Weights.of([1, 2, 3, 4], mode))
-    assert set(found) == left
+    named = ctcd(lambda x: masked_ce(x, labels), soft, logits, Weights.of([1, 2, 3, 4], mode))
+    assert set(named) == left
     assert len(calls) == sum(name.endswith("soft") for name in left)
     whole = terms(logits, labels)
     for name in left:
-        assert found[name][0] == whole[name][0]
-        assert torch.equal(found[name][1], whole[name][1])
+        assert named[name][0] == whole[name][0]
+        assert torch.equal(named[name][1], whole[name][1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -114,6 +114,7 @@ def test_the_printed_order_turns_the_arguments_round(dtype, monkeypatch):
     found.backward()
     assert frozen.grad is None
     torch.testing.assert_close(model.grad.float(), gradient, atol=2e-3 if dtype == torch.bfloat16 else 1e-6, rtol=2e-2)
+    assert reverse_kl(torch.zeros(0, V), torch.zeros(0, V, requires_grad=True), T) == 0
 
 
 def test_the_printed_order_is_for_the_frozen_model_alone(logits, labels):
@@ -122,33 +123,27 @@ def test_the_printed_order_is_for_the_frozen_model_alone(logits, labels):
     assert differing == {"teacher/community", "student/community"}
 
 
-def test_no_labelled_token_is_no_loss():
-    model = torch.zeros(0, V, requires_grad=True)
-    assert reverse_kl(torch.zeros(0, V), model, T) == 0
-
-
-def test_the_frozen_model_has_to_be_heard(logits, labels):
+def test_the_frozen_models_logits_are_required(logits, labels):
     with pytest.raises(ValueError, match="frozen"):
         ctcd(lambda x: masked_ce(x, labels), lambda a, b: soft_kl(a, b, T), logits, ALL)
 
 
 @pytest.mark.parametrize(
-    "numbers", [[], [1, 1, 1], [1, 1, 1, 1, 1], [1, -1, 1, 1], [1, float("nan"), 1, 1], [1, 1, 1, float("inf")]]
+    ("numbers", "mode", "message"),
+    [
+        *(([1.0] * n, "co-distillation", "four numbers") for n in (0, 3, 5)),
+        *(([1, bad, 1, 1], "co-distillation", "four numbers") for bad in (-1, float("nan"), float("inf"))),
+        ([0, 0, 0, 0], "co-distillation", "nothing is left to learn from in mode co-distillation"),
+        ([0, 1, 0, 1], "standalone", "nothing is left to learn from in mode standalone"),
+        ([0, 0, 0, 1], "one-way", "nothing is left to learn from in mode one-way"),
+    ],
 )
-def test_weights_are_four_numbers(numbers):
-    with pytest.raises(UsageError, match="four numbers"):
-        Weights.of(numbers, "co-distillation")
-
-
-@pytest.mark.parametrize(
-    ("numbers", "mode"), [([0, 0, 0, 0], "co-distillation"), ([0, 1, 0, 1], "standalone"), ([0, 0, 0, 1], "one-way")]
-)
-def test_weights_that_leave_nothing_are_refused(numbers, mode):
-    with pytest.raises(UsageError, match=f"nothing is left to learn from in mode {mode}"):
+def test_weights_that_cannot_be_are_refused(numbers, mode, message):
+    with pytest.raises(UsageError, match=message):
         Weights.of(numbers, mode)
 
 
-def test_who_learns():
+def test_which_models_learn():
     weights = Weights.of([1, 1, 0, 4], "one-way")
     assert (weights.reaches(STUDENT), weights.reaches(TEACHER), weights.mutual) == (True, False, True)
     assert Weights.of([1, 1, 0, 4], "one-way", community=True).reaches(TEACHER)

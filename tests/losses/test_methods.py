@@ -1,21 +1,33 @@
-"""Contract of every loss between signals of layers: zero for a perfect student, blind to padding, no gradient to the
-teacher, it learns. Losses of masked language models are under theirs in test_masked_methods.py."""
+"""Contract of every method, and what only one of them has; TinyBERT and PKD have files of their own."""
+
+from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 
 import pytest
 import torch
-from pydantic import ValidationError
+import torch.nn.functional as F
+import yaml
+from encoders import tiny_config
+from references import LABELS, PADDED, leaves, normal, of_layers, signals
+from transformers import AutoModelForMaskedLM
 
 import kdcli.losses
-from kdcli.losses import minilm, minilmv2
+from kdcli.errors import UsageError
+from kdcli.losses import build_objective, check_settings, inputs, methods
 from kdcli.losses.relation import relation_kl
-from kdcli.types import ModelShape, Needs, Signals
+from kdcli.losses.states import cosine_distance
+from kdcli.models.capture import capture
+from kdcli.models.masked_lm import student_with_head
+from kdcli.models.shape import build_student, parse_shape, shape_of
+from kdcli.types import IGNORED, ModelShape, Needs, Signals
 
 TEACHER = ModelShape(layers=4, hidden=32, ffn=64, heads=4)
 STUDENT = ModelShape(layers=2, hidden=16, ffn=32, heads=4)
-VARIANTS = {
+AS_WIDE = ModelShape(layers=2, hidden=32, ffn=64, heads=4)
+OF_LAYERS = {
     "minilm": [
         {},
         {"value": "none"},
@@ -29,69 +41,68 @@ VARIANTS = {
     "tinybert": [
         {},
         {"layers": "top", "share_projection": True},
-        {"layers": "0:0,1:3", "layer_weights": [0.5, 2, 0]},
+        {"layers": "0:0,1:3", "layer_weights": [0.5, 2.0, 0.0]},
         {"embedding_weight": 0.0, "hidden_weight": 0.0},
         {"attention_weight": 0.0},
     ],
 }
-CASES = [(method, keys) for method, variants in VARIANTS.items() for keys in variants]
+MASKED = {
+    "distilbert": [
+        {},
+        {"temperature": 1.0, "soft_weight": 0.5, "mlm_weight": 0.25, "hidden_weight": 3.0},
+        {"soft_weight": 0.0},
+        {"mlm_weight": 0.0},
+        {"hidden_weight": 0.0},
+    ],
+    "mlm-kd": [{}, {"temperature": 4.0}],
+    "masked-lm": [{}],
+}
+CASES = [(method, keys) for method, variants in (OF_LAYERS | MASKED).items() for keys in variants]
+MASKED_CASES = [case for case in CASES if case[0] in MASKED]
 
 
-def build(method, keys, teacher=TEACHER, student=STUDENT):
-    module = importlib.import_module(f"kdcli.losses.{method}")
-    return module.objective(module.Settings(**keys), teacher, student)
+def student_of(method):
+    return AS_WIDE if method in MASKED else STUDENT
 
 
-def signals(needs: Needs, shape: ModelShape, mask, seed, grad=False) -> Signals:
-    g = torch.Generator().manual_seed(seed)
-    batch, length = mask.shape
-
-    def heads():
-        return torch.randn(batch, shape.heads, length, shape.hidden // shape.heads, generator=g).requires_grad_(grad)
-
-    return Signals(
-        mask=mask,
-        q={n: heads() for n in sorted(needs.q)},
-        k={n: heads() for n in sorted(needs.k)},
-        v={n: heads() for n in sorted(needs.v)},
-        hidden={
-            n: torch.randn(batch, length, shape.hidden, generator=g).requires_grad_(grad) for n in sorted(needs.hidden)
-        },
-    )
+def build(method, keys, student=None):
+    return build_objective(method, keys, TEACHER, student or student_of(method))
 
 
-def leaves(s: Signals):
-    return [t for d in (s.q, s.k, s.v, s.hidden) for t in d.values()]
-
-
-MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-
-
-def hears(module):
-    """Whether a method compares signals at all: soft targets alone ask for nothing but logits, which others add."""
-    return module.objective(module.Settings(), TEACHER, STUDENT).student_needs != Needs()
+def pair(made, student, *, grad=False):
+    return signals(made.teacher_needs, TEACHER, 0, grad=grad), signals(made.student_needs, student, 1, grad=grad)
 
 
 def test_every_loss_file_is_under_contract():
-    files = {m.name for m in pkgutil.iter_modules(kdcli.losses.__path__)}
-    modules = {name: importlib.import_module(f"kdcli.losses.{name}") for name in files}
-    methods = {name: module for name, module in modules.items() if hasattr(module, "objective")}
-    assert all({"text", "masked", "task"} >= module.INPUTS for module in methods.values())
-    assert all(module.STAGE in ("separate", "joint") for module in methods.values() if "task" in module.INPUTS)
-    of_layers = {name for name, module in methods.items() if {"masked"} != module.INPUTS and hears(module)}
-    assert of_layers == set(VARIANTS)
+    modules = [importlib.import_module(f"kdcli.losses.{m.name}") for m in pkgutil.iter_modules(kdcli.losses.__path__)]
+    assert {m.__name__.split(".")[-1].replace("_", "-") for m in modules if hasattr(m, "objective")} == set(methods())
+    # Soft targets add no terms of their own: see test_task_losses.py.
+    assert set(methods()) == {*OF_LAYERS, *MASKED, "soft-targets"}
+    assert all(inputs(method) == {"masked"} for method in MASKED)
+    assert all({"text", "task"} >= inputs(method) for method in (*OF_LAYERS, "soft-targets"))
+    assert all(m.STAGE in ("separate", "joint") for m in modules if "task" in getattr(m, "INPUTS", ()))
+    assert build("soft-targets", {}).student_needs == Needs()
+
+
+@pytest.mark.parametrize("method", methods())
+def test_the_docstring_names_paper_and_relations_and_its_example_is_a_recipe(method):
+    text = str(importlib.import_module(f"kdcli.losses.{method.replace('-', '_')}").__doc__)
+    assert "https://arxiv.org/abs/" in text
+    assert "\nRelations: " in text
+    example = yaml.safe_load("\n".join(re.findall(r"^    ((?:method|loss): .*)$", text, re.MULTILINE)))
+    assert example["method"] == method
+    check_settings(method, example.get("loss", {}))
 
 
 @pytest.mark.parametrize(("method", "keys"), CASES)
-def test_learns_and_is_deterministic_and_the_teacher_gets_no_gradient(method, keys):
+def test_it_learns_deterministically_and_sends_the_teacher_no_gradient(method, keys):
     made = build(method, keys)
-    t = signals(made.teacher_needs, TEACHER, MASK, 0, grad=True)
-    s = signals(made.student_needs, STUDENT, MASK, 1, grad=True)
+    t, s = pair(made, student_of(method), grad=True)
     first = sum(made.terms(t, s).values())
     assert torch.equal(first, sum(made.terms(t, s).values()))
     first.backward()
     assert all(x.grad is None for x in leaves(t))
-    assert all(x.grad is not None for x in leaves(s))
+    assert all(x.grad is not None and (x.grad.any() or "value_weight" in keys) for x in leaves(s))
     with torch.no_grad():
         for x in leaves(s):
             x -= 0.5 * x.grad
@@ -99,64 +110,176 @@ def test_learns_and_is_deterministic_and_the_teacher_gets_no_gradient(method, ke
 
 
 @pytest.mark.parametrize(("method", "keys"), CASES)
-def test_padding_changes_nothing(method, keys):
-    made = build(method, keys)
-    t, s = signals(made.teacher_needs, TEACHER, MASK, 0), signals(made.student_needs, STUDENT, MASK, 1)
-    before = sum(made.terms(t, s).values())
-    for x in leaves(t) + leaves(s):
-        x[1, ..., 3:, :] += 100
-    torch.testing.assert_close(sum(made.terms(t, s).values()), before)
+def test_padding_changes_neither_value_nor_gradient(method, keys):
+    made, results = build(method, keys), []
+    for noise in (0.0, 100.0):
+        t, s = pair(made, student_of(method), grad=True)
+        with torch.no_grad():
+            for x in (*of_layers(t), *of_layers(s)):
+                x += noise * (1 - PADDED).view(3, *[1] * (x.dim() - 3), 5, 1)
+        loss = sum(made.terms(t, s).values())
+        loss.backward()
+        results.append([loss.detach(), *(x.grad for x in leaves(s))])
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(one, two)
 
 
-@pytest.mark.parametrize(("method", "keys"), [c for c in CASES if c[1].get("value") != "mse"])
-def test_zero_when_the_student_has_the_signals_of_its_teacher(method, keys):
-    # All layers of both are alike, so that whichever are compared agree; matrices of equal widths do nothing at first.
-    student = ModelShape(STUDENT.layers, TEACHER.hidden, TEACHER.ffn, TEACHER.heads)
-    made = build(method, keys, TEACHER, student)
-    one = signals(Needs(*(frozenset({1}),) * 4), TEACHER, MASK, 0)
+def can_be_zero(method, keys):
+    """No labels take part, and no learned matrix between values."""
+    against_labels = method == "masked-lm" or (method == "distilbert" and keys.get("mlm_weight") != 0)
+    return not against_labels and keys.get("value") != "mse"
+
+
+@pytest.mark.parametrize(("method", "keys"), [case for case in CASES if can_be_zero(*case)])
+def test_a_student_with_its_teachers_signals_has_no_loss(method, keys):
+    made = build(method, keys, AS_WIDE)
+    one = signals(Needs(*(frozenset({1}),) * 4, masked_logits=True), TEACHER, 0)
+    # All layers are alike, so whichever are compared agree; matrices of equal widths start as the identity.
     layers = {kind: dict.fromkeys(range(5), getattr(one, kind)[1]) for kind in ("q", "k", "v", "hidden")}
-    alike = Signals(mask=MASK, **layers)
-    assert sum(made.terms(alike, alike).values()).item() == pytest.approx(0, abs=1e-6)
+    alike = Signals(mask=PADDED, labels=LABELS, logits=one.logits, **layers)
+    assert sum(made.terms(alike, alike).values()).item() == pytest.approx(0, abs=1e-5)
+
+
+# MiniLM and MiniLMv2.
 
 
 def test_minilm_is_eq_6_plus_eq_9_of_the_last_layers():
     made = build("minilm", {})
-    assert made.teacher_needs == Needs(q=frozenset({4}), k=frozenset({4}), v=frozenset({4}))
-    assert made.student_needs == Needs(q=frozenset({2}), k=frozenset({2}), v=frozenset({2}))
-    t, s = signals(made.teacher_needs, TEACHER, MASK, 0), signals(made.student_needs, STUDENT, MASK, 1)
+    assert made.teacher_needs == Needs(*(frozenset({4}),) * 3)
+    assert made.student_needs == Needs(*(frozenset({2}),) * 3)
+    t, s = pair(made, STUDENT)
     terms = made.terms(t, s)
-    torch.testing.assert_close(terms["attention"], relation_kl(t.q[4], t.k[4], s.q[2], s.k[2], MASK))
-    torch.testing.assert_close(terms["value"], relation_kl(t.v[4], t.v[4], s.v[2], s.v[2], MASK))
-
-
-def test_minilm_refuses_other_head_counts_and_names_the_way_out():
-    with pytest.raises(ValueError, match=r"@4.*minilmv2"):
-        build("minilm", {}, student=ModelShape(2, 16, 32, 2))
+    torch.testing.assert_close(terms["attention"], relation_kl(t.q[4], t.k[4], s.q[2], s.k[2], PADDED))
+    torch.testing.assert_close(terms["value"], relation_kl(t.v[4], t.v[4], s.v[2], s.v[2], PADDED))
 
 
 def test_minilmv2_bridges_other_head_counts():
     student = ModelShape(2, 16, 32, 2)
-    made = build("minilmv2", {"relation_heads": 4}, student=student)
-    t, s = signals(made.teacher_needs, TEACHER, MASK, 0), signals(made.student_needs, student, MASK, 1)
-    assert set(made.terms(t, s)) == {"query", "key", "value"}
+    made = build("minilmv2", {"relation_heads": 4}, student)
+    assert set(made.terms(*pair(made, student))) == {"query", "key", "value"}
 
 
 @pytest.mark.parametrize(("layers", "expected"), [(12, 12), (24, 21), (6, 6)])
 def test_minilmv2_default_teacher_layer(layers, expected):
-    made = minilmv2.objective(minilmv2.Settings(), ModelShape(layers, 32, 64, 4), STUDENT)
+    made = build_objective("minilmv2", {}, ModelShape(layers, 32, 64, 4), STUDENT)
     assert made.teacher_needs.q == {expected}
 
 
+# Methods on masked text.
+
+
+def by_hand(method, keys, t, s):
+    """The terms in float64, weighted as the settings say."""
+    keys, labels, named = check_settings(method, keys).model_dump(), LABELS[LABELS != IGNORED], {}
+    soft = keys.get("soft_weight", {"mlm-kd": 1.0}.get(method, 0.0))
+    if soft:
+        p, q = ((x.logits.double() / keys["temperature"]).softmax(-1) for x in (t, s))
+        named["soft"] = soft * keys["temperature"] ** 2 * (p * (p / q).log()).sum(-1).mean()
+    mlm = keys.get("mlm_weight", {"masked-lm": 1.0}.get(method, 0.0))
+    if mlm:
+        named["mlm"] = -mlm * s.logits.double().softmax(-1)[torch.arange(len(labels)), labels].log().mean()
+    if keys.get("hidden_weight"):
+        h_t, h_s = (x.double()[PADDED == 1] for x in (t.hidden[4], s.hidden[2]))
+        named["hidden"] = keys["hidden_weight"] * (1 - (h_t * h_s).sum(-1) / h_t.norm(dim=-1) / h_s.norm(dim=-1)).mean()
+    return named
+
+
+@pytest.mark.parametrize(("method", "keys"), MASKED_CASES)
+def test_the_terms_of_masked_text_are_those_of_the_formula(method, keys):
+    made = build(method, keys)
+    t, s = pair(made, AS_WIDE)
+    terms, expected = made.terms(t, s), by_hand(method, keys, t, s)
+    assert set(terms) == set(expected)
+    for name, value in terms.items():
+        assert value.dtype == torch.float32
+        assert value.item() == pytest.approx(expected[name].item(), rel=1e-5)
+    assert not list(made.projections.parameters())
+
+
+def test_distilberts_weights_are_those_published():
+    weights = {"temperature": 2.0, "soft_weight": 5.0, "mlm_weight": 2.0, "hidden_weight": 1.0}
+    assert check_settings("distilbert", {}).model_dump() == weights
+
+
+LAST, LOGITS = Needs(hidden=frozenset({4})), Needs(masked_logits=True)
+
+
 @pytest.mark.parametrize(
-    ("keys", "message"), [({"relation_heads": 5}, "set loss.relation_heads"), ({"teacher_layer": 9}, "1 to 4")]
+    ("method", "keys", "teacher"),
+    [
+        ("distilbert", {}, LAST | LOGITS),
+        ("distilbert", {"soft_weight": 0.0}, LAST),
+        ("distilbert", {"soft_weight": 0.0, "hidden_weight": 0.0}, Needs()),
+        ("mlm-kd", {}, LOGITS),
+        ("masked-lm", {}, Needs()),
+    ],
 )
-def test_minilmv2_settings_that_cannot_be(keys, message):
-    with pytest.raises(ValueError, match=message):
-        build("minilmv2", keys)
+def test_only_what_the_terms_read_is_needed(method, keys, teacher):
+    made = build(method, keys)
+    assert made.teacher_needs == teacher
+    assert made.student_needs == LOGITS | Needs(hidden=frozenset({2} if teacher.hidden else ()))
 
 
-def test_unknown_and_mistyped_settings_are_refused():
-    with pytest.raises(ValidationError):
-        minilm.Settings(valu="none")
-    with pytest.raises(ValidationError):
-        minilm.Settings(hidden_weight="1")
+def test_distilbert_without_hidden_states_takes_another_width():
+    made = build("distilbert", {"hidden_weight": 0.0}, STUDENT)
+    assert set(made.terms(*pair(made, STUDENT))) == {"soft", "mlm"}
+
+
+@pytest.mark.parametrize(
+    ("method", "keys", "student", "message"),
+    [
+        ("minilm", {}, ModelShape(2, 16, 32, 2), "@4.*minilmv2"),
+        ("minilm", {"valu": "none"}, STUDENT, "unknown key 'loss.valu'"),
+        ("minilm", {"hidden_weight": "1"}, STUDENT, "'loss.hidden_weight' .*number"),
+        ("minilmv2", {"relation_heads": 5}, STUDENT, "set loss.relation_heads"),
+        ("minilmv2", {"teacher_layer": 9}, STUDENT, "1 to 4"),
+        ("distilbert", {}, STUDENT, r"32 wide, the student 16\. Give the student 2x32.*loss\.hidden_weight=0"),
+        ("distilbert", dict.fromkeys(("soft_weight", "mlm_weight", "hidden_weight"), 0.0), AS_WIDE, "nothing is left"),
+        ("distilbert", {"temperature": 0.0}, AS_WIDE, "'loss.temperature' .*greater than 0, got 0.0"),
+        ("mlm-kd", {"temperature": -1.0}, AS_WIDE, "greater than 0"),
+        ("masked-lm", {"temperature": 1.0}, AS_WIDE, "unknown key"),
+        ("pkd", {"weight": 0.0}, STUDENT, "greater than 0"),
+        ("pkd", {"layers": 1}, STUDENT, "'loss.layers' .*string"),
+        ("tinybert", {"hidden_weight": -1.0}, STUDENT, "greater than or equal to 0"),
+        ("tinybert", {"layer_weights": [1.0, -1.0]}, STUDENT, "greater than or equal to 0"),
+        ("tinybert", {"layer": "top"}, STUDENT, "unknown key 'loss.layer'"),
+        ("tinybert", {"layers": "0:0,1:9"}, STUDENT, "names layer 9 of the teacher"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(method, keys, student, message):
+    with pytest.raises(UsageError, match=message):
+        build(method, keys, student)
+
+
+def test_cosine_distance_reads_every_form_of_mask():
+    t, s = normal(3, 5, 8, seed=0), normal(3, 5, 8, seed=1)
+    isolated = ((PADDED[:, :, None] == 1) & (PADDED[:, None] == 1))[:, None]
+    torch.testing.assert_close(cosine_distance(t, s, isolated), cosine_distance(t, s, PADDED))
+    torch.testing.assert_close(cosine_distance(t, s, None), (1 - F.cosine_similarity(t, s, dim=-1)).mean())
+    assert cosine_distance(t, -t, PADDED).item() == pytest.approx(2, abs=1e-6)
+    assert cosine_distance(t, s, torch.zeros_like(PADDED)).item() == 0
+
+
+@pytest.mark.parametrize(("method", "keys"), MASKED_CASES)
+def test_gradients_of_micro_batches_add_up_to_the_batch(method, keys):
+    torch.manual_seed(0)
+    teacher = AutoModelForMaskedLM.from_config(tiny_config("bert", num_hidden_layers=4, initializer_range=0.3)).eval()
+    shape = parse_shape("2x32", shape_of(teacher.config))
+    student = student_with_head(teacher, build_student(teacher.base_model, shape)).model.eval()
+    made = build_objective(method, keys, shape_of(teacher.config), shape)
+    ids = torch.randint(5, 60, (5, 12))
+    labels = torch.full_like(ids, IGNORED).scatter_(1, torch.rand(5, 12).argsort(-1)[:, :2], 9)
+    parameters = [p for p in student.parameters() if p.requires_grad]
+
+    def gradients(rows):
+        """Of a mean over some rows, times their labelled tokens."""
+        batch = {"input_ids": ids[rows].masked_fill(labels[rows] != IGNORED, 4), "labels": labels[rows]}
+        with torch.no_grad():
+            of_teacher = capture(teacher, made.teacher_needs)(batch)
+        loss = sum(made.terms(of_teacher, capture(student, made.student_needs)(batch)).values())
+        weight = int((labels[rows] != IGNORED).sum())
+        return torch.autograd.grad(loss * weight, parameters, allow_unused=True, materialize_grads=True)
+
+    parts = [gradients(rows) for rows in (slice(0, 2), slice(2, 3), slice(3, 5))]
+    for whole, *pieces in zip(gradients(slice(0, 5)), *parts, strict=True):
+        torch.testing.assert_close(sum(pieces), whole, rtol=1e-4, atol=1e-5)

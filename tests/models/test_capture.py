@@ -1,4 +1,4 @@
-"""Listening: what runs and what does not, who may listen at once, what training needs of it."""
+"""Capture: what runs and what does not, several models at once, training through it."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def test_the_attention_of_the_last_needed_layer_is_not_computed(monkeypatch):
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["bert", "megatron-bert"])
-def test_only_what_is_asked_for_is_kept(kind):
-    heard = capture(tiny_encoder(kind), Needs(q=frozenset({2}), hidden=frozenset({1})))(BATCH)
-    assert (set(heard.q), set(heard.k), set(heard.v), set(heard.hidden)) == ({2}, set(), set(), {1})
-    assert heard.logits is None
-    assert heard.mask is BATCH["attention_mask"]
+def test_only_what_is_needed_is_kept(kind):
+    captured = capture(tiny_encoder(kind), Needs(q=frozenset({2}), hidden=frozenset({1})))(BATCH)
+    assert (set(captured.q), set(captured.k), set(captured.v), set(captured.hidden)) == ({2}, set(), set(), {1})
+    assert captured.logits is None
+    assert captured.mask is BATCH["attention_mask"]
     without = {"input_ids": BATCH["input_ids"]}
     assert capture(tiny_encoder(kind), only(1))(without).mask is None
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["bert", "roformer", "albert"])
-def test_two_models_of_one_type_are_listened_to_in_turns(kind):
+def test_two_models_of_one_type_run_in_turns(kind):
     one, two = tiny_encoder(kind), tiny_encoder(kind)
     apart = [capture(m, only(2))(BATCH).q[2] for m in (one, two)]
     first, second = capture(one, only(2)), capture(two, only(1, 2))
@@ -63,27 +63,27 @@ def test_two_models_of_one_type_are_listened_to_in_turns(kind):
 @torch.no_grad()
 def test_grouped_key_and_value_heads_are_repeated():
     model = tiny_encoder("eurobert", num_key_value_heads=2)
-    heard = capture(model, only(1))(BATCH)
-    assert heard.q[1].shape == heard.k[1].shape == heard.v[1].shape == (2, 4, 10, 8)
-    assert torch.equal(heard.k[1][:, 0], heard.k[1][:, 1])
-    assert not torch.equal(heard.k[1][:, 1], heard.k[1][:, 2])
+    captured = capture(model, only(1))(BATCH)
+    assert captured.q[1].shape == captured.k[1].shape == captured.v[1].shape == (2, 4, 10, 8)
+    assert torch.equal(captured.k[1][:, 0], captured.k[1][:, 1])
+    assert not torch.equal(captured.k[1][:, 1], captured.k[1][:, 2])
 
 
 @pytest.mark.parametrize(
-    ("needs", "said"),
+    ("needs", "message"),
     [
-        (only(0), r"layers \[0\] asked for, but the model has layers 1 to 2"),
-        (only(3), r"layers \[3\] asked for"),
-        (Needs(hidden=frozenset({-1})), r"layers \[-1\] asked for"),
+        (only(0), r"layers \[0\] are needed, but the model has layers 1 to 2"),
+        (only(3), r"layers \[3\] are needed"),
+        (Needs(hidden=frozenset({-1})), r"layers \[-1\] are needed"),
         (Needs(logits=True), "BertModel has no head on top"),
     ],
 )
-def test_what_a_model_does_not_have(needs, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_a_model_does_not_have(needs, message):
+    with pytest.raises(ValueError, match=message):
         capture(tiny_encoder("bert"), needs)
 
 
-def test_a_row_that_names_the_wrong_way_of_listening_is_an_error(monkeypatch):
+def test_a_row_with_the_wrong_interface_is_an_error(monkeypatch):
     monkeypatch.setitem(LAYOUTS, "megatron-bert", replace(LAYOUTS["megatron-bert"], interface=True))
     with pytest.raises((RuntimeError, ValueError)):
         capture(tiny_encoder("megatron-bert"), only(1))(BATCH)
@@ -102,19 +102,15 @@ def test_no_gradient_reaches_the_teacher_and_every_one_the_student():
     teacher, student = prepare_teacher(tiny_encoder("bert"), torch.float32), tiny_encoder("bert").train()
     shape = shape_of(teacher.config)
     objective = build_objective("minilm", {}, shape, shape)
-    heard = capture(teacher, objective.teacher_needs)(BATCH)
+    captured = capture(teacher, objective.teacher_needs)(BATCH)
 
     def loss():
-        return sum(objective.terms(heard, capture(student, objective.student_needs)(BATCH)).values())
+        return sum(objective.terms(captured, capture(student, objective.student_needs)(BATCH)).values())
 
-    assert not heard.q[2].requires_grad
+    assert not captured.q[2].requires_grad
     left = params_without_grad(dict(student.named_parameters()), loss())
-    behind = (
-        "encoder.layer.1.attention.output.",
-        "encoder.layer.1.intermediate.",
-        "encoder.layer.1.output.",
-        "pooler.",
-    )
+    parts = ("attention.output", "intermediate", "output")
+    behind = (*(f"encoder.layer.1.{part}." for part in parts), "pooler.")
     assert left == [name for name, _ in student.named_parameters() if name.startswith(behind)]
     trained = {name: p for name, p in student.named_parameters() if name not in left}
     assert params_without_grad(trained, loss()) == []
@@ -122,12 +118,12 @@ def test_no_gradient_reaches_the_teacher_and_every_one_the_student():
 
 def test_checkpointed_activations_give_the_same_gradients():
     student = tiny_encoder("bert", num_hidden_layers=3)
-    listen = capture(student, only(3))
+    run = capture(student, only(3))
     trained = [p for n, p in student.named_parameters() if n.startswith(("embeddings.", "encoder.layer.0."))]
 
     def gradients():
-        heard = listen(BATCH)
-        return torch.autograd.grad(sum(x[3].square().sum() for x in (heard.q, heard.k, heard.v)), trained)
+        captured = run(BATCH)
+        return torch.autograd.grad(sum(x[3].square().sum() for x in (captured.q, captured.k, captured.v)), trained)
 
     plain = gradients()
     student.train().gradient_checkpointing_enable({"use_reentrant": False})
@@ -137,18 +133,18 @@ def test_checkpointed_activations_give_the_same_gradients():
         torch.testing.assert_close(one, two)
 
 
-def test_a_student_listened_to_trains_under_ddp(tmp_path):
+def test_a_captured_student_trains_under_ddp(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         student = tiny_encoder("bert")
-        listen = capture(student, only(2))
-        total = listen(BATCH).q[2].square().sum() + listen(BATCH).k[2].sum() + listen(BATCH).v[2].sum()
+        run = capture(student, only(2))
+        total = run(BATCH).q[2].square().sum() + run(BATCH).k[2].sum() + run(BATCH).v[2].sum()
         for name in params_without_grad(dict(student.named_parameters()), total):
             student.get_parameter(name).requires_grad_(False)
-        wrapped = torch.nn.parallel.DistributedDataParallel(listen)
+        wrapped = torch.nn.parallel.DistributedDataParallel(run)
         for _ in range(2):
-            heard = wrapped(BATCH)
-            loss = heard.q[2].square().sum() + heard.k[2].sum() + heard.v[2].sum()
+            captured = wrapped(BATCH)
+            loss = captured.q[2].square().sum() + captured.k[2].sum() + captured.v[2].sum()
             loss.backward()
         trained = [p for p in student.parameters() if p.requires_grad]
         assert trained

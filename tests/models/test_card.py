@@ -73,10 +73,10 @@ def test_bytes_and_hash_are_those_of_the_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "said"), [(torch.float32, "fp32"), (torch.float16, "fp16"), (torch.bfloat16, "bf16")]
+    ("dtype", "name"), [(torch.float32, "fp32"), (torch.float16, "fp16"), (torch.bfloat16, "bf16")]
 )
-def test_the_type_on_the_disk_is_said(tmp_path, dtype, said):
+def test_the_dtype_of_the_file_is_recorded(tmp_path, dtype, name):
     tiny_encoder("bert").to(dtype).save_pretrained(tmp_path)
     card = describe(tiny_encoder("bert"), "tiny", tmp_path)
-    assert card["held_in"] == said
+    assert card["held_in"] == name
     assert card["bytes"] == pytest.approx(dtype.itemsize * card["params_total"], rel=0.1)

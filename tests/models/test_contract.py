@@ -1,10 +1,10 @@
-"""Every supported model type: what is heard is what the model computes, and what is built trains, saves and reloads."""
+"""Every supported model type: signals are what the model computes, and students train, save and reload."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from encoders import tiny_encoder, tiny_tokenizer
+from encoders import padded_batch, tiny_encoder, tiny_tokenizer
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from kdcli.losses import build_objective
@@ -15,7 +15,7 @@ from kdcli.models.shape import build_student, parse_shape, shape_of
 from kdcli.types import Needs
 
 TYPES = sorted(LAYOUTS)
-CONVOLVING = {"convbert": "its convolution runs over neighbouring tokens, padding or not, whatever the mask says"}
+CLOSE = {"atol": 1e-5, "rtol": 1e-4}
 
 
 def test_there_are_at_least_twenty_types():
@@ -27,15 +27,6 @@ def needs_of(*layers: int, hidden: tuple[int, ...] = ()) -> Needs:
     return Needs(q=of, k=of, v=of, hidden=frozenset(hidden))
 
 
-def batch_of(model, length: int = 10, real: int = 6) -> dict[str, torch.Tensor]:
-    torch.manual_seed(1)
-    ids = torch.randint(5, 60, (2, length))
-    mask = torch.ones_like(ids)
-    mask[1, real:] = 0
-    ids[mask == 0] = model.config.pad_token_id
-    return {"input_ids": ids, "attention_mask": mask}
-
-
 @pytest.fixture(params=TYPES)
 def model(request):
     torch.manual_seed(0)
@@ -44,13 +35,13 @@ def model(request):
 
 @torch.no_grad()
 def test_softmax_of_captured_q_and_k_is_the_models_own_attention(model):
-    batch, last = batch_of(model), len(layout_for(model.config).modules(model))
-    heard = capture(model, needs_of(1, last))(batch)
+    batch, last = padded_batch(model), len(layout_for(model.config).modules(model))
+    captured = capture(model, needs_of(1, last))(batch)
     model.set_attn_implementation("eager")
     own = model(**batch, output_attentions=True).attentions
     for n in (1, last):
-        q, k = heard.q[n], heard.k[n]
-        assert q.shape == k.shape == heard.v[n].shape
+        q, k = captured.q[n], captured.k[n]
+        assert q.shape == k.shape == captured.v[n].shape
         scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
         allowed = batch["attention_mask"][:, None, None, :].bool()
         if layout_for(model.config).local and model.config.layer_types[n - 1] == "sliding_attention":
@@ -67,57 +58,52 @@ def test_softmax_of_captured_q_and_k_is_the_models_own_attention(model):
 
 
 @torch.no_grad()
-def test_the_rows_that_a_layout_names_make_what_is_heard(model):
-    row, batch = layout_for(model.config), batch_of(model)
+def test_the_layouts_rows_of_the_linears_give_the_captured_vectors(model):
+    row, batch = layout_for(model.config), padded_batch(model)
     layer = row.modules(model)[-1]
     named = linears(row, layer)
     given = {}
-    hooks = [
-        linear.register_forward_hook(lambda m, args, _: given.__setitem__(m, args[0]))
-        for letter in "QKV"
-        for linear, _ in named[letter]
-    ]
-    heard = capture(model, needs_of(len(row.modules(model))))(batch)
+    modules = [linear for letter in "QKV" for linear, _ in named[letter]]
+    hooks = [x.register_forward_hook(lambda m, args, _: given.__setitem__(m, args[0])) for x in modules]
+    captured = capture(model, needs_of(len(row.modules(model))))(batch)
     for hook in hooks:
         hook.remove()
-    # Rotary embeddings turn q and k behind the linear; DeBERTa adds biases to q and v there.
+    # After the linear, rotary embeddings rotate q and k, and DeBERTa adds biases to q and v.
     for kind in ("v",) if row.rotary else ("k",) if row.bias else ("q", "k", "v"):
         ((linear, rows),) = named[kind.upper()]
         made = given[linear] @ linear.weight[slice(None) if rows is None else rows].T
         if linear.bias is not None:
             made = made + linear.bias[slice(None) if rows is None else rows]
-        x = getattr(heard, kind)[len(row.modules(model))]
+        x = getattr(captured, kind)[len(row.modules(model))]
         if x.shape[1] * x.shape[3] != made.shape[-1]:
             x = x[:, :: x.shape[1] * x.shape[3] // made.shape[-1]]
-        torch.testing.assert_close(x.transpose(1, 2).flatten(2), made, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(x.transpose(1, 2).flatten(2), made, **CLOSE)
 
 
 @torch.no_grad()
 def test_captured_hidden_states_are_the_models_own(model):
-    batch, layers = batch_of(model), len(layout_for(model.config).modules(model))
-    heard = capture(model, Needs(hidden=frozenset(range(layers))))(batch)
+    batch, layers = padded_batch(model), len(layout_for(model.config).modules(model))
+    captured = capture(model, Needs(hidden=frozenset(range(layers))))(batch)
     own = model(**batch, output_hidden_states=True).hidden_states
     for n in range(layers):
-        torch.testing.assert_close(heard.hidden[n], own[n])
+        torch.testing.assert_close(captured.hidden[n], own[n])
 
 
 @torch.no_grad()
 def test_padding_changes_nothing(model):
-    if model.config.model_type in CONVOLVING:
-        pytest.skip(CONVOLVING[model.config.model_type])
+    if model.config.model_type == "convbert":
+        pytest.skip("its convolution reads neighbouring tokens, padding or not, whatever the mask says")
     last = len(layout_for(model.config).modules(model))
-    batch = batch_of(model, length=10, real=10)
+    batch = padded_batch(model, length=10, real=10)
     padded = {
         "input_ids": torch.nn.functional.pad(batch["input_ids"], (0, 5), value=model.config.pad_token_id),
         "attention_mask": torch.nn.functional.pad(batch["attention_mask"], (0, 5)),
     }
-    listen = capture(model, needs_of(last, hidden=(last,)))
-    plain, wide = listen(batch), listen(padded)
+    run = capture(model, needs_of(last, hidden=(last,)))
+    plain, wide = run(batch), run(padded)
     for kind in ("q", "k", "v"):
-        torch.testing.assert_close(
-            getattr(plain, kind)[last], getattr(wide, kind)[last][:, :, :10], atol=1e-5, rtol=1e-4
-        )
-    torch.testing.assert_close(plain.hidden[last], wide.hidden[last][:, :10], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(getattr(plain, kind)[last], getattr(wide, kind)[last][:, :, :10], **CLOSE)
+    torch.testing.assert_close(plain.hidden[last], wide.hidden[last][:, :10], **CLOSE)
 
 
 @torch.no_grad()
@@ -126,44 +112,36 @@ def test_nothing_runs_behind_the_last_signal(model):
     (output, _), *_ = linears(layout_for(model.config), layers[-1])["D"]
     runs = []
     hook = output.register_forward_hook(lambda *_: runs.append(1))
-    capture(model, needs_of(1))(batch_of(model))
+    capture(model, needs_of(1))(padded_batch(model))
     stopped = len(runs)
-    model(**batch_of(model))
+    model(**padded_batch(model))
     hook.remove()
     assert stopped == 0
     assert len(runs) >= 1
 
 
 @torch.no_grad()
-def test_the_model_works_as_before_after_it_was_listened_to(model):
-    batch = batch_of(model)
-    before = model(**batch).last_hidden_state
-    capture(model, needs_of(1))(batch)
-    torch.testing.assert_close(model(**batch).last_hidden_state, before, atol=1e-5, rtol=1e-4)
-
-
-@torch.no_grad()
 def test_an_early_stop_leaves_nothing_behind(model):
-    batch, layers = batch_of(model), len(layout_for(model.config).modules(model))
+    batch, layers = padded_batch(model), len(layout_for(model.config).modules(model))
     before = model(**batch, output_hidden_states=True)
-    listen = capture(model, needs_of(1))
-    first = listen(batch)
+    run = capture(model, needs_of(1))
+    first = run(batch)
     after = model(**batch, output_hidden_states=True)
     assert len(after.hidden_states) == len(before.hidden_states) == layers + 1
-    torch.testing.assert_close(after.last_hidden_state, before.last_hidden_state, atol=1e-5, rtol=1e-4)
-    assert torch.equal(listen(batch).q[1], first.q[1])
+    torch.testing.assert_close(after.last_hidden_state, before.last_hidden_state, **CLOSE)
+    assert torch.equal(run(batch).q[1], first.q[1])
 
 
 @torch.no_grad()
 def test_logits_of_a_model_with_a_head_come_beside_the_other_signals(model):
     config = model.config
     if config.model_type == "splinter":
-        pytest.skip("its heads are for questions alone")
+        pytest.skip("it only has a head for questions")
     headed = AutoModelForSequenceClassification.from_config(config).eval()
-    batch = batch_of(model)
-    heard = capture(headed, Needs(q=frozenset({1}), logits=True))(batch)
-    torch.testing.assert_close(heard.logits, headed(**batch).logits, atol=1e-5, rtol=1e-4)
-    assert torch.equal(heard.q[1], capture(headed.base_model, needs_of(1))(batch).q[1])
+    batch = padded_batch(model)
+    captured = capture(headed, Needs(q=frozenset({1}), logits=True))(batch)
+    torch.testing.assert_close(captured.logits, headed(**batch).logits, **CLOSE)
+    assert torch.equal(captured.q[1], capture(headed.base_model, needs_of(1))(batch).q[1])
 
 
 @torch.no_grad()
@@ -175,26 +153,26 @@ def test_a_document_does_not_see_its_neighbour_in_the_block(model):
     other[:, 6:] = torch.randint(5, 60, (1, 6))
     document = (torch.arange(12) >= 6).long()
     mask = (document[:, None] == document[None])[None, None]
-    listen = capture(model, needs_of(last, hidden=(last,)))
+    run = capture(model, needs_of(last, hidden=(last,)))
     extra = {"attention_mask": mask, "position_ids": torch.arange(12)[None] % 6}
     if layout_for(model.config).leaks:
         with pytest.raises(ValueError, match="cannot keep documents apart"):
-            listen({"input_ids": ids, **extra})
+            run({"input_ids": ids, **extra})
         return
-    one, two = (listen({"input_ids": x, **extra}) for x in (ids, other))
-    torch.testing.assert_close(one.hidden[last][:, :6], two.hidden[last][:, :6], atol=1e-5, rtol=1e-4)
+    one, two = (run({"input_ids": x, **extra}) for x in (ids, other))
+    torch.testing.assert_close(one.hidden[last][:, :6], two.hidden[last][:, :6], **CLOSE)
     assert not torch.allclose(one.hidden[last][:, 6:], two.hidden[last][:, 6:])
     # And the second one is what it would be in a block of its own.
-    alone = listen({"input_ids": ids[:, 6:], "attention_mask": torch.ones(1, 6, dtype=torch.long)})
-    torch.testing.assert_close(one.hidden[last][:, 6:], alone.hidden[last], atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(one.v[last][:, :, 6:], alone.v[last], atol=1e-5, rtol=1e-4)
+    alone = run({"input_ids": ids[:, 6:], "attention_mask": torch.ones(1, 6, dtype=torch.long)})
+    torch.testing.assert_close(one.hidden[last][:, 6:], alone.hidden[last], **CLOSE)
+    torch.testing.assert_close(one.v[last][:, :, 6:], alone.v[last], **CLOSE)
     relation, relation_alone = (x.q[last][:, :, -6:] @ x.k[last][:, :, -6:].transpose(-1, -2) for x in (one, alone))
-    torch.testing.assert_close(relation, relation_alone, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(relation, relation_alone, **CLOSE)
 
 
 @pytest.mark.parametrize("how", ["teacher", "student"])
-def test_bfloat16_hears_the_same_and_gives_finite_gradients(model, how):
-    last, batch = len(layout_for(model.config).modules(model)), batch_of(model)
+def test_bfloat16_gives_close_signals_and_finite_gradients(model, how):
+    last, batch = len(layout_for(model.config).modules(model)), padded_batch(model)
     needs = needs_of(last, hidden=(last,))
     with torch.no_grad():
         exact = capture(model, needs)(batch)
@@ -221,12 +199,12 @@ def test_rows_that_may_attend_to_nothing_are_finite_in_both_directions(model):
     document = torch.tensor([0] * 7 + [-1] * 5)
     mask = ((document[:, None] == document[None]) & (document[None] >= 0))[None, None]
     position = torch.arange(12)[None] % 7
-    heard = capture(model, needs_of(last, hidden=(last,)))(
+    captured = capture(model, needs_of(last, hidden=(last,)))(
         {"input_ids": ids, "attention_mask": mask, "position_ids": position}
     )
-    assert heard.hidden[last].isfinite().all()
+    assert captured.hidden[last].isfinite().all()
     parameters = [p for p in model.parameters() if p.requires_grad]
-    total = heard.hidden[last][:, :7].square().sum() + heard.q[last][:, :, :7].square().sum()
+    total = captured.hidden[last][:, :7].square().sum() + captured.q[last][:, :, :7].square().sum()
     gradients = torch.autograd.grad(total, parameters, allow_unused=True)
     assert all(g.isfinite().all() for g in gradients if g is not None)
 
@@ -238,14 +216,14 @@ def test_students_of_many_shapes_run_and_take_a_head(model, text, tmp_path):
     shape = parse_shape(text, shape_of(model.config))
     built = build_student(model, shape)
     with torch.no_grad():
-        own = built.model.eval()(**batch_of(model)).last_hidden_state
+        own = built.model.eval()(**padded_batch(model)).last_hidden_state
     assert own.isfinite().all()
     assert own.shape[-1] == shape.hidden
     built.model.save_pretrained(tmp_path)
     if model.config.model_type == "splinter":
         return
     headed, info = AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
-    assert headed.eval()(**batch_of(model)).logits.shape == (2, 2)
+    assert headed.eval()(**padded_batch(model)).logits.shape == (2, 2)
     assert not [name for name in info["missing_keys"] if name.startswith(f"{headed.base_model_prefix}.encoder.layer")]
 
 
@@ -254,13 +232,13 @@ def test_one_step_lowers_the_loss_and_the_student_reloads(model, tmp_path):
     shape = parse_shape(f"{max(1, teacher_shape.layers - 1)}x16", teacher_shape)
     student = build_student(model, shape).model.train(False)
     objective = build_objective("minilm", {}, teacher_shape, shape)
-    batch = batch_of(model)
+    batch = padded_batch(model)
     with torch.no_grad():
         signals = capture(model, objective.teacher_needs)(batch)
-    listen = capture(student, objective.student_needs)
+    run = capture(student, objective.student_needs)
 
     def loss():
-        return sum(objective.terms(signals, listen(batch)).values())
+        return sum(objective.terms(signals, run(batch)).values())
 
     before = loss()
     reached = {name: p for name, p in student.named_parameters() if p.requires_grad}
@@ -276,5 +254,5 @@ def test_one_step_lowers_the_loss_and_the_student_reloads(model, tmp_path):
     again = AutoModel.from_pretrained(tmp_path).eval()
     assert shape_of(again.config) == shape
     own = student(**batch).last_hidden_state
-    torch.testing.assert_close(again(**batch).last_hidden_state, own, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(again(**batch).last_hidden_state, own, **CLOSE)
     assert load_encoder(str(tmp_path)).shape == shape

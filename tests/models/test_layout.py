@@ -1,26 +1,28 @@
-"""Rows: which types are known, what the others get, and that the six matrices of a layer are what they say."""
+"""Rows: which types are known, what the others get, and that each weight of a layer's linears is in one matrix."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from encoders import tiny_config, tiny_encoder
-from transformers import GPT2Config, T5Config, ViTConfig
+from torch import nn
+from transformers import BertConfig, BertModel, GPT2Config, T5Config, ViTConfig
 
 from kdcli.errors import UsageError
-from kdcli.models.layout import LAYOUTS, MATRICES, layout_for, linears
+from kdcli.models.layout import LAYOUTS, MATRICES, PATHS, layout_for, linears
+from kdcli.models.matrices import matrices
 
 TYPES = sorted(LAYOUTS)
 
 
 @pytest.mark.parametrize("config", [GPT2Config(), T5Config(), tiny_config("bert", is_decoder=True)])
-def test_a_decoder_is_told_so(config):
+def test_a_decoder_is_refused(config):
     with pytest.raises(UsageError, match="is a decoder or an encoder-decoder") as caught:
         layout_for(config)
     assert "albert, bert" in caught.value.hint
 
 
-def test_an_encoder_without_a_row_is_told_how_to_add_one():
+def test_an_encoder_without_a_row_is_refused_with_the_way_to_add_one():
     with pytest.raises(UsageError, match="unknown model type 'vit'") as caught:
         layout_for(ViTConfig())
     assert "docs/add-a-model-type.md" in caught.value.hint
@@ -32,26 +34,60 @@ def test_albert_with_several_groups_is_refused():
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_the_six_matrices_of_a_layer_share_no_row(kind):
-    model = tiny_encoder(kind)
-    row = layout_for(model.config)
-    for layer in row.modules(model):
-        named = linears(row, layer)
-        assert tuple(named) == MATRICES
-        taken: dict[torch.nn.Linear, list[int]] = {}
-        for pairs in named.values():
-            for linear, rows in pairs:
-                every = torch.arange(linear.out_features)
-                taken.setdefault(linear, []).extend((every if rows is None else every[rows]).tolist())
-        for linear, rows in taken.items():
-            assert sorted(rows) == list(range(linear.out_features))
-
-
-@pytest.mark.parametrize("kind", TYPES)
-def test_every_prefix_of_the_embeddings_is_told_apart_from_the_layers(kind):
+def test_no_prefix_of_the_embeddings_is_one_of_the_layers(kind):
     model = tiny_encoder(kind)
     row = layout_for(model.config)
     names = [name for name, _ in model.named_parameters()]
     embeddings = [name for name in names if name.startswith(row.embeddings)]
     assert any(model.get_parameter(name) is model.get_input_embeddings().weight for name in embeddings)
     assert not [name for name in embeddings if name.startswith(f"{row.layers}.")]
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_the_saved_code_finds_the_same_parts_as_the_row(kind):
+    row, (attention, output, up, down) = LAYOUTS[kind], PATHS[kind]
+    assert (attention, up, down) == (row.q.rpartition(".")[0], row.up, row.down)
+    assert output == (None if row.o.startswith(f"{attention}.") else row.o)
+
+
+FURTHER = {"mobilebert": ("bottleneck", "ffn."), "convbert": ("conv_",)}
+"""Linears of a layer that are not among the papers' six."""
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_each_weight_of_the_layers_linears_is_in_one_matrix(kind):
+    torch.manual_seed(0)
+    model = tiny_encoder(kind)
+    counts = {}
+    for matrix in matrices(model):
+        of = counts.setdefault(matrix.path, torch.zeros_like(model.get_submodule(matrix.path).weight))
+        of[slice(None) if matrix.rows is None else matrix.rows] += torch.ones(matrix.shape)
+        assert matrix.numel == matrix.of(of).numel()
+    assert all(bool((of == 1).all()) for of in counts.values())
+    row = layout_for(model.config)
+    layers = row.modules(model)
+    assert all(tuple(linears(row, layer)) == MATRICES for layer in layers)
+    inside = {id(m): n for layer in layers for n, m in layer.named_modules() if isinstance(m, nn.Linear)}
+    missed = {inside[i] for i in inside} - {inside[id(model.get_submodule(path))] for path in counts}
+    assert all(any(word in name for word in FURTHER.get(kind, ())) for name in missed), missed
+    names = [m.name for m in matrices(model)]
+    assert len(names) == len(set(names))
+
+
+def test_bert_base_has_84_9_million_masked_weights_in_72_matrices():
+    with torch.device("meta"):
+        found = matrices(BertModel(BertConfig()))
+    assert len(found) == 72
+    assert sum(m.numel for m in found) == 84_934_656
+    assert [m.name for m in found[:7]] == ["1.Q", "1.K", "1.V", "1.O", "1.U", "1.D", "2.Q"]
+
+
+def test_the_parts_of_fused_linears_are_what_the_model_splits_them_into():
+    torch.manual_seed(0)
+    model = tiny_encoder("modernbert")
+    by_name = {m.name: m for m in matrices(model)}
+    wi, hidden = by_name["1.U"].linear, torch.randn(3, model.config.hidden_size)
+    through_activation, other = wi(hidden).chunk(2, dim=-1)
+    assert torch.allclose(hidden @ by_name["1.G"].of(wi.weight).T, through_activation, atol=1e-6)
+    assert torch.allclose(hidden @ by_name["1.U"].of(wi.weight).T, other, atol=1e-6)
+    assert by_name["1.Q"].shape == by_name["1.K"].shape == by_name["1.V"].shape

@@ -1,4 +1,4 @@
-"""Masked language models of every type that has them: loaded, listened to, and students of them under their head."""
+"""Masked language models of every type that has them: loaded, captured, and students under their teacher's head."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from kdcli.models.masked_lm import load_masked_lm, student_with_head
 from kdcli.models.shape import build_student, parse_shape, shape_of
 from kdcli.types import IGNORED, Needs
 
-WITHOUT = {"splinter": "it was pre-trained to find spans"}
-TYPES = sorted(set(LAYOUTS) - set(WITHOUT))
+TYPES = sorted(set(LAYOUTS) - {"splinter"})  # it was pre-trained to find spans
 FRESH = {"mobilebert": ["cls.predictions.dense.weight"]}
-"""What a head has that is no function of the kept dimensions: MobileBERT's widening of the embeddings."""
+"""Parts of a head without a subset of dimensions: MobileBERT widens the embeddings there."""
 LOGITS = Needs(masked_logits=True)
 
 
@@ -52,27 +51,27 @@ def own_logits(model, batch):
     return model(**{k: v for k, v in batch.items() if k != "labels"}).logits
 
 
-def test_the_types_without_a_head_are_those_listed():
-    assert {k for k in LAYOUTS if type(tiny_config(k)) not in AutoModelForMaskedLM._model_mapping} == set(WITHOUT)
+def test_these_are_the_types_with_a_head():
+    assert [k for k in sorted(LAYOUTS) if type(tiny_config(k)) in AutoModelForMaskedLM._model_mapping] == TYPES
 
 
 @torch.no_grad()
-def test_logits_at_labelled_tokens_are_the_models_own_and_the_head_sees_no_others(model):
+def test_logits_at_labelled_tokens_are_the_models_own_and_the_head_reads_no_others(model):
     batch = batch_of()
     labelled = batch["labels"] != IGNORED
     assert 0 < labelled.sum() < labelled.numel()
     expected = own_logits(model, batch)[labelled]
     last = len(layout_for(model.config).modules(model.base_model))
-    heard = capture(model, LOGITS | Needs(hidden=frozenset({last}), q=frozenset({1})))(batch)
-    assert heard.logits.shape == (labelled.sum(), 64)
-    torch.testing.assert_close(heard.logits, expected, atol=1e-5, rtol=1e-4)
-    assert heard.labels is batch["labels"]
-    assert heard.hidden[last].shape == (3, 10, 32)
+    captured = capture(model, LOGITS | Needs(hidden=frozenset({last}), q=frozenset({1})))(batch)
+    assert captured.logits.shape == (labelled.sum(), 64)
+    torch.testing.assert_close(captured.logits, expected, atol=1e-5, rtol=1e-4)
+    assert captured.labels is batch["labels"]
+    assert captured.hidden[last].shape == (3, 10, 32)
     # And the model works as before.
     torch.testing.assert_close(own_logits(model, batch)[labelled], expected, atol=1e-5, rtol=1e-4)
 
 
-def test_a_batch_of_which_nothing_is_labelled_has_no_logits_and_a_gradient_all_the_same(model):
+def test_a_batch_without_a_label_has_no_logits_but_gradients_of_0(model):
     batch = batch_of() | {"labels": torch.full((3, 10), IGNORED)}
     logits = capture(model, LOGITS)(batch).logits
     assert logits.shape == (0, 64)
@@ -84,13 +83,13 @@ def test_a_batch_of_which_nothing_is_labelled_has_no_logits_and_a_gradient_all_t
 def test_every_parameter_learns_from_the_logits_at_labelled_tokens(model):
     batch = batch_of()
     labels = batch["labels"][batch["labels"] != IGNORED]
-    listen = capture(model, LOGITS)
+    run = capture(model, LOGITS)
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    idle = params_without_grad(parameters, torch.nn.functional.cross_entropy(listen(batch).logits, labels))
+    idle = params_without_grad(parameters, torch.nn.functional.cross_entropy(run(batch).logits, labels))
     assert [n for n in idle if not n.startswith(f"{model.base_model_prefix}.")] == []
     reached = {n: p for n, p in parameters.items() if n not in idle}
     found = []
-    for logits in (listen(batch).logits, own_logits(model, batch)[batch["labels"] != IGNORED]):
+    for logits in (run(batch).logits, own_logits(model, batch)[batch["labels"] != IGNORED]):
         loss = torch.nn.functional.cross_entropy(logits, labels)
         found.append(torch.autograd.grad(loss, list(reached.values())))
     for one, two in zip(*found, strict=True):
@@ -183,7 +182,7 @@ def test_a_checkpoint_of_the_head_beside_another_is_one_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         (lambda: tiny_encoder("bert"), "is BertModel, without a masked-language-model head"),
         (lambda: tiny_encoder("splinter"), "splinter has no masked-language-model head in transformers"),
@@ -193,21 +192,21 @@ def test_a_checkpoint_of_the_head_beside_another_is_one_too(tmp_path):
         ),
     ],
 )
-def test_a_checkpoint_without_the_head_is_refused_with_what_to_do(model, said, tmp_path):
-    with pytest.raises(UsageError, match=said) as caught:
+def test_a_checkpoint_without_the_head_is_refused_with_what_to_do(model, message, tmp_path):
+    with pytest.raises(UsageError, match=message) as caught:
         load_masked_lm(saved(model(), tmp_path), otherwise="take another")
     assert caught.value.hint.endswith("take another")
 
 
 @pytest.mark.parametrize(
-    ("needs", "batch", "said"),
+    ("needs", "batch", "message"),
     [
         (LOGITS, {"input_ids": torch.ones(1, 4, dtype=torch.long)}, "the batch has no labels"),
-        (LOGITS | Needs(logits=True), None, "cannot be asked for at once"),
+        (LOGITS | Needs(logits=True), None, "not both"),
     ],
 )
-def test_what_cannot_be_asked_for(needs, batch, said):
-    with pytest.raises(ValueError, match=said):
+def test_needs_that_cannot_be_met(needs, batch, message):
+    with pytest.raises(ValueError, match=message):
         capture(tiny_masked_lm("bert"), needs)(batch)
     with pytest.raises(ValueError, match="no head on top"):
         capture(tiny_encoder("bert"), LOGITS)

@@ -25,7 +25,7 @@ from kdcli.backends.export import export_onnx
 from kdcli.backends.sessions import onnx_caller
 from kdcli.errors import UsageError
 from kdcli.models import modeling_kdcli
-from kdcli.models.layout import layout_for, linears
+from kdcli.models.layout import PATHS, layout_for, linears
 from kdcli.models.load import save_model
 from kdcli.sparse.compact import compact
 from kdcli.sparse.load import load
@@ -59,7 +59,7 @@ def fresh(kind="bert", seed=0, **changes):
     return with_biases(tiny_encoder(kind, initializer_range=0.3, **changes)).double()
 
 
-@pytest.mark.parametrize("kind", sorted(modeling_kdcli.PATHS))
+@pytest.mark.parametrize("kind", sorted(PATHS))
 def test_every_type_computes_the_same_from_fewer_weights(kind):
     model = fresh(kind).float()
     apply_masks(model, structured_masks(model))
