@@ -1,4 +1,4 @@
-"""Labelled examples as rows of token ids, held ragged and padded only batch by batch."""
+"""Labelled examples as rows of token ids, held ragged and padded batch by batch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED, Batch, Example, Kind, Task
 
-AT_ONCE = 4096
-"""Examples tokenised at once, which bounds the memory the tokenizer's own objects take."""
+EXAMPLES_PER_CALL = 4096
+"""Examples tokenised at once, which bounds the memory of the tokenizer's own objects."""
 
 Array = np.ndarray[Any, Any]
 
@@ -28,11 +28,9 @@ class Encoded:
         types_T: their token types, int8; None when the model has none.
         ends: where each row ends in `ids_T`, [rows] int64.
         labels: a row each, as in `kdcli.types.Kind`; of `tokens` one for each of `ids_T`; None when withheld.
-        example: of which example each row is, [rows] int64; several rows may be windows of one.
-        truncated: examples of which something was cut off.
-        pad_id: what a batch is filled up with.
-        kind: of the task.
-        words_T: of `tokens`: for each of `ids_T` the number of the word of which it is the first piece, else -1, int32.
+        example: the example of each row, [rows] int64; several rows may be windows of one.
+        truncated: number of examples that were cut.
+        words_T: of `tokens`: for each of `ids_T` the number of the word that it begins, else -1, int32.
     """
 
     ids_T: Array
@@ -54,10 +52,10 @@ class Encoded:
         return np.diff(self.ends, prepend=0)
 
     def batch(self, indices: Array) -> Batch:
-        """Collate rows, padded on the right to the longest of them; token lists that are not padded stay exact."""
+        """Collate rows, padded on the right to the longest of them."""
         lengths = self.lengths[indices]
         real_BL = np.arange(lengths.max())[None, :] < lengths[:, None]
-        # Where a row is over, any place in bounds will do: it is overwritten.
+        # Beyond the end of a row any place in bounds will do: it is overwritten.
         at_BL = np.where(real_BL, (self.ends[indices] - lengths)[:, None] + np.arange(lengths.max()), 0)
 
         def padded(values_T: Array, filler: int) -> torch.Tensor:
@@ -72,7 +70,7 @@ class Encoded:
         return batch
 
     def by_length(self) -> Encoded:
-        """The same rows, shortest first: what is judged need not be padded much."""
+        """The same rows, shortest first, so that an evaluation pads little."""
         return self.take(np.argsort(self.lengths, kind="stable"))
 
     def take(self, rows: Array) -> Encoded:
@@ -80,15 +78,12 @@ class Encoded:
         lengths = self.lengths[rows]
         places = [np.arange(end - length, end) for end, length in zip(self.ends[rows], lengths, strict=True)]
         at = np.concatenate(places) if places else np.empty(0, dtype=np.int64)
-        labels = self.labels
-        if labels is not None:
-            labels = labels[at] if self.kind == "tokens" else labels[rows]
         return replace(
             self,
             ids_T=self.ids_T[at],
             types_T=None if self.types_T is None else self.types_T[at],
             ends=np.cumsum(lengths),
-            labels=labels,
+            labels=None if self.labels is None else self.labels[at if self.kind == "tokens" else rows],
             example=self.example[rows],
             words_T=None if self.words_T is None else self.words_T[at],
         )
@@ -101,13 +96,14 @@ def encode(
 
     Args:
         max_length: tokens of a row at most, special ones included; a pair loses from its longer text.
-        token_types: whether the model tells the two texts of a pair apart by token types.
+        token_types: the model tells the two texts of a pair apart by token types.
 
     Raises:
         UsageError: the tokenizer has no padding token or, of `tokens`, does not tell which word a token is of or makes
             no token of any labelled word.
     """
-    if task.kind == "tokens" and not tokenizer.is_fast:
+    of_words = task.kind == "tokens"
+    if of_words and not tokenizer.is_fast:
         raise UsageError(
             f"{type(tokenizer).__name__} does not tell of which word a token is, as task {task.name} needs",
             "use a model with a tokenizer.json (a fast tokenizer)",
@@ -116,11 +112,10 @@ def encode(
     types: list[Array] = []
     words: list[Array] = []
     truncated = 0
-    of_words = task.kind == "tokens"
-    for begin in range(0, len(examples), AT_ONCE):
-        portion = examples[begin : begin + AT_ONCE]
+    for begin in range(0, len(examples), EXAMPLES_PER_CALL):
+        portion = examples[begin : begin + EXAMPLES_PER_CALL]
         columns = [[e.texts for e in portion]] if of_words else zip(*(e.texts for e in portion), strict=True)
-        found = tokenizer(
+        encoded = tokenizer(
             *map(list, columns),
             is_split_into_words=of_words,
             truncation=True,
@@ -129,12 +124,12 @@ def encode(
             return_attention_mask=False,
             verbose=False,
         )
-        ids += [np.asarray(row, dtype=np.int32) for row in found["input_ids"]]
+        ids += [np.asarray(row, dtype=np.int32) for row in encoded["input_ids"]]
         if token_types:
-            types += [np.asarray(row, dtype=np.int8) for row in found["token_type_ids"]]
-        truncated += _truncated(found, max_length)
+            types += [np.asarray(row, dtype=np.int8) for row in encoded["token_type_ids"]]
+        truncated += _truncated(encoded, max_length)
         if of_words:
-            words += [_first_pieces(found.word_ids(i)) for i in range(len(portion))]
+            words += [_first_pieces(encoded.word_ids(i)) for i in range(len(portion))]
     words_T = np.concatenate(words) if words else None
     labels = _labels(task, examples, words)
     if of_words and labels is not None and not (labels != IGNORED).any():
@@ -166,11 +161,11 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return int(tokenizer.pad_token_id)
 
 
-def _truncated(found: Any, max_length: int) -> int:
-    if found.encodings is None:
+def _truncated(encoded: Any, max_length: int) -> int:
+    if encoded.encodings is None:
         # Python tokenizers do not tell what they cut; a full row may have been whole.
-        return sum(len(row) >= max_length for row in found["input_ids"])
-    return sum(bool(encoding.overflowing) for encoding in found.encodings)
+        return sum(len(row) >= max_length for row in encoded["input_ids"])
+    return sum(bool(encoding.overflowing) for encoding in encoded.encodings)
 
 
 def _first_pieces(words: Sequence[int | None]) -> Array:
