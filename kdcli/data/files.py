@@ -17,6 +17,7 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -29,13 +30,9 @@ SPLIT = re.compile(r"(train|validation|test)(_[a-z]+)?")
 PARQUET_ROWS = 128
 UNPACK_BYTES = 1 << 20
 NAMES_LISTED = 12
-
-LOG_SECONDS = 10.0
-"""Seconds between log lines of progress."""
+LOG_SECONDS = 10.0  # Between log lines of progress.
 
 Log = Callable[[str], None]
-"""Takes a line of the log."""
-
 Row = tuple[str, Mapping[str, Any]]
 """Where a row stands (`file:line`), and its columns."""
 
@@ -69,11 +66,7 @@ class Source:
         return split in self.files or not self.files
 
     def documents(self, split: str, column: str | None) -> Iterator[str]:
-        """The documents of a split, blank ones left out.
-
-        Raises:
-            UsageError: unreadable, empty, malformed (file and line are named), or no such column.
-        """
+        """The documents of a split, blank ones left out; a UsageError names the file and line that are wrong."""
         if not self.files and not self.hub:
             yield from demo_documents(split)
             return
@@ -86,11 +79,9 @@ class Source:
             yield from texts
 
     def tables(self, split: str) -> Iterator[tuple[str, Iterator[Row]]]:
-        """The name and the rows of each file of a split.
+        """The name and the rows of each file of a split; `NotFound` for no such split.
 
-        Raises:
-            NotFound: no such split.
-            UsageError: while iterating: unreadable or malformed (file and line are named).
+        Iterating raises a UsageError that names the file and line that are wrong.
         """
         if self.hub:
             if not self.has(split):
@@ -104,12 +95,7 @@ class Source:
 
 
 def open_source(source: str) -> Source:
-    """Resolve a `--data` value.
-
-    Raises:
-        NotFound: no such file, nothing of a known format in a directory.
-        UsageError: a file of another format.
-    """
+    """Resolve a `--data` value; a UsageError for a file of another format, `NotFound` for no such data."""
     if source == "demo":
         return Source(source, {})
     path = Path(source).expanduser()
@@ -120,10 +106,10 @@ def open_source(source: str) -> Source:
         known = sorted(p for p in path.iterdir() if p.is_file() and _is_known(p) and not p.name.startswith("."))
         named = {s: tuple(p for p in known if _split(p) == s) for s in dict.fromkeys(map(_split, known)) if s}
         if not known:
+            endings = ", ".join("." + f for f in FORMATS)
             raise NotFound(
                 f"{path} has no file of a known format; it holds {held_by(path)}",
-                f"it should hold train.* and perhaps validation.* with one of {', '.join('.' + f for f in FORMATS)} "
-                "(or .gz of these)",
+                f"it should hold train.* and perhaps validation.* with one of {endings} (or .gz of these)",
             )
         return Source(source, named or {"train": tuple(known)})
     if source.startswith((".", "/", "~")) or source.count("/") != 1:
@@ -179,11 +165,7 @@ def _texts(rows: Iterator[Row], column: str | None) -> Iterator[str]:
 
 
 def whole_text(where: str, column: str, text: str) -> str:
-    """The text itself, checked: JSON can spell half a surrogate pair, which no tokenizer takes.
-
-    Raises:
-        UsageError: it holds such a half.
-    """
+    """The text itself; a UsageError if it holds half a surrogate pair, which JSON can spell and no tokenizer takes."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -269,27 +251,27 @@ def _one_line(error: Exception) -> str:
 def _hub_splits(name: str, config: str | None) -> list[str]:
     import datasets
 
-    try:
+    with _hub_errors(name, config):
         return list(datasets.get_dataset_split_names(name, config))
-    except (ConnectionError, OSError, ValueError, RuntimeError) as error:
-        raise _no_hub(name, config, error) from None
 
 
 def _hub_rows(name: str, config: str | None, split: str) -> Iterator[Row]:
     import datasets
 
-    try:
+    with _hub_errors(name, config):
         stream = datasets.load_dataset(name, config, split=split, streaming=True)
         for number, row in enumerate(stream, 1):
             yield f"{name} {split} row {number}", row
+
+
+@contextmanager
+def _hub_errors(name: str, config: str | None) -> Iterator[None]:
+    try:
+        yield
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
-        raise _no_hub(name, config, error) from None
-
-
-def _no_hub(name: str, config: str | None, error: Exception) -> NotFound:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return NotFound(
-        f"data '{name}{':' + config if config else ''}' is neither a file nor a directory and cannot be had from the "
-        f"hub: {reason}{_beside(name)}",
-        "offline, give --data a file or directory (.txt, .jsonl, .csv, .parquet), or try --data demo",
-    )
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise NotFound(
+            f"data '{name}{':' + config if config else ''}' is neither a file nor a directory and cannot be had from "
+            f"the hub: {reason}{_beside(name)}",
+            "offline, give --data a file or directory (.txt, .jsonl, .csv, .parquet), or try --data demo",
+        ) from None

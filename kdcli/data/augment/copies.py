@@ -32,9 +32,7 @@ from kdcli.data.files import LOG_SECONDS, Log
 from kdcli.disk import cache_key, disk_errors, write_atomic
 from kdcli.types import Example, Task
 
-TEXTS_PER_FILE = 512
-"""Texts whose candidates are computed and cached together: what a kill costs at most."""
-
+TEXTS_PER_FILE = 512  # Candidates are computed and cached together: what a kill costs at most.
 Choices = list[tuple[int, int, list[str]]]
 """For each word of a text: first character, character after the last, candidates."""
 

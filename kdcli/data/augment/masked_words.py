@@ -20,22 +20,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kdcli.data.augment.words import Read, Word, read, whole_words
 from kdcli.errors import UsageError
 
-WINDOW = 256
-"""Tokens of a query at most; a word of a longer text is queried within the piece of this size that holds it."""
-
-BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
-"""Tokens of a batch; more does not make it faster."""
-
-SPARE = 6
-"""Extra words per query: the masked word and its other spellings are among the likely ones."""
+WINDOW = 256  # Tokens of a query; a word of a longer text is queried within the piece of this size that holds it.
+BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}  # More does not make it faster.
+SPARE = 6  # Extra words per query: the masked word and its other spellings are among the likely ones.
 
 
 class _Query(NamedTuple):
-    """A row with one token masked: its ids (int32, as bytes), the masked position, the vocabulary to predict from."""
+    """A row with one token masked."""
 
-    ids: bytes
-    place: int
-    spaceless: bool
+    ids: bytes  # int32
+    place: int  # of the masked token
+    spaceless: bool  # predict from the words of scripts without spaces
 
 
 class MaskedWords:

@@ -15,16 +15,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kdcli.data.augment.words import check_fast, whole_words, words_in
 from kdcli.errors import UsageError
 
+# Lines of a GloVe file whose words may be neighbours: the rest are names and misspellings, and would cost a gigabyte.
 MOST_FREQUENT = 100_000
-"""Lines of a GloVe file whose words may be neighbours. Frequent words come first; the rest are names and misspellings,
-and would cost a gigabyte."""
-
-WORDS_PER_PRODUCT = 64
-"""Words whose neighbours are searched in one matrix product: 25 MB of similarities."""
-
-SPARE = 4
-"""Extra neighbours: the word itself and its other spellings are among the nearest."""
-
+WORDS_PER_PRODUCT = 64  # Searched in one matrix product: 25 MB of similarities.
+SPARE = 4  # Extra neighbours: the word itself and its other spellings are among the nearest.
 _FORM = "a GloVe file has lines of a word and its numbers with single spaces between, as many in each"
 
 Vectors = np.ndarray[Any, np.dtype[np.float32]]
@@ -32,25 +26,15 @@ Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Word vectors and the words that may be neighbours.
+    """Word vectors and the words that may be neighbours."""
 
-    Attributes:
-        words: those that may be neighbours, frequent ones first where the file has them so.
-        vectors_WD: theirs, of length 1.
-        vector_of: words -> their vectors [B, D], zero where there is none; not of length 1.
-        note: where they come from, for the log.
-    """
-
-    words: list[str]
-    vectors_WD: Vectors
-    vector_of: Callable[[Sequence[str]], Vectors]
-    note: str
+    words: list[str]  # that may be neighbours, in the order of the file
+    vectors_WD: Vectors  # theirs, of length 1
+    vector_of: Callable[[Sequence[str]], Vectors]  # [B, D], zero for an unknown word; not of length 1
+    note: str  # where they come from, for the log
 
     def nearest(self, words: Sequence[str], count: int) -> list[list[str]]:
-        """The `count` nearest neighbours of each word, nearest first; never the word itself, in whichever case.
-
-        None of a word without a vector, fewer where there are fewer.
-        """
+        """The `count` nearest neighbours of each word, or fewer, nearest first; never the word itself in any case."""
         most = min(count + SPARE, len(self.words))
         if not most:
             return [[] for _ in words]

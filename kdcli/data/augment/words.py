@@ -21,7 +21,6 @@ _SPACELESS = (
 )
 """Thai, Lao, Burmese, Khmer, Kana, Han."""
 SPACELESS = regex.compile(f"[{_SPACELESS}]")
-
 _MARKS = r"[\p{M}\u200c\u200d]*"
 _PART = rf"(?P<part>(?:[[\p{{L}}--[{_SPACELESS}]]\p{{N}}_]{_MARKS})+)"
 _RUNS = regex.compile(rf"(?V1){_PART}(?:['’]{_PART})*|(?P<spaceless>(?:[[{_SPACELESS}]&&[\p{{L}}\p{{M}}]]{_MARKS})+)")
@@ -31,15 +30,12 @@ _AFTER_APOSTROPHE = 3
 
 @dataclass(frozen=True)
 class Word:
-    """Characters `begin` to `end` - 1 of a text; `spaceless` where the script has no spaces.
-
-    `token` is the number of the word's token within its text; None if it is several tokens or an unknown one.
-    """
+    """Characters `begin` to `end` - 1 of a text."""
 
     begin: int
     end: int
-    spaceless: bool
-    token: int | None = None
+    spaceless: bool  # of a script without spaces
+    token: int | None = None  # number of its token within the text; None if it is several tokens or an unknown one
 
 
 @dataclass(frozen=True)
@@ -73,11 +69,7 @@ def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def read(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Read]:
-    """Texts as tokens and words.
-
-    Raises:
-        UsageError: see `check_fast`.
-    """
+    """Texts as tokens and words; the tokenizer must pass `check_fast`."""
     check_fast(tokenizer)
     if not texts:
         return []
@@ -142,10 +134,7 @@ def whole_words(tokenizer: PreTrainedTokenizerBase) -> dict[int, tuple[str, bool
     """Token id -> the word that it alone is in a text, and whether its script has no spaces.
 
     Left out are special and added tokens, pieces within words, tokens with anything but letters, and tokens whose word
-    the tokenizer would encode in another way.
-
-    Raises:
-        UsageError: see `check_fast`.
+    the tokenizer would encode in another way. The tokenizer must pass `check_fast`.
     """
     check_fast(tokenizer)
     prefix, suffix = _continuation(tokenizer), getattr(tokenizer.backend_tokenizer.model, "end_of_word_suffix", None)

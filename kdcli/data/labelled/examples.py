@@ -11,9 +11,7 @@ from kdcli.data.files import Row, whole_text
 from kdcli.errors import UsageError
 from kdcli.types import Answer, Example, Kind, Task
 
-IDS = ("id", "idx", "guid")
-"""Columns that may name an example."""
-
+IDS = ("id", "idx", "guid")  # Columns that may name an example.
 CLASSES_LISTED = 12
 _COLUMNS = "a column of another name is given by --set data.columns.ROLE=NAME, with --task own"
 _WHOLE = re.compile(r"[+-]?[0-9]+")

@@ -13,9 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED, Batch, Example, Kind, Task
 
-EXAMPLES_PER_CALL = 4096
-"""Examples tokenised at once, which bounds the memory of the tokenizer's own objects."""
-
+EXAMPLES_PER_CALL = 4096  # Tokenised at once; bounds the memory of the tokenizer's own objects.
 Array = np.ndarray[Any, Any]
 
 
@@ -23,25 +21,18 @@ Array = np.ndarray[Any, Any]
 class Encoded:
     """Rows of token ids with their labels; an `Examples` of `kdcli.types`.
 
-    Attributes:
-        ids_T: the ids of all rows, one after another, int32.
-        types_T: their token types, int8; None when the model has none.
-        ends: where each row ends in `ids_T`, [rows] int64.
-        labels: a row each, as in `kdcli.types.Kind`; of `tokens` one for each of `ids_T`; None when withheld.
-        example: the example of each row, [rows] int64; several rows may be windows of one.
-        truncated: number of examples that were cut.
-        words_T: of `tokens`: for each of `ids_T` the number of the word that it begins, else -1, int32.
+    `labels` hold a row each, as in `kdcli.types.Kind`, of `tokens` one for each of `ids_T`; None when withheld.
     """
 
-    ids_T: Array
-    types_T: Array | None
-    ends: Array
+    ids_T: Array  # of all rows, one after another, int32
+    types_T: Array | None  # int8; None when the model has no token types
+    ends: Array  # where each row ends in `ids_T`, [rows] int64
     labels: Array | None
-    example: Array
-    truncated: int
+    example: Array  # the example of each row, [rows] int64; several rows may be windows of one
+    truncated: int  # examples that were cut
     pad_id: int
     kind: Kind
-    words_T: Array | None = None
+    words_T: Array | None = None  # of `tokens`: number of the word that a token begins, else -1, int32
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -64,28 +55,32 @@ class Encoded:
         batch = {"input_ids": padded(self.ids_T, self.pad_id), "attention_mask": torch.from_numpy(real_BL.astype("i8"))}
         if self.types_T is not None:
             batch["token_type_ids"] = padded(self.types_T, 0)
-        if self.labels is not None:
-            of_tokens = self.kind == "tokens"
-            batch["labels"] = padded(self.labels, IGNORED) if of_tokens else torch.from_numpy(self.labels[indices])
+        if self.labels is not None and self.kind == "tokens":
+            batch["labels"] = padded(self.labels, IGNORED)
+        elif self.labels is not None:
+            batch["labels"] = torch.from_numpy(self.labels[indices])
         return batch
 
     def by_length(self) -> Encoded:
         """The same rows, shortest first, so that an evaluation pads little."""
         return self.take(np.argsort(self.lengths, kind="stable"))
 
+    def places(self, rows: Array) -> Array:
+        """Where the tokens of these rows stand in `ids_T`, row after row."""
+        lengths = self.lengths[rows]
+        return np.arange(lengths.sum()) + np.repeat(self.ends[rows] - np.cumsum(lengths), lengths)
+
     def take(self, rows: Array) -> Encoded:
         """Some of the rows, in the order given."""
-        lengths = self.lengths[rows]
-        places = [np.arange(end - length, end) for end, length in zip(self.ends[rows], lengths, strict=True)]
-        at = np.concatenate(places) if places else np.empty(0, dtype=np.int64)
+        at_T = self.places(rows)
         return replace(
             self,
-            ids_T=self.ids_T[at],
-            types_T=None if self.types_T is None else self.types_T[at],
-            ends=np.cumsum(lengths),
-            labels=None if self.labels is None else self.labels[at if self.kind == "tokens" else rows],
+            ids_T=self.ids_T[at_T],
+            types_T=None if self.types_T is None else self.types_T[at_T],
+            ends=np.cumsum(self.lengths[rows]),
+            labels=None if self.labels is None else self.labels[at_T if self.kind == "tokens" else rows],
             example=self.example[rows],
-            words_T=None if self.words_T is None else self.words_T[at],
+            words_T=None if self.words_T is None else self.words_T[at_T],
         )
 
 
@@ -104,10 +99,8 @@ def encode(
     """
     of_words = task.kind == "tokens"
     if of_words and not tokenizer.is_fast:
-        raise UsageError(
-            f"{type(tokenizer).__name__} does not tell of which word a token is, as task {task.name} needs",
-            "use a model with a tokenizer.json (a fast tokenizer)",
-        )
+        message = f"{type(tokenizer).__name__} does not tell of which word a token is, as task {task.name} needs"
+        raise UsageError(message, "use a model with a tokenizer.json (a fast tokenizer)")
     ids: list[Array] = []
     types: list[Array] = []
     words: list[Array] = []
@@ -151,11 +144,7 @@ def encode(
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id of the padding token.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The id of the padding token; a UsageError where there is none."""
     if tokenizer.pad_token_id is None:
         raise UsageError("the tokenizer has no padding token", "set pad_token in its tokenizer_config.json")
     return int(tokenizer.pad_token_id)

@@ -7,23 +7,19 @@ import re
 import reprlib
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn, get_args
 
 from kdcli.data.files import Log, Row, whole_text
 from kdcli.data.labelled.examples import number_of
+from kdcli.data.tasks import OWN
 from kdcli.data.tasks.squad import IMPOSSIBLE_METRICS
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.types import Kind, Task
 
-HEAD = 100
-"""Rows that are held and read to tell the columns apart."""
-CLASSES_LISTED = 10
-MOST_CLASSES = 1000
-MANY_ROWS = 50
-"""From this number of rows on, labels that mostly differ from row to row are refused as classes."""
-SPAN_LENGTH = 384
-"""Tokens of a window of a context, as for SQuAD: there must be room beside the question and the overlap."""
+HEAD = 100  # Rows that are held and read to tell the columns apart.
+MOST_CLASSES, CLASSES_LISTED = 1000, 10
+MANY_ROWS = 50  # From here on, labels that mostly differ from row to row are refused as classes.
+SPAN_LENGTH = 384  # Tokens of a window, as for SQuAD: there must be room beside the question and the overlap.
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _ROLES: Mapping[Kind, tuple[str, ...]] = {
@@ -68,39 +64,30 @@ def own_task(rows: Iterable[Row], columns: Mapping[str, str | list[str]], log: L
         log: takes one sentence with the result.
 
     Raises:
-        UsageError: unknown role, no such column, columns that can be read in several ways, no rows, or labels that do
-            not fit a task (file and line are named).
+        UsageError: roles or columns that do not exist or are ambiguous, no rows, or labels that do not fit a task.
     """
     kind, given = _given(columns)
     rest = iter(rows)
     head = list(itertools.islice(rest, HEAD))
     if not head:
         raise UsageError("the training data holds no examples")
-    reading = _Columns(head, given).reading(kind)
-    labels = _Labels(reading.label, reading.kind)
+    kind, texts, label = _Columns(head, given).read(kind)
+    labels = _Labels(label, kind)
     for where, row in itertools.chain(head, rest):
-        labels.add(where, row.get(reading.label))
-    found, names = labels.decide()
-    impossible = found == "span" and labels.empty > 0
-    metrics = _METRICS_OF_TWO if found == "class" and len(names) == 2 else _METRICS[found]
-    message = [f"{labels.rows} examples of kind {found}", f"{' and '.join(reading.texts)} -> {reading.label}"]
+        labels.add(where, row.get(label))
+    kind, names = labels.decide()
+    impossible = kind == "span" and labels.empty > 0
+    metrics = IMPOSSIBLE_METRICS if impossible else _METRICS[kind]
+    message = f"task own: {labels.rows} examples of kind {kind}, {' and '.join(texts)} -> {label}"
     if names:
-        listed = f" ({', '.join(names)})" if len(names) <= CLASSES_LISTED else ""
-        message.append(f"{len(names)} classes{listed}")
+        metrics = _METRICS_OF_TWO if kind == "class" and len(names) == 2 else metrics
+        message += f", {len(names)} classes" + (f" ({', '.join(names)})" if len(names) <= CLASSES_LISTED else "")
     if impossible:
-        message.append(f"{labels.empty} without an answer")
-    unread = [c for c in head[0][1] if c not in (*reading.texts, reading.label)]
-    log(f"task own: {', '.join(message)}" + (f"; not read: {', '.join(unread)}" if unread else ""))
-    return Task(
-        "own",
-        found,
-        reading.texts,
-        IMPOSSIBLE_METRICS if impossible else metrics,
-        names,
-        reading.label,
-        impossible=impossible,
-        max_length=SPAN_LENGTH if found == "span" else Task.max_length,
-    )
+        message += f", {labels.empty} without an answer"
+    unread = [c for c in head[0][1] if c not in (*texts, label)]
+    log(message + (f"; not read: {', '.join(unread)}" if unread else ""))
+    length = SPAN_LENGTH if kind == "span" else Task.max_length
+    return Task(OWN, kind, texts, metrics, names, label, impossible=impossible, max_length=length)
 
 
 def _given(columns: Mapping[str, str | list[str]]) -> tuple[Kind | None, dict[str, tuple[str, ...]]]:
@@ -127,13 +114,8 @@ def _given(columns: Mapping[str, str | list[str]]) -> tuple[Kind | None, dict[st
     return kind, given
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """The columns that are read; `kind` None leaves the choice of class, multi and score to the labels."""
-
-    kind: Kind | None
-    texts: tuple[str, ...]
-    label: str
+_Reading = tuple[Kind | None, tuple[str, ...], str]
+"""Kind, columns of the texts and of the label; None leaves the choice of class, multi and score to the labels."""
 
 
 class _Columns:
@@ -153,12 +135,8 @@ class _Columns:
         self.strings = [c for c in self.free if any(number_of(text) is None for text in texts[c])]
         self.lists = [c for c in self.free if isinstance(self.first[c], list)]
 
-    def reading(self, kind: Kind | None) -> _Reading:
-        """The columns that are read; `kind` None allows all.
-
-        Raises:
-            UsageError: roles that no kind reads together, or columns that can be read in several ways or in none.
-        """
+    def read(self, kind: Kind | None) -> _Reading:
+        """The columns to read for a kind, or for any; a UsageError where there are several ways, or none."""
         kinds = [k for k in KINDS if kind in (None, k) and set(self.given) <= set(_ROLES[k])]
         if not kinds:
             no_kind = f"kind {kind} does not all read" if kind else "no kind reads together"
@@ -175,7 +153,7 @@ class _Columns:
             if column is None:
                 return self._unclear(role, self.free) if must else None
         question, context, answers = map(str, columns.values())
-        return _Reading("span", (question, context), answers)
+        return "span", (question, context), answers
 
     def _tokens(self, must: bool) -> _Reading | None:
         words, tags = self._role("words", _WORDS, self.lists), self._role("label", _TAGS, self.lists)
@@ -189,7 +167,7 @@ class _Columns:
             label = self._named("label", _LABEL, [c for c in self.free if c not in self.lists])
             if "label" not in self.given and label and self._named("text", _TEXT, self.strings):
                 self._unclear("kind", KINDS, f"is it {tags} of {words} (kind tokens), or {label} of the text?")
-        return _Reading("tokens", (words,), tags)
+        return "tokens", (words,), tags
 
     def _texts(self, kind: Kind | None) -> _Reading:
         label = self._role("label", _LABEL, self.free)
@@ -199,13 +177,11 @@ class _Columns:
         if not texts and "pair" not in self.given:
             texts = next(((by_key[a], by_key[b]) for a, b in _PAIRS if a in by_key and b in by_key), ())
         if not texts:
-            text = self._named("text", _TEXT, strings) or self._named(
-                "text", _TEXT, [c for c in self.free if c != label]
-            )
-            text = text or (strings[0] if len(strings) == 1 else None)
-            texts = (text or self._unclear("text", strings), *self.given.get("pair", ()))
+            text = self._named("text", _TEXT, [c for c in self.free if c != label])
+            text = text or (strings[0] if len(strings) == 1 else self._unclear("text", strings))
+            texts = (text, *self.given.get("pair", ()))
         rest = [c for c in self.free if c not in texts]
-        return _Reading(kind, texts, label or (rest[0] if len(rest) == 1 else self._unclear("label", rest)))
+        return kind, texts, label or (rest[0] if len(rest) == 1 else self._unclear("label", rest))
 
     def _role(self, role: str, groups: _Groups, among: list[str]) -> str | None:
         return self.given[role][0] if role in self.given else self._named(role, groups, among)
@@ -239,8 +215,7 @@ _LABEL_HINT = "if it is not the label, give --set data.columns.label=NAME"
 class _Labels:
     """The labels of all training rows, added one by one; memory does not grow with the number of rows.
 
-    `kind` None leaves the choice of class, multi and score to the labels. `rows` counts the labels added, `empty` those
-    that name no class or answer.
+    `rows` counts the labels, `empty` those without a class or an answer.
     """
 
     def __init__(self, column: str, kind: Kind | None) -> None:
@@ -255,11 +230,7 @@ class _Labels:
         self._infinite_at = ""
 
     def add(self, where: str, label: Any) -> None:
-        """Take the label of a row.
-
-        Raises:
-            UsageError: missing, of another type than those before, or none that the kind takes.
-        """
+        """Take a row's label; a UsageError if it is missing, of another type than those before, or not of the kind."""
         self.rows += 1
         self._first_at = self._first_at or where
         if self.kind == "span":
@@ -285,8 +256,7 @@ class _Labels:
     def decide(self) -> tuple[Kind, tuple[str, ...]]:
         """The kind, and the names of its classes in order: numbers by size, the rest by name, of tokens `O` first.
 
-        Raises:
-            UsageError: the labels cannot be learnt: only one, too many, not finite, or alike.
+        A UsageError for labels that cannot be learnt: only one, too many, not finite, or alike.
         """
         if self.kind == "span":
             if self.empty == self.rows:
@@ -313,7 +283,15 @@ class _Labels:
             return kind, ()
         mostly_differ = self.rows >= MANY_ROWS and 2 * len(keys) > self.rows
         if len(keys) > MOST_CLASSES or (kind == "class" and not self.kind and mostly_differ):
-            raise self._too_many()
+            beyond = len(keys) > MOST_CLASSES
+            raise UsageError(
+                f"{self._first_at}: from here on '{self.column}' holds "
+                f"{f'more than {MOST_CLASSES}' if beyond else len(keys)} different labels in {self.rows} examples, "
+                "too many for classes",
+                _LABEL_HINT
+                + ("" if self._has_word else "; if its numbers are scores, --set data.columns.kind=score")
+                + ("" if beyond else "; if they are classes, --set data.columns.kind=class"),
+            )
         by_key: dict[Any, str] = {}
         for name, key in keys.items():
             first = by_key.setdefault(key, name)
@@ -326,7 +304,6 @@ class _Labels:
     def _check_type(self, where: str, value: Any, *, in_list: bool) -> None:
         if value is None or (isinstance(value, str) and not value.strip()):
             raise UsageError(f"{where}: the label '{self.column}' is missing", "leave rows without a label out")
-        what = f"{'an element of' if in_list else 'the label'} '{self.column}'"
         type_name = _TYPES.get(type(value), f"a {type(value).__name__}")
         allowed = ["a string", "a number", "a boolean", "a list"]
         if in_list:
@@ -334,18 +311,14 @@ class _Labels:
             allowed = allowed[:2]
         elif self.kind:
             allowed = allowed[3:] if self.kind in ("multi", "tokens") else allowed[:3]
+        what = "an element of" if in_list else "the label"
+        message = f"{where}: {what} '{self.column}' is {type_name}, {reprlib.repr(value)}"
         if type_name not in allowed:
-            raise UsageError(
-                f"{where}: {what} is {type_name}, {reprlib.repr(value)}; "
-                f"kind {self.kind or 'class, multi or score'} takes {' or '.join(allowed)}",
-                _LABEL_HINT,
-            )
+            kinds = self.kind or "class, multi or score"
+            raise UsageError(f"{message}; kind {kinds} takes {' or '.join(allowed)}", _LABEL_HINT)
         first_type, first_at = self._types.setdefault(in_list, (type_name, where))
         if type_name != first_type:
-            raise UsageError(
-                f"{where}: {what} is {type_name}, {reprlib.repr(value)}, but {first_type} at {first_at}",
-                "all labels must be of one type",
-            )
+            raise UsageError(f"{message}, but {first_type} at {first_at}", "all labels must be of one type")
 
     def _name(self, where: str, value: str | bool | int | float) -> str:
         name = str(value)
@@ -363,14 +336,3 @@ class _Labels:
         if len(self._seen) <= MOST_CLASSES:
             self._seen[whole_text(where, self.column, name)] = number, where
         return name
-
-    def _too_many(self) -> UsageError:
-        beyond = len(self._seen) > MOST_CLASSES
-        return UsageError(
-            f"{self._first_at}: from here on '{self.column}' holds "
-            f"{f'more than {MOST_CLASSES}' if beyond else len(self._seen)} different labels in {self.rows} examples, "
-            "too many for classes",
-            _LABEL_HINT
-            + ("" if self._has_word else "; if its numbers are scores, --set data.columns.kind=score")
-            + ("" if beyond else "; if they are classes, --set data.columns.kind=class"),
-        )

@@ -25,57 +25,39 @@ from kdcli.types import Answer, Example
 class Windows:
     """Windows of `[CLS] question [SEP] context [SEP]` and where their tokens stand in the contexts.
 
-    Attributes:
-        rows: the windows; `labels` [rows, 2] int64 are the first and the last token of the first gold answer, both
-            `cls` where a window does not hold all of it; `truncated` counts the examples of several windows.
-        cls: position of the classification token, [rows] int64; its logits are those of "no answer".
-        char_begin_T, char_end_T: the characters of the context that each of `rows.ids_T` stands for, int32, perhaps
-            with the space before; -1 where the token is not of the context.
-        misplaced: lines of `check_answers`; windows of those examples are labelled as if they held no answer.
+    `rows.labels` [rows, 2] int64 are the first and last token of the first gold answer, both `cls` where a window does
+    not hold all of it; `rows.truncated` counts the examples of several windows. `char_begin_T` and `char_end_T` are the
+    characters of the context that a token stands for, int32, perhaps with the space before; -1 outside the context.
     """
 
     rows: Encoded
-    cls: Array
+    cls: Array  # position of the classification token, [rows] int64; its logits are those of "no answer"
     char_begin_T: Array
     char_end_T: Array
-    misplaced: list[str]
+    misplaced: list[str]  # lines of `check_answers`; those examples are labelled as if they held no answer
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def by_length(self) -> Windows:
-        """The same windows, shortest first."""
+        """The windows, shortest first."""
         return self.take(np.argsort(self.rows.lengths, kind="stable"))
 
     def take(self, rows: Array) -> Windows:
         """Some of the windows, in the order given."""
-        lengths = self.rows.lengths[rows]
-        ends = np.cumsum(lengths)
-        # How far each window moves, once for each of its tokens.
-        at_T = np.arange(lengths.sum()) + np.repeat(self.rows.ends[rows] - ends, lengths)
-        return replace(
-            self,
-            rows=self.rows.take(rows),
-            cls=self.cls[rows],
-            char_begin_T=self.char_begin_T[at_T],
-            char_end_T=self.char_end_T[at_T],
-        )
+        at_T = self.rows.places(rows)
+        chars = {"char_begin_T": self.char_begin_T[at_T], "char_end_T": self.char_end_T[at_T]}
+        return replace(self, rows=self.rows.take(rows), cls=self.cls[rows], **chars)
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """A model's answer to one example.
-
-    Attributes:
-        text: a part of the context, without white space around it; empty for "no answer".
-        no_answer: logit of "no answer" minus that of the best span; inf when there is no span at all.
-        score: logit of the best span, first token plus last; -inf when there is none.
-    """
+    """A model's answer to one example."""
 
     id: str
-    text: str
-    no_answer: float
-    score: float
+    text: str  # a part of the context, without white space around it; empty for "no answer"
+    no_answer: float  # logit of "no answer" minus that of the best span; inf when there is no span at all
+    score: float  # logit of the best span, first token plus last; -inf when there is none
 
 
 def misplaced(example: Example) -> str | None:
@@ -109,17 +91,13 @@ def windows(
             longest question a window would hold no more than `stride` tokens of the context.
     """
     if not tokenizer.is_fast:
-        raise UsageError(
-            f"{type(tokenizer).__name__} does not tell which characters a token stands for, which answers need",
-            "use a model that comes with a fast tokenizer (tokenizer.json)",
-        )
+        message = f"{type(tokenizer).__name__} does not tell which characters a token stands for, which answers need"
+        raise UsageError(message, "use a model that comes with a fast tokenizer (tokenizer.json)")
     room = max_length - max_length // 2 - tokenizer.num_special_tokens_to_add(pair=True)
     if not 0 <= stride < room:
-        raise UsageError(
-            f"windows of {max_length} tokens cannot overlap by {stride}: "
-            + (f"0 to {room - 1} are possible" if room > 0 else "beside half of it for the question nothing is left"),
-            "lower stride or raise max_length" if stride >= 0 else "give a stride of 0 or more",
-        )
+        possible = f"0 to {room - 1} are possible" if room > 0 else "beside half of it for the question nothing is left"
+        hint = "lower stride or raise max_length" if stride >= 0 else "give a stride of 0 or more"
+        raise UsageError(f"windows of {max_length} tokens cannot overlap by {stride}: {possible}", hint)
     rows = list(_tokenised(examples, tokenizer, max_length, stride, token_types))
     ids, types, chars, example, cls, labels = zip(*rows, strict=True) if rows else ((),) * 6
     chars_T2 = np.concatenate([np.empty((0, 2), dtype=np.int32), *chars])
@@ -179,14 +157,13 @@ def decode(
             score[example] = sums[row, column]
             chars[example] = begin_L[first[row]], end_L[last[column]]
     no_answer = null - score
-    return [
-        Decoded(
-            id=example.id,
-            text="" if impossible and no_answer[i] > 0 else _text(example.texts[1], *chars[i]),
-            no_answer=float(no_answer[i]),
-            score=float(score[i]),
-        )
+    texts = [
+        "" if impossible and no_answer[i] > 0 else _text(example.texts[1], *chars[i])
         for i, example in enumerate(examples)
+    ]
+    return [
+        Decoded(example.id, text, float(null_minus_span), float(best_sum))
+        for example, text, null_minus_span, best_sum in zip(examples, texts, no_answer, score, strict=True)
     ]
 
 

@@ -12,8 +12,7 @@ from kdcli.disk import disk_errors, write_atomic
 from kdcli.errors import UsageError
 from kdcli.types import Task
 
-LOWEST, HIGHEST = 0.0, 5.0
-"""Scores of STS-B; the server refuses others."""
+LOWEST, HIGHEST = 0.0, 5.0  # Scores of STS-B; the server refuses others.
 
 
 def check_submission(task: Task) -> None:

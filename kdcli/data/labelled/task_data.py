@@ -17,25 +17,17 @@ from kdcli.data.tasks import OWN, task_of
 from kdcli.errors import UsageError
 from kdcli.types import Example, Task
 
-HELD_BACK = 0.1
-"""Share of the training examples to evaluate on where there is no validation split."""
+HELD_BACK = 0.1  # Share of the training examples to evaluate on where there is no validation split.
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """A task with its examples.
+    """A task with its examples."""
 
-    Attributes:
-        task: its row, with only those sets that have examples.
-        train: to train on; may be empty.
-        sets: to evaluate on, by name; "" where there is only one set.
-        split: the name of the evaluated split.
-    """
-
-    task: Task
-    train: list[Example]
-    sets: dict[str, list[Example]]
-    split: str
+    task: Task  # with only those sets that have examples
+    train: list[Example]  # may be empty
+    sets: dict[str, list[Example]]  # to evaluate on, by name; "" where there is only one set
+    split: str  # that is evaluated
 
 
 def open_labelled(

@@ -6,8 +6,8 @@ from kdcli.data.demo import TOPICS
 from kdcli.types import Task
 
 _ACCURACY = ("accuracy",)
+# A noun of each topic that is one token of the embedded tokenizer.
 _NOUNS = ("mairpo", "sada", "kargai", "taris", "baksti", "grinu")
-"""A noun of each topic that is one token of the embedded tokenizer."""
 
 TASKS = (
     Task("demo-topic", "class", ("text",), _ACCURACY, tuple(f"topic-{i}" for i in range(TOPICS)), words=_NOUNS),

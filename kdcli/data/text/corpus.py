@@ -26,14 +26,9 @@ from kdcli.disk import atomic_dir, cache_dir, cache_key, disk_errors
 from kdcli.errors import UsageError
 from kdcli.types import Batch
 
-CHARS_PER_CALL = 1 << 20
-"""Characters tokenised at once: some 30 MB of memory, whatever the length of documents."""
-
-HUB_SECONDS = 10.0
-"""Timeout of the question which revision of a data set is the present one."""
-
-FORMAT = 1
-"""Raised when the cached files change their meaning."""
+CHARS_PER_CALL = 1 << 20  # Tokenised at once: some 30 MB of memory, whatever the length of documents.
+HUB_SECONDS = 10.0  # Timeout of the question which revision of a data set is the present one.
+FORMAT = 1  # Raised when the cached files change their meaning.
 
 
 @dataclass(frozen=True)
@@ -59,6 +54,7 @@ class Blocks:
         ids_BL[:, 0], ids_BL[:, -1] = self.cls_id, self.sep_id
         ids_BL[:, 1:-1] = self.stream_T[at_BI]
         batch = {"input_ids": torch.from_numpy(ids_BL)}
+        # Other blocks have no mask: every token is real.
         if self.isolated:
             ends_BL = batch["input_ids"] == self.sep_id
             document_BL = ends_BL.long().cumsum(1) - ends_BL.long()
@@ -114,10 +110,8 @@ def open_corpus(
         tokens = path.stat().st_size // dtype.itemsize
         count = tokens // (max_length - 2)
         if count == 0:
-            raise UsageError(
-                f"the {split} text of {source} has {tokens} tokens, less than one block of {max_length}",
-                "give more text, or lower data.max_length",
-            )
+            message = f"the {split} text of {source} has {tokens} tokens, less than one block of {max_length}"
+            raise UsageError(message, "give more text, or lower data.max_length")
         stream_T = np.memmap(path, dtype=dtype, mode="r")
         return Blocks(stream_T, 0, count, max_length, int(cls_id), int(sep_id), isolated)
 
@@ -127,10 +121,8 @@ def open_corpus(
         return Corpus(train, replace(validation, count=min(held_out_blocks, len(validation))))
     held = min(held_out_blocks, len(train) // 10)
     if held == 0:
-        raise UsageError(
-            f"{source} makes only {len(train)} blocks of {max_length} tokens: too few to hold some out",
-            "give more text or a validation split, or lower data.max_length",
-        )
+        message = f"{source} makes only {len(train)} blocks of {max_length} tokens: too few to hold some out"
+        raise UsageError(message, "give more text or a validation split, or lower data.max_length")
     kept = len(train) - held
     return Corpus(replace(train, count=kept), replace(train, first=kept, count=held))
 
@@ -198,7 +190,7 @@ def _write(
     dtype: np.dtype[Any],
     log: Log,
 ) -> int:
-    """Write the stream of a split; returns its tokens."""
+    """Write the stream of a split; returns the number of its tokens."""
     total, logged = 0, time.monotonic()
     with path.open("wb") as file:
         for texts, ends in _portions(documents):

@@ -18,31 +18,22 @@ from kdcli.data.batches import BatchOrder, Indices
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED, Batch, Examples
 
+# Shares of the chosen tokens that become the mask token, and a random one (Devlin et al. 2018, §3.1).
 AS_MASK, AS_RANDOM = 0.8, 0.1
-"""Shares of the chosen tokens that become the mask token, and a random one (Devlin et al. 2018, §3.1)."""
-
+# Prefix of tokens in a kind of vocabulary -> True if it begins a word, False if it goes on with one (WordPiece).
 MARKS = {"##": False, "Ġ": True, "▁": True}
-"""Prefix of tokens in a kind of vocabulary -> True if it begins a word (byte-level, SentencePiece), False if it goes on
-with one (WordPiece)."""
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class MaskVocabulary:
-    """What masking needs of a tokenizer.
-
-    Attributes:
-        mask_id: id of the mask token.
-        special_V: True for ids that are never masked.
-        plain_ids: the other ones, from which random tokens are drawn.
-        begins_V: True for ids that begin a word; all of a vocabulary without pieces.
-    """
+    """What masking needs of a tokenizer."""
 
     mask_id: int
-    special_V: Array
-    plain_ids: Array
-    begins_V: Array
+    special_V: Array  # True for ids that are never masked
+    plain_ids: Array  # the other ones, from which random tokens are drawn
+    begins_V: Array  # True for ids that begin a word; all of a vocabulary without pieces
 
 
 @dataclass(frozen=True)
@@ -51,18 +42,13 @@ class Masked:
 
     Indices beyond the last row are rows of later passes: `pass * len + row`, as `PassOrder` gives them. A pass over
     held-out rows counts from 0 to `len` and thus sees the same masks every time.
-
-    Attributes:
-        share: of a row's tokens that are chosen, at least one.
-        whole_words: the pieces of a word are chosen together; as near to the share as whole words get.
-        static: all passes have the same masks.
     """
 
     examples: Examples
     vocabulary: MaskVocabulary
-    share: float
-    whole_words: bool
-    static: bool
+    share: float  # of a row's tokens that are chosen, at least one
+    whole_words: bool  # the pieces of a word are chosen together; as near to the share as whole words get
+    static: bool  # all passes have the same masks
     seed: int
 
     def __post_init__(self) -> None:

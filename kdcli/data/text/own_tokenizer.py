@@ -19,18 +19,11 @@ from kdcli.errors import UsageError
 UNKNOWN = "[UNK]"
 SPECIAL = ("[PAD]", UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
 
-LEAST_OFTEN = 2
-"""Times a pair of pieces must occur to become one."""
-
-LEAST_PIECES = 8
-"""Pieces besides the special ones that a vocabulary must have: with fewer there is next to nothing to predict."""
-
+LEAST_OFTEN = 2  # Times a pair of pieces must occur to become one.
+LEAST_PIECES = 8  # Besides the special ones: with fewer there is next to nothing to predict.
+# Most letters of pieces, and vocabulary words per letter: rare letters of other scripts would fill a small vocabulary.
 LETTERS, LETTER_SHARE = 1000, 4
-"""Most letters that pieces may be made of, and vocabulary words per letter: rare letters of other scripts would fill a
-small vocabulary. What has no piece is the unknown token."""
-
-FORMAT = 1
-"""Raised when the same text would give another tokenizer."""
+FORMAT = 1  # Raised when the same text would give another tokenizer.
 
 
 def own_tokenizer(
@@ -39,7 +32,6 @@ def own_tokenizer(
     """Train a tokenizer on the training text of a source, or take it from the cache.
 
     Args:
-        source, column: as in `kdcli.data.text.corpus.open_corpus`.
         vocab_size: words of its vocabulary, special ones included; a short text gives fewer, which is logged.
         max_length: tokens that the models which read it take at most.
 
