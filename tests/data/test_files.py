@@ -1,4 +1,4 @@
-"""Readers: every format gives the same documents, and what cannot be read is named with file and line."""
+"""Readers: every format gives the same documents; errors name file and line."""
 
 from __future__ import annotations
 
