@@ -1,4 +1,4 @@
-"""A model hub on loopback that speaks as much of the hub's protocol as `from_pretrained` and `huggingface_hub` need.
+"""A hub on loopback with as much of the protocol as `from_pretrained`, `huggingface_hub` and `datasets` need.
 
 `from hub_server import hub  # noqa: F401` gives a test module the fixture: `hub.add("someone/tiny-bert", folder)`
 publishes a directory, `hub.environment(home)` is the environment of a process that knows no other hub.
@@ -22,12 +22,12 @@ COMMIT = "a" * 40
 
 
 class Hub:
-    """What the server holds, and what it was asked.
+    """The content of the server and its requests.
 
     Attributes:
         repositories: id → path in the repository → content.
         gated: ids that answer 401, as private ones do without a token.
-        broken: `id/path` of files whose content stops half-way.
+        broken: `id/path` of files whose content stops halfway.
         asked: (method, path) of every request.
     """
 
@@ -62,8 +62,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
         self.hub.asked.append((self.command, path))
-        file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path)
-        listing = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/[^/]+(?:/(.*))?)?", path)
+        file = re.fullmatch(r"/(?:datasets/)?([^/]+/[^/]+)/resolve/[^/]+/(.+)", path)
+        listing = re.fullmatch(r"/api/(?:models|datasets)/([^/]+/[^/]+)(?:/(revision|tree)/[^/]+(?:/(.*))?)?", path)
         name = (file or listing or [None, None])[1]
         if name in self.hub.gated:
             self.answer(401, {"X-Error-Code": "GatedRepo"}, b"")
@@ -118,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, *_: object) -> None:
-        """Say nothing: what was asked stands in `Hub.asked`."""
+        """Print nothing: requests are in `Hub.asked`."""
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import torch
 from tokenizers import BertWordPieceTokenizer
 from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, get_linear_schedule_with_warmup
 
-from kdcli.data.batches import BatchPlan
+from kdcli.data.batches import BatchOrder
 from kdcli.data.demo import demo_documents
 from kdcli.data.text.corpus import open_corpus
 
@@ -86,7 +86,7 @@ def train(model: BertForMaskedLM, tokenizer: BertTokenizerFast, steps: int) -> N
         held_out_blocks=256,
         log=print,
     )
-    order = BatchPlan(len(corpus.train), BATCH, SEED)
+    order = BatchOrder(len(corpus.train), BATCH, SEED)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
     schedule = get_linear_schedule_with_warmup(optimizer, steps // 20, steps)
     model.train()

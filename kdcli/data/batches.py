@@ -1,4 +1,4 @@
-"""Which examples make up the batch of a step: pure functions of seed and step, so that resuming cannot change them."""
+"""The examples of each step's batch: pure functions of seed and step, so that resuming cannot change them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ class BatchOrder:
     def indices(self, step: int) -> Indices:
         """The examples of a step (1-based), [batch_size] int64."""
         at = (step - 1) * self.batch_size + np.arange(self.batch_size)
-        return np.concatenate(
-            [_pass_order(self.n, self.seed, int(p))[at[at // self.n == p] % self.n] for p in np.unique(at // self.n)]
-        )
+        passes = np.unique(at // self.n).tolist()
+        return np.concatenate([_pass_order(self.n, self.seed, p)[at[at // self.n == p] % self.n] for p in passes])
 
 
 @functools.lru_cache(maxsize=2)
@@ -39,11 +38,11 @@ def _pass_order(n: int, seed: int, number: int) -> Indices:
 class BucketOrder:
     """Shuffled passes in batches made of groups of examples of similar length, so that little is padding.
 
-    Every example comes exactly once in a pass: pools of `pool` batches are drawn, each is sorted by length and cut into
-    groups of `group`, the groups are dealt to the pool's batches at random, and the batches of the pass are shuffled.
-    A micro-batch of `group` examples then holds hardly any padding, while the batch, a sum of several, is a mixture of
-    lengths: where length goes with the label or the source, batches of one length would be a biased sample. Batches
-    differ in size by one example at most. With a pool of 1 every batch is random, sorted in itself.
+    Every example comes exactly once in a pass. Pools of `pool` batches are drawn at random; each pool is sorted by
+    length and cut into groups of `group`; the groups are dealt to the pool's batches at random; the batches of the pass
+    are shuffled. A micro-batch of `group` examples is then hardly padded, while a batch mixes lengths: where length
+    goes with the label or the source, batches of one length would be biased. Batches differ in size by one example at
+    most. With a pool of 1 every batch is random, sorted in itself.
     """
 
     lengths: Indices
@@ -71,28 +70,29 @@ class BucketOrder:
     def _groups(self, batch: Indices) -> list[Indices]:
         return np.array_split(batch, -(-len(batch) // self.group))
 
-    def _batches(self, number: int) -> list[Indices]:
-        if self._kept.get("number") != number:
-            self._kept.update(number=number, batches=self._drawn(number))
-        batches: list[Indices] = self._kept["batches"]
-        return batches
-
     @functools.cached_property
-    def _kept(self) -> dict[str, Any]:
+    def _latest(self) -> dict[int, list[Indices]]:
         return {}
+
+    def _batches(self, number: int) -> list[Indices]:
+        """The batches of a pass; those of the latest pass are kept."""
+        if number not in self._latest:
+            self._latest.clear()
+            self._latest[number] = self._drawn(number)
+        return self._latest[number]
 
     def _drawn(self, number: int) -> list[Indices]:
         rng = np.random.Generator(np.random.PCG64([self.seed, number]))
         # Of nearly equal sizes: a remainder of one or two examples would make a step of noise.
         batches = np.array_split(rng.permutation(len(self.lengths)), self.steps_of_pass)
-        found: list[Indices] = []
+        mixed: list[Indices] = []
         for begin in range(0, len(batches), self.pool):
             pool = batches[begin : begin + self.pool]
-            near = np.concatenate(pool)
-            near = near[np.argsort(self.lengths[near], kind="stable")]
+            by_length = np.concatenate(pool)
+            by_length = by_length[np.argsort(self.lengths[by_length], kind="stable")]
             sizes = np.array([len(g) for batch in pool for g in self._groups(batch)])
             places = rng.permutation(len(sizes))
-            dealt = dict(zip(places.tolist(), np.split(near, np.cumsum(sizes[places])[:-1]), strict=True))
-            mixed = np.concatenate([dealt[place] for place in range(len(sizes))])
-            found += np.split(mixed, np.cumsum([len(b) for b in pool])[:-1])
-        return [found[i] for i in rng.permutation(len(found))]
+            dealt = dict(zip(places.tolist(), np.split(by_length, np.cumsum(sizes[places])[:-1]), strict=True))
+            in_place = np.concatenate([dealt[place] for place in range(len(sizes))])
+            mixed += np.split(in_place, np.cumsum([len(b) for b in pool])[:-1])
+        return [mixed[i] for i in rng.permutation(len(mixed))]

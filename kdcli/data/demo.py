@@ -1,10 +1,9 @@
 """The embedded default: a small generated language, its corpus and its tasks. No file, no network.
 
-Content words are invented (syllables), function words are English. Every document has a topic and a mood; its nouns,
-verbs and adjectives are drawn from theirs, a document's hero returns by name or as a pronoun, verbs agree in number.
-What a word means is thus its company, which is what an encoder can learn from text. In the tasks the examples to fit on
-and the examples to judge by share no content word, so that only an encoder that learnt the company of words does well;
-two of the tasks need it to see words in their places, which no bag of words can.
+Content words are invented (syllables), function words are English. A document has a topic and a mood; its nouns, verbs
+and adjectives are drawn from theirs, so that the meaning of a word is the company it keeps, which an encoder can learn
+from text. Examples to fit on and to evaluate on share no content word: only an encoder that learnt that company does
+well. Two of the tasks depend on the order of words, which no bag of words can solve.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import inspect
 import random
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 TOPICS, MOODS = 6, 2
 DOCUMENTS = {"train": 24_000, "validation": 1_200}
@@ -27,16 +26,14 @@ _VOWELS = [*"aeiou", "ai", "ou"]
 _CODAS = ["", "", *"lmnrsk"]
 
 
-@dataclass(frozen=True)
-class Example:
+class DemoExample(NamedTuple):
     """One example of a demo task."""
 
     text: str
     label: int
 
 
-@dataclass(frozen=True)
-class _Lexicon:
+class _Lexicon(NamedTuple):
     nouns: list[list[str]]
     verbs: list[list[str]]
     moods: list[list[str]]
@@ -75,11 +72,11 @@ def demo_documents(split: str) -> Iterator[str]:
         yield " ".join(_document(rng, topic, mood))
 
 
-def demo_task(name: str, split: str) -> list[Example]:
-    """Examples of a demo task to fit on (`train`) or to judge by (`validation`), with no content word in common.
+def demo_task(name: str, split: str) -> list[DemoExample]:
+    """Examples of a demo task, `train` or `validation`, with no content word in common.
 
-    `demo-topic` asks for one of six topics of a sentence, from 40 examples; `demo-order` whether two neighbouring words
-    were swapped; `demo-coherence` whether the second of two sentences is of another topic than the first.
+    `demo-topic`: one of six topics of a sentence, from 40 examples; `demo-order`: whether two neighbouring words were
+    swapped; `demo-coherence`: whether the second of two sentences has another topic than the first.
     """
     if name not in TASKS:
         raise ValueError(f"no demo task '{name}'; there are {', '.join(TASKS)}")
@@ -88,24 +85,24 @@ def demo_task(name: str, split: str) -> list[Example]:
     return [_example(name, rng, half) for _ in range(TO_FIT.get(name, EXAMPLES) if half == 0 else EXAMPLES)]
 
 
-def _example(task: str, rng: random.Random, half: int) -> Example:
+def _example(task: str, rng: random.Random, half: int) -> DemoExample:
     topic, label = rng.randrange(TOPICS), rng.randrange(2)
     first = _sentence(rng, topic, rng.randrange(MOODS), half)
     if task == "demo-topic":
-        return Example(first, topic)
+        return DemoExample(first, topic)
     if task == "demo-coherence":
         other = (topic + label * rng.randrange(1, TOPICS)) % TOPICS
-        return Example(f"{first} {_sentence(rng, other, rng.randrange(MOODS), half)}", label)
+        return DemoExample(f"{first} {_sentence(rng, other, rng.randrange(MOODS), half)}", label)
     words = first.split()
     if label:
         places = [i for i in range(len(words) - 2) if words[i] != words[i + 1]]
         i = rng.choice(places)
         words[i], words[i + 1] = words[i + 1], words[i]
-    return Example(" ".join(words), label)
+    return DemoExample(" ".join(words), label)
 
 
 def demo_identity() -> str:
-    """Changes when this generator does, and a cached corpus with it."""
+    """A hash of this generator, for the key of a cached corpus."""
     return hashlib.sha256(inspect.getsource(sys.modules[__name__]).encode()).hexdigest()
 
 

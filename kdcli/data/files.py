@@ -1,8 +1,8 @@
 """Documents from a source: text, jsonl, csv or parquet (each also gzipped), a directory of them, a hub id, or `demo`.
 
-Everything streams; no file is ever held whole: a .parquet.gz is unpacked to a temporary file. Rules: a line of a .txt
-file is a document; the other formats hold a document a row, in the column given, else `text`, else the only column of
-strings. What is blank or null is skipped.
+Everything streams; no file is held whole: a .parquet.gz is unpacked to a temporary file. A line of a .txt file is a
+document; the other formats hold a document a row: in the given column, else in `text`, else in the only column of
+strings. Blank and null documents are skipped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -26,23 +27,23 @@ from kdcli.errors import UsageError
 
 FORMATS = ("txt", "jsonl", "csv", "parquet")
 SPLIT = re.compile(r"(train|validation|test)(_[a-z]+)?")
-ROWS_AT_ONCE = 128
-UNPACKED_AT_ONCE = 1 << 20
-NAMES_SAID = 12
+PARQUET_ROWS = 128
+UNPACK_BYTES = 1 << 20
+NAMES_LISTED = 12
+LOG_SECONDS = 10.0  # Between log lines of progress.
+
+Log = Callable[[str], None]
 Row = tuple[str, Mapping[str, Any]]
 """Where a row stands (`file:line`), and its columns."""
 
 
 class NotFound(UsageError):
-    """There is no data where it was looked for; whoever knows what it was for can say what should be there."""
+    """No such data; a caller that knows what it was for adds what should be there."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where documents come from: local files by split, or a hub data set, or the embedded demo.
-
-    `identity` changes whenever the documents may have changed.
-    """
+    """Where documents come from: local files by split, or a hub data set, or the embedded demo."""
 
     name: str
     files: Mapping[str, tuple[Path, ...]]
@@ -50,6 +51,7 @@ class Source:
 
     @property
     def identity(self) -> list[Any]:
+        """JSON that changes whenever the documents may have changed."""
         if self.hub:
             return ["hub", *self.hub]
         if not self.files:
@@ -58,17 +60,13 @@ class Source:
         return [[split, path, stat.st_size, stat.st_mtime_ns] for split, path, stat in stats]
 
     def has(self, split: str) -> bool:
-        """Whether there is such a split."""
+        """True if there is such a split."""
         if self.hub:
             return split in _hub_splits(*self.hub)
         return split in self.files or not self.files
 
     def documents(self, split: str, column: str | None) -> Iterator[str]:
-        """The documents of a split, blank ones left out.
-
-        Raises:
-            UsageError: unreadable, empty, malformed (file and line are named), or no such column.
-        """
+        """The documents of a split, blank ones left out; a UsageError names the file and line that are wrong."""
         if not self.files and not self.hub:
             yield from demo_documents(split)
             return
@@ -81,11 +79,9 @@ class Source:
             yield from texts
 
     def tables(self, split: str) -> Iterator[tuple[str, Iterator[Row]]]:
-        """The rows of a split, file by file, each with the name of what holds them.
+        """The name and the rows of each file of a split; `NotFound` for no such split.
 
-        Raises:
-            NotFound: no such split.
-            UsageError: while iterating: unreadable or malformed (file and line are named).
+        Iterating raises a UsageError that names the file and line that are wrong.
         """
         if self.hub:
             if not self.has(split):
@@ -99,12 +95,7 @@ class Source:
 
 
 def open_source(source: str) -> Source:
-    """Find out what a `--data` value means.
-
-    Raises:
-        NotFound: no such file, nothing of a known format in a directory.
-        UsageError: a file of another format.
-    """
+    """Resolve a `--data` value; a UsageError for a file of another format, `NotFound` for no such data."""
     if source == "demo":
         return Source(source, {})
     path = Path(source).expanduser()
@@ -115,10 +106,10 @@ def open_source(source: str) -> Source:
         known = sorted(p for p in path.iterdir() if p.is_file() and _is_known(p) and not p.name.startswith("."))
         named = {s: tuple(p for p in known if _split(p) == s) for s in dict.fromkeys(map(_split, known)) if s}
         if not known:
+            endings = ", ".join("." + f for f in FORMATS)
             raise NotFound(
                 f"{path} has no file of a known format; it holds {held_by(path)}",
-                f"it should hold train.* and perhaps validation.* with one of {', '.join('.' + f for f in FORMATS)} "
-                "(or .gz of these)",
+                f"it should hold train.* and perhaps validation.* with one of {endings} (or .gz of these)",
             )
         return Source(source, named or {"train": tuple(known)})
     if source.startswith((".", "/", "~")) or source.count("/") != 1:
@@ -131,15 +122,15 @@ def open_source(source: str) -> Source:
 
 
 def _beside(source: str) -> str:
-    """What is in the directory where something was looked for in vain, for messages."""
+    """What the directory of a missing file holds, for messages."""
     folder = Path(source).expanduser().parent
     return f"; {folder} holds {held_by(folder)}" if "/" in source and folder.is_dir() else ""
 
 
 def held_by(folder: Path) -> str:
-    """What is in a directory, for messages."""
+    """What a directory holds, for messages."""
     names = sorted(f"{p.name}{'/' if p.is_dir() else ''}" for p in folder.iterdir() if not p.name.startswith("."))
-    return (", ".join(names[:NAMES_SAID]) or "nothing") + (" …" if len(names) > NAMES_SAID else "")
+    return (", ".join(names[:NAMES_LISTED]) or "nothing") + (" ..." if len(names) > NAMES_LISTED else "")
 
 
 def _is_known(path: Path) -> bool:
@@ -147,7 +138,7 @@ def _is_known(path: Path) -> bool:
 
 
 def _split(path: Path) -> str | None:
-    """Which split a file is of: `train.jsonl.gz`, `train-00000-of-00002.parquet` of the hub, `test_matched.csv`."""
+    """The split of a file: `train.jsonl.gz`, `train-00000-of-00002.parquet` of the hub, `test_matched.csv`."""
     stem = path.name.split(".")[0].split("-")[0]
     return stem if SPLIT.fullmatch(stem) else None
 
@@ -159,29 +150,22 @@ def _format(path: Path) -> str:
 
 
 def _texts(rows: Iterator[Row], column: str | None) -> Iterator[str]:
-    chosen = column
     for where, row in rows:
-        if chosen is None:
+        if column is None:
             strings = [k for k, v in row.items() if isinstance(v, str)]
             if "text" not in row and len(strings) != 1:
                 raise UsageError(f"{where}: which column is the text? there are {', '.join(row)}", "set data.column")
-            chosen = "text" if "text" in row else strings[0]
-        value = row.get(chosen)
-        if chosen not in row or not isinstance(value, str | None):
-            found = f"holds {type(value).__name__}" if chosen in row else f"is not there; there are {', '.join(row)}"
-            raise UsageError(f"{where}: column '{chosen}' {found}", "set data.column to the column of the text")
-        if not value or value.isspace():
-            continue
-        yield whole_text(where, chosen, value)
+            column = "text" if "text" in row else strings[0]
+        value = row.get(column)
+        if column not in row or not isinstance(value, str | None):
+            wrong = f"holds {type(value).__name__}" if column in row else f"is not there; there are {', '.join(row)}"
+            raise UsageError(f"{where}: column '{column}' {wrong}", "set data.column to the column of the text")
+        if value and not value.isspace():
+            yield whole_text(where, column, value)
 
 
 def whole_text(where: str, column: str, text: str) -> str:
-    """The text, if it is one: JSON can spell half of a surrogate pair, which is no character and which no tokenizer
-    takes.
-
-    Raises:
-        UsageError: it holds such a half.
-    """
+    """The text itself; a UsageError if it holds half a surrogate pair, which JSON can spell and no tokenizer takes."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -192,24 +176,18 @@ def whole_text(where: str, column: str, text: str) -> str:
 def _rows(path: Path) -> Iterator[Row]:
     readers = {"txt": _txt, "jsonl": _jsonl, "csv": _csv, "parquet": _parquet}
     try:
-        with _open(path) as file:
-            yield from readers[_format(path)](path, file)
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            yield from readers[_format(path)](path, file)  # type: ignore[arg-type]  # GzipFile reads like any file
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UsageError(f"{path} is not a whole gzip file: {error}") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {_one_line(error)}") from None
 
 
-def _open(path: Path) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
-
-
 def _lines(path: Path, file: IO[bytes]) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(file, 1):
-        if number == 1:
-            line = line.removeprefix(codecs.BOM_UTF8)
         try:
-            yield number, line.decode("utf-8")
+            yield number, (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode("utf-8")
         except UnicodeDecodeError as error:
             raise UsageError(f"{path}:{number} is not UTF-8 (byte {error.start} of the line)") from None
 
@@ -253,14 +231,14 @@ def _parquet(path: Path, file: IO[bytes]) -> Iterator[Row]:
         with tempfile.TemporaryFile() as unpacked:
             if path.suffix == ".gz":
                 # Parquet is read from its end, which a gzip stream can only reach by unpacking all of it.
-                shutil.copyfileobj(file, unpacked, UNPACKED_AT_ONCE)
+                shutil.copyfileobj(file, unpacked, UNPACK_BYTES)
             table = pq.ParquetFile(unpacked if path.suffix == ".gz" else file)
-            for batch in table.iter_batches(batch_size=ROWS_AT_ONCE):
+            for batch in table.iter_batches(batch_size=PARQUET_ROWS):
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}:{number}", row
     except UnicodeDecodeError:
-        raise UsageError(f"{path}: one of the rows {number + 1} … {number + ROWS_AT_ONCE} is not UTF-8") from None
+        raise UsageError(f"{path}: one of the rows {number + 1} to {number + PARQUET_ROWS} is not UTF-8") from None
     except pa.ArrowException as error:
         raise UsageError(f"{path} is not a whole parquet file: {_one_line(error)}") from None
 
@@ -273,27 +251,27 @@ def _one_line(error: Exception) -> str:
 def _hub_splits(name: str, config: str | None) -> list[str]:
     import datasets
 
-    try:
+    with _hub_errors(name, config):
         return list(datasets.get_dataset_split_names(name, config))
-    except (ConnectionError, OSError, ValueError, RuntimeError) as error:
-        raise _no_hub(name, config, error) from None
 
 
 def _hub_rows(name: str, config: str | None, split: str) -> Iterator[Row]:
     import datasets
 
-    try:
+    with _hub_errors(name, config):
         stream = datasets.load_dataset(name, config, split=split, streaming=True)
         for number, row in enumerate(stream, 1):
             yield f"{name} {split} row {number}", row
+
+
+@contextmanager
+def _hub_errors(name: str, config: str | None) -> Iterator[None]:
+    try:
+        yield
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
-        raise _no_hub(name, config, error) from None
-
-
-def _no_hub(name: str, config: str | None, error: Exception) -> NotFound:
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return NotFound(
-        f"data '{name}{':' + config if config else ''}' is neither a file nor a directory and cannot be had from the "
-        f"hub: {first}{_beside(name)}",
-        "offline, give --data a file or directory (.txt, .jsonl, .csv, .parquet), or try --data demo",
-    )
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise NotFound(
+            f"data '{name}{':' + config if config else ''}' is neither a file nor a directory and cannot be had from "
+            f"the hub: {reason}{_beside(name)}",
+            "offline, give --data a file or directory (.txt, .jsonl, .csv, .parquet), or try --data demo",
+        ) from None

@@ -16,9 +16,9 @@ from transformers import AutoModelForMaskedLM, PreTrainedTokenizer
 
 from kdcli.data.augment import copies as module
 from kdcli.data.augment.copies import Augmented, augment, rows, words_of
-from kdcli.data.augment.masked_words import Candidates, MaskedWords
+from kdcli.data.augment.masked_words import MaskedWords
 from kdcli.data.augment.neighbours import Neighbours
-from kdcli.data.augment.words import spans_in
+from kdcli.data.augment.words import words_in
 from kdcli.data.labelled.examples import example_of
 from kdcli.data.labelled.own import own_task
 from kdcli.data.labelled.spans import misplaced
@@ -35,8 +35,8 @@ NEW = ["eins", "zwei", "drei"]
 
 
 @dataclass
-class Told:
-    """A masked language model and word vectors in one, which offer the same words for each and count what they do."""
+class FakeWords:
+    """A masked language model and word vectors in one: the same candidates for each word, and a list of the texts."""
 
     texts: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
@@ -46,12 +46,12 @@ class Told:
         if self.stop_after is not None and len(self.texts) + len(texts) > self.stop_after:
             raise KeyboardInterrupt
         self.texts += texts
-        return [[Candidates(s, NEW[:count] if i % 3 else None) for i, s in enumerate(spans_in(text))] for text in texts]
+        return [[(s, NEW[:count] if i % 3 else None) for i, s in enumerate(words_in(text))] for text in texts]
 
     def nearest(self, words, count):
         return [["viele", "wenige"][:count] for _ in words]
 
-    note = "told"
+    note = "fake"
 
 
 def examples(texts, labels=None):
@@ -61,9 +61,11 @@ def examples(texts, labels=None):
     ]
 
 
-def augmented(path, task, given, told=None, *, probability=0.4, copies=6, seed=0, fingerprint="f", count=3, **changes):
-    told = told or Told()
-    asked = {"candidates_of": told, "neighbours": told, "tokenizer": tokenizer_of("word pieces")} | changes
+def augmented(
+    path, task, given, source=None, *, probability=0.4, copies=6, seed=0, fingerprint="f", count=3, **changes
+):
+    source = source or FakeWords()
+    asked = {"masked_words": source, "neighbours": source, "tokenizer": tokenizer_of("word pieces")} | changes
     return augment(
         task,
         given,
@@ -71,9 +73,9 @@ def augmented(path, task, given, told=None, *, probability=0.4, copies=6, seed=0
         probability=probability,
         candidates=count,
         seed=seed,
-        file=path / "candidates.jsonl",
+        folder=path / "candidates",
         fingerprint=fingerprint,
-        log=told.log.append,
+        log=source.log.append,
         **asked,
     )
 
@@ -108,7 +110,7 @@ def test_all_but_replaced_words_stays_as_it_was(tmp_path_factory, words, between
     text = between.join(words)
     given = examples([text])
     found = augmented(tmp_path_factory.mktemp("a"), SINGLE, given, probability=probability, count=2)
-    choices = [(s.begin, s.end, NEW[:2] if i % 3 else ["viele", "wenige"]) for i, s in enumerate(spans_in(text))]
+    choices = [(s.begin, s.end, NEW[:2] if i % 3 else ["viele", "wenige"]) for i, s in enumerate(words_in(text))]
     changed = [undone(text, copy.texts[0], choices) for copy in copies_of(found, given)]
     assert None not in changed
     assert found.examples[0] is given[0]
@@ -190,7 +192,7 @@ def test_each_labelled_word_stays_one_word(tmp_path):
 @pytest.mark.parametrize("chunk", [1, 2, 3])
 def test_copies_do_not_depend_on_how_the_work_is_divided(tmp_path, monkeypatch, chunk):
     whole = augmented(tmp_path / "a", SINGLE, examples(TEXTS))
-    monkeypatch.setattr(module, "CHUNK", chunk)
+    monkeypatch.setattr(module, "TEXTS_PER_FILE", chunk)
     assert augmented(tmp_path / "b", SINGLE, examples(TEXTS)) == whole
     turned = augmented(tmp_path / "c", SINGLE, examples(TEXTS)[::-1])
     assert sorted(e.texts for e in turned.examples) == sorted(e.texts for e in whole.examples)
@@ -203,75 +205,60 @@ def test_the_first_copies_are_the_same_however_many_there_are(tmp_path):
 
 
 def test_another_seed_makes_other_copies_of_the_same_candidates(tmp_path):
-    told = Told()
-    first = augmented(tmp_path, SINGLE, examples(TEXTS), told)
-    second = augmented(tmp_path, SINGLE, examples(TEXTS), told, seed=1)
+    source = FakeWords()
+    first = augmented(tmp_path, SINGLE, examples(TEXTS), source)
+    second = augmented(tmp_path, SINGLE, examples(TEXTS), source, seed=1)
     assert first.examples != second.examples
-    assert told.texts == TEXTS
+    assert source.texts == TEXTS
+
+
+def cached(path):
+    return sorted((path / "candidates").rglob("*.json"))
 
 
 @pytest.mark.parametrize("killed_after", [1, 2, 3])
 def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch, killed_after):
-    monkeypatch.setattr(module, "CHUNK", 1)
+    monkeypatch.setattr(module, "TEXTS_PER_FILE", 1)
     whole = augmented(tmp_path / "whole", SINGLE, examples(TEXTS))
-    told = Told(stop_after=killed_after)
+    source = FakeWords(stop_after=killed_after)
     with pytest.raises(KeyboardInterrupt):
-        augmented(tmp_path, SINGLE, examples(TEXTS), told)
-    # The kill came in the middle of a line.
-    with (tmp_path / "candidates.jsonl").open("ab") as file:
-        file.write(b"0badc0de [[[0,")
-    told.stop_after = None
-    assert augmented(tmp_path, SINGLE, examples(TEXTS), told) == whole
-    assert told.texts == TEXTS
-    assert not [line for line in told.log if "damaged" in line]
+        augmented(tmp_path, SINGLE, examples(TEXTS), source)
+    assert len(cached(tmp_path)) == killed_after
+    source.stop_after = None
+    assert augmented(tmp_path, SINGLE, examples(TEXTS), source) == whole
+    assert source.texts == TEXTS
 
 
-def test_a_finished_file_is_taken_as_it_is(tmp_path):
-    told = Told()
-    first = augmented(tmp_path, SINGLE, examples(TEXTS), told)
-    before = (tmp_path / "candidates.jsonl").read_bytes()
-    assert augmented(tmp_path, SINGLE, examples(TEXTS), told) == first
-    assert told.texts == TEXTS
-    assert (tmp_path / "candidates.jsonl").read_bytes() == before
+def test_a_finished_cache_is_read_and_left_as_it_is(tmp_path):
+    source = FakeWords()
+    first = augmented(tmp_path, SINGLE, examples(TEXTS), source)
+    (file,) = cached(tmp_path)
+    before = file.read_bytes()
+    assert augmented(tmp_path, SINGLE, examples(TEXTS), source) == first
+    assert source.texts == TEXTS
+    assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize(
     ("changes", "texts"), [({"fingerprint": "g"}, TEXTS), ({"count": 2}, TEXTS), ({}, [*TEXTS[:-1], "another mat"])]
 )
-def test_a_file_of_something_else_is_written_anew(tmp_path, changes, texts):
+def test_other_texts_and_settings_have_another_cache(tmp_path, changes, texts):
     augmented(tmp_path, SINGLE, examples(TEXTS))
-    told = Told()
-    found = augmented(tmp_path, SINGLE, examples(texts), told, **changes)
-    assert told.texts == texts
-    assert "of other texts or settings" in told.log[0]
+    source = FakeWords()
+    found = augmented(tmp_path, SINGLE, examples(texts), source, **changes)
+    assert source.texts == texts
     assert found == augmented(tmp_path / "fresh", SINGLE, examples(texts), **changes)
 
 
-@pytest.mark.parametrize("line", [1, 2, 4])
-def test_a_damaged_file_is_made_again_from_the_damage_on(tmp_path, monkeypatch, line):
-    monkeypatch.setattr(module, "CHUNK", 1)
-    whole = augmented(tmp_path, SINGLE, examples(TEXTS))
-    path = tmp_path / "candidates.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    good = path.read_bytes()
-    lines[line] = lines[line].replace(b"drei", b"dray").replace(b"viele", b"viale")
-    path.write_bytes(b"".join(lines))
-    told = Told()
-    assert augmented(tmp_path, SINGLE, examples(TEXTS), told) == whole
-    assert told.texts == TEXTS[line - 1 :]
-    assert f"damaged after {line - 1} of 4 texts" in told.log[0]
-    assert path.read_bytes() == good
-
-
 def test_a_text_that_comes_again_is_asked_for_once(tmp_path):
-    told = Told()
-    augmented(tmp_path, PAIR, examples([("a cat", "the mat"), ("the mat", "a cat"), ("a cat", "a cat")]), told)
-    assert told.texts == ["a cat", "the mat"]
+    source = FakeWords()
+    augmented(tmp_path, PAIR, examples([("a cat", "the mat"), ("the mat", "a cat"), ("a cat", "a cat")]), source)
+    assert source.texts == ["a cat", "the mat"]
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "candidates.jsonl").mkdir()
-    with pytest.raises(MachineError, match=r"candidates\.jsonl"):
+def test_a_cache_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "candidates").write_text("", "utf-8")
+    with pytest.raises(MachineError, match="candidates"):
         augmented(tmp_path, SINGLE, examples(TEXTS))
 
 
@@ -284,7 +271,7 @@ def test_with_a_real_model_candidates_are_whole_words(tmp_path, kind):
     asked = MaskedWords(model, tokenizer, torch.device("cpu"))
     near = Neighbours.of_embeddings(model, tokenizer)
     given = examples([*TEXTS, "runners ran", "who ran? rivers!"])
-    changes = {"candidates_of": asked, "neighbours": near, "tokenizer": tokenizer, "probability": 1.0}
+    changes = {"masked_words": asked, "neighbours": near, "tokenizer": tokenizer, "probability": 1.0}
     found = augmented(tmp_path, SINGLE, given, **changes)
     for copy, original in zip(copies_of(found, given), (e for e in given for _ in range(6)), strict=True):
         (new,), (old,) = copy.texts, original.texts
@@ -300,18 +287,18 @@ def test_without_a_masked_language_model_neighbours_serve_for_all(tmp_path):
     tokenizer = tokenizer_of("word pieces")
     near = Neighbours.of_embeddings(tiny_encoder("bert", vocab_size=len(tokenizer)), tokenizer)
     given = examples(TEXTS)
-    found = augmented(tmp_path, SINGLE, given, candidates_of=None, neighbours=near, probability=1.0)
+    found = augmented(tmp_path, SINGLE, given, masked_words=None, neighbours=near, probability=1.0)
     assert any("no masked language model, so neighbours serve for all words" in note for note in found.notes)
     words = set(near.words)
     for copy in copies_of(found, given)[:6]:
-        spans = spans_in(copy.texts[0])
+        spans = words_in(copy.texts[0])
         assert [copy.texts[0][s.begin : s.end] in words for s in spans] == [True] * 6
 
 
 def test_words_without_candidates_are_counted(tmp_path):
-    told = Told()
-    told.nearest = lambda words, count: [[] for _ in words]
-    found = augmented(tmp_path, SINGLE, examples(TEXTS[:1]), told, probability=1.0)
+    source = FakeWords()
+    source.nearest = lambda words, count: [[] for _ in words]
+    found = augmented(tmp_path, SINGLE, examples(TEXTS[:1]), source, probability=1.0)
     assert any("2 words have no candidates" in note for note in found.notes)
     assert found.replaced == pytest.approx(4 / 6)
 
@@ -324,7 +311,7 @@ def test_a_slow_tokenizer_is_refused(tmp_path):
             return {}
 
     with pytest.raises(UsageError, match="Slow does not tell"):
-        augmented(tmp_path, SINGLE, examples(TEXTS), candidates_of=None, tokenizer=Slow())
+        augmented(tmp_path, SINGLE, examples(TEXTS), masked_words=None, tokenizer=Slow())
 
 
 def test_the_words_of_a_data_set():

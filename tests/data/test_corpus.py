@@ -1,4 +1,4 @@
-"""Corpora: what reaches the model is the text, all of it, in full blocks, nothing across a border that should not."""
+"""Corpora: blocks hold all of the text and isolate documents; the cache survives kills, damage and a second process."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from encoders import tiny_tokenizer
+from filelock import FileLock
 from forked import Forked
 from huggingface_hub import HfApi
 from huggingface_hub.errors import OfflineModeIsEnabled
@@ -23,14 +25,14 @@ from hypothesis import strategies as st
 from texts import DOCUMENTS, corpus, write
 
 from kdcli.data import files
-from kdcli.data.text.corpus import LEFT_BEHIND, Blocks, _portions
+from kdcli.data.text.corpus import _portions, open_corpus
 from kdcli.errors import MachineError, UsageError
 
 HERE = Path(__file__).parent
 
 
 def python(code, *arguments, cache):
-    """Run code in another process that can import the tests' helpers and keeps its cache where it is told."""
+    """Run code in another process that can import the tests' helpers, with this cache."""
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         env=os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "KDCLI_CACHE": str(cache)},
@@ -46,15 +48,10 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def test_blocks_hold_the_whole_stream_between_their_frames(tmp_path):
+def test_blocks_hold_the_whole_stream_read_from_a_map(tmp_path):
     write(tmp_path / "c.txt", DOCUMENTS)
     found = corpus(tmp_path / "c.txt")
-    ids = np.concatenate(
-        [
-            found.train.batch(np.arange(len(found.train)))["input_ids"].numpy(),
-            found.held_out.batch(np.arange(len(found.held_out)))["input_ids"].numpy(),
-        ]
-    )
+    ids = np.concatenate([b.batch(np.arange(len(b)))["input_ids"].numpy() for b in (found.train, found.held_out)])
     tokenizer = tiny_tokenizer()
     assert (ids[:, 0] == tokenizer.cls_token_id).all()
     assert (ids[:, -1] == tokenizer.sep_token_id).all()
@@ -65,16 +62,13 @@ def test_blocks_hold_the_whole_stream_between_their_frames(tmp_path):
     assert stream.tolist() == expected[: len(stream)]
     assert len(expected) - len(stream) < 14
     assert "attention_mask" not in found.train.batch(np.arange(2))
+    # Held-out blocks are the last ones, never trained on.
+    assert (len(found.held_out), found.held_out.first) == (4, len(found.train))
+    assert isinstance(found.train.stream_T, np.memmap)
+    assert found.train.stream_T.mode == "r"
 
 
-def test_held_out_blocks_are_never_trained_on(tmp_path):
-    write(tmp_path / "c.txt", DOCUMENTS)
-    found = corpus(tmp_path / "c.txt")
-    assert len(found.held_out) == 4
-    assert found.held_out.first == len(found.train)
-
-
-def test_a_validation_split_is_what_is_held_out(tmp_path):
+def test_a_validation_split_is_held_out(tmp_path):
     write(tmp_path / "train.jsonl", DOCUMENTS)
     write(tmp_path / "validation.jsonl.gz", ["w50 w51 w52"] * 40)
     found = corpus(tmp_path)
@@ -82,7 +76,7 @@ def test_a_validation_split_is_what_is_held_out(tmp_path):
     assert set(ids[:, 1:-1].unique().tolist()) == {3, *tiny_tokenizer().convert_tokens_to_ids(["w50", "w51", "w52"])}
 
 
-def test_isolated_documents_see_only_themselves_and_count_their_own_positions(tmp_path):
+def test_isolated_documents_attend_to_themselves_and_count_their_own_positions(tmp_path):
     write(tmp_path / "c.txt", DOCUMENTS)
     batch = corpus(tmp_path / "c.txt", isolated=True).train.batch(np.arange(3))
     ids, mask, positions = batch["input_ids"], batch["attention_mask"], batch["position_ids"]
@@ -101,21 +95,21 @@ def test_isolated_documents_see_only_themselves_and_count_their_own_positions(tm
 
 def test_tokenised_once(tmp_path):
     write(tmp_path / "c.txt", DOCUMENTS)
-    said = []
-    corpus(tmp_path / "c.txt", log=said.append)
-    assert said
-    said.clear()
+    log = []
+    corpus(tmp_path / "c.txt", log=log.append)
+    assert log
+    log.clear()
     # Another block length reads the same cache.
-    corpus(tmp_path / "c.txt", log=said.append, max_length=12)
-    assert not said
+    corpus(tmp_path / "c.txt", log=log.append, max_length=12)
+    assert not log
     (tmp_path / "c.txt").write_text("\n".join(["w1 w2 w3 w4"] * 300), "utf-8")
-    corpus(tmp_path / "c.txt", log=said.append)
-    assert said
+    corpus(tmp_path / "c.txt", log=log.append)
+    assert log
 
 
 def test_a_data_set_of_the_hub_that_changed_is_tokenised_anew(cache, monkeypatch):
     hub = {"sha": "a" * 40, "text": "w1"}
-    said = []
+    log = []
 
     def info(self, name, timeout):
         assert name == "someone/text"
@@ -125,15 +119,15 @@ def test_a_data_set_of_the_hub_that_changed_is_tokenised_anew(cache, monkeypatch
 
     def first():
         """The first word of the text, and whether it was read again."""
-        said.clear()
-        blocks = corpus("someone/text:plain", log=said.append).train
-        return tiny_tokenizer().decode(blocks.batch(np.arange(1))["input_ids"][0, 1:2]), bool(said)
+        log.clear()
+        blocks = corpus("someone/text:plain", log=log.append).train
+        return tiny_tokenizer().decode(blocks.batch(np.arange(1))["input_ids"][0, 1:2]), bool(log)
 
     monkeypatch.setattr(HfApi, "dataset_info", info)
     monkeypatch.setattr(files, "_hub_splits", lambda *_: ["train"])
     monkeypatch.setattr(files, "_hub_rows", lambda *_: iter([("row 1", {"text": f"{hub['text']} " * 400})]))
     assert first() == ("w1", True)
-    # What the hub would send now is not asked for, as long as the revision is the same.
+    # Not downloaded again as long as the revision is the same.
     hub["text"] = "w2"
     assert first() == ("w1", False)
     hub["sha"] = "b" * 40
@@ -156,28 +150,29 @@ def test_too_little_text_for_a_block(tmp_path):
         corpus(tmp_path / "d.txt")
 
 
-def test_what_a_tokenizer_was_last_used_for_does_not_matter(tmp_path):
+def test_the_truncation_of_an_earlier_call_changes_nothing(tmp_path):
     """Truncation and padding stay set inside a fast tokenizer after a call with them."""
-    from kdcli.data.text.corpus import open_corpus
-
     write(tmp_path / "c.txt", DOCUMENTS)
-    said = []
-    tokenizer = tiny_tokenizer()
-    given = {"max_length": 16, "column": None, "isolated": False, "held_out_blocks": 4, "log": said.append}
+    log, tokenizer = [], tiny_tokenizer()
+    given = {"max_length": 16, "column": None, "isolated": False, "held_out_blocks": 4, "log": log.append}
     first = open_corpus(str(tmp_path / "c.txt"), tokenizer, **given)
-    assert said
-    said.clear()
+    log.clear()
     tokenizer(["w1", "w2 w3 w4"], truncation=True, max_length=3, padding=True)
     second = open_corpus(str(tmp_path / "c.txt"), tokenizer, **given)
-    assert not said
+    assert not log
     assert (first.train.stream_T == second.train.stream_T).all()
+
+
+def left_in(cache):
+    """What the cache holds but for locks."""
+    return [p for p in (cache / "corpora").iterdir() if p.suffix != ".lock"]
 
 
 def test_malformed_text_leaves_nothing_behind(tmp_path, cache):
     (tmp_path / "c.jsonl").write_text('{"text": "w1 w2"}\n' * 600 + "{broken\n", "utf-8")
     with pytest.raises(UsageError, match=r"c\.jsonl:601 is not JSON"):
         corpus(tmp_path / "c.jsonl")
-    assert list((cache / "corpora").iterdir()) == []
+    assert left_in(cache) == []
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path, cache, monkeypatch):
@@ -188,33 +183,23 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(MachineError, match="the disk is full"):
         corpus(tmp_path / "c.txt")
-    assert list((cache / "corpora").iterdir()) == []
+    assert left_in(cache) == []
 
 
 def die_while_writing(path):
-    os.getpid, own = lambda: 7, os.getpid()
-    os.fsync = lambda _: os.kill(own, signal.SIGKILL)
+    os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
     corpus(path)
 
 
-def test_a_killed_tokenisation_is_neither_read_nor_in_the_way(tmp_path, cache, monkeypatch):
-    """The process has number 7 both times, as in a container."""
+def test_a_killed_tokenisation_is_made_again(tmp_path, cache):
     write(tmp_path / "c.txt", DOCUMENTS)
     killed = Forked(die_while_writing, tmp_path / "c.txt")
-    said = killed.communicate()
-    assert killed.returncode == -9, said
+    output = killed.communicate()
+    assert killed.returncode == -9, output
     (left,) = cache.rglob("*.part")
     assert (left / "train.bin").is_file()
-    monkeypatch.setattr(os, "getpid", lambda: 7)
     assert len(corpus(tmp_path / "c.txt").train) > 50
-    # For all one can know it is alive, until nobody has written to it for a day.
-    assert list(cache.rglob("*.part")) == [left]
-    for path in (*left.iterdir(), left):
-        os.utime(path, (0, path.stat().st_mtime - LEFT_BEHIND - 60))
-    (whole,) = (p for p in (cache / "corpora").iterdir() if p != left)
-    shutil.rmtree(whole)
-    corpus(tmp_path / "c.txt")
-    assert list(cache.rglob("*.part")) == []
+    assert len(left_in(cache)) == 1
 
 
 @pytest.mark.parametrize("damage", ["emptied", "cut", "no meta", "torn meta"])
@@ -231,24 +216,22 @@ def test_a_damaged_cache_is_made_again(tmp_path, cache, damage):
     assert (corpus(tmp_path / "c.txt").train.stream_T == expected).all()
 
 
-def test_the_faster_of_two_processes_wins(tmp_path, cache, monkeypatch):
-    """The second finds the directory in place when it is done with its own."""
+def test_of_two_processes_the_second_waits_and_reads(tmp_path, cache):
     write(tmp_path / "c.txt", DOCUMENTS)
-    from kdcli.data.text import corpus as module
-
-    put = module._put
-
-    def late(aside, folder):
-        shutil.copytree(aside, folder)
-        put(aside, folder)
-
-    monkeypatch.setattr(module, "_put", late)
-    assert len(corpus(tmp_path / "c.txt").train) > 50
-    assert list(cache.rglob("*.part")) == []
+    log = []
+    expected = len(corpus(tmp_path / "c.txt").train)
+    (whole,) = left_in(cache)
+    whole.rename(tmp_path / "aside")
+    with ThreadPoolExecutor(1) as pool:
+        with FileLock(whole.with_name(f".{whole.name}.lock")):
+            second = pool.submit(lambda: len(corpus(tmp_path / "c.txt", log=log.append).train))
+            assert not wait([second], timeout=0.2).done
+            (tmp_path / "aside").rename(whole)
+        assert (second.result(timeout=60), log) == (expected, [])
 
 
 def test_a_document_is_tokenised_in_portions_that_lose_nothing(monkeypatch):
-    monkeypatch.setattr("kdcli.data.text.corpus.AT_ONCE", 12)
+    monkeypatch.setattr("kdcli.data.text.corpus.CHARS_PER_CALL", 12)
 
     @settings(max_examples=200)
     @given(st.lists(st.text("ab ", min_size=1, max_size=60), max_size=8))
@@ -270,7 +253,7 @@ def test_a_document_is_tokenised_in_portions_that_lose_nothing(monkeypatch):
 def test_a_document_cut_in_portions_gives_the_tokens_of_the_whole(tmp_path, monkeypatch):
     write(tmp_path / "c.txt", [" ".join(DOCUMENTS)])
     whole = corpus(tmp_path / "c.txt").train.stream_T.tolist()
-    monkeypatch.setattr("kdcli.data.text.corpus.AT_ONCE", 50)
+    monkeypatch.setattr("kdcli.data.text.corpus.CHARS_PER_CALL", 50)
     monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
     assert corpus(tmp_path / "c.txt").train.stream_T.tolist() == whole
 
@@ -295,11 +278,3 @@ def test_memory_stays_flat_while_tokenising(tmp_path):
         (tmp_path / f"{name}.txt").write_text(("w1 w22 w3 w4 " * (line // 13 + 1) + "\n") * (size // line), "utf-8")
     done = python(MEASURE, tmp_path / "small.txt", tmp_path / "large.txt", cache=tmp_path / "cache")
     assert float(done.stdout) < 60, done.stderr
-
-
-def test_blocks_are_read_from_the_map_and_not_held(tmp_path):
-    write(tmp_path / "c.txt", DOCUMENTS)
-    blocks = corpus(tmp_path / "c.txt").train
-    assert isinstance(blocks, Blocks)
-    assert isinstance(blocks.stream_T, np.memmap)
-    assert blocks.stream_T.mode == "r"

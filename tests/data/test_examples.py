@@ -1,4 +1,4 @@
-"""Rows of labelled data: each kind of task takes what is right, and says of what is wrong where it stands."""
+"""Rows of labelled data: each kind of task reads its rows, and names file and row of those that do not fit."""
 
 from __future__ import annotations
 
@@ -33,60 +33,51 @@ def read(task, values, **how):
 
 
 def refused(task, values, **how):
-    """What is said of a row that is refused; it names file and row."""
+    """The error of a row; it names file and row."""
     with pytest.raises(UsageError) as error:
         read(task, values, **how)
     assert error.value.message.startswith("some.jsonl:7")
     return error.value.message
 
 
-@pytest.mark.parametrize(
-    ("kind", "texts", "label"),
-    [
-        ("class", ("w1 w2",), 1),
-        ("multi", ("w1",), (0, 2)),
-        ("score", ("w1", "w2"), 2.5),
-        ("tokens", ("w1", "w2"), (1, 0)),
-        ("span", ("w1", "w2 w3"), (Answer("w3", 3),)),
-    ],
-)
-def test_a_right_row_of_each_kind(kind, texts, label):
-    found = read(*RIGHT[kind])
+READ = {
+    "class": (("w1 w2",), 1),
+    "multi": (("w1",), (0, 2)),
+    "score": (("w1", "w2"), 2.5),
+    "tokens": (("w1", "w2"), (1, 0)),
+    "span": (("w1", "w2 w3"), (Answer("w3", 3),)),
+}
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_a_right_row_of_each_kind(kind):
+    found, (texts, label) = read(*RIGHT[kind]), READ[kind]
     assert (found.where, found.texts, found.label) == ("some.jsonl:7", texts, label)
     assert type(found.label) is type(label)
 
 
 @pytest.mark.parametrize(
-    ("more", "name"),
-    [
-        ({}, "6"),
-        ({"idx": 3}, "3"),
-        ({"guid": "dev-1"}, "dev-1"),
-        ({"id": "a", "idx": 3}, "a"),
-        ({"id": None, "idx": 0}, "0"),
-    ],
+    ("more", "name"), [({}, "6"), ({"guid": "d-1"}, "d-1"), ({"id": "a", "idx": 3}, "a"), ({"id": None, "idx": 0}, "0")]
 )
 def test_an_example_is_named_by_its_row_or_by_its_place(more, name):
     assert read(COLA, {"sentence": "w1", "label": 0} | more).id == name
 
 
-@pytest.mark.parametrize(("kind", "column"), [(k, c) for k, (task, _) in RIGHT.items() for c in task.texts])
-def test_a_missing_text_names_the_columns_there_are(kind, column):
+@pytest.mark.parametrize(
+    ("kind", "column"), [(k, c) for k, (task, _) in RIGHT.items() for c in (*task.texts, task.label)]
+)
+def test_a_missing_column_is_named_with_those_there_are(kind, column):
     task, row = RIGHT[kind]
     less = {c: v for c, v in row.items() if c != column} | {"body": "w1"}
-    said = refused(task, less)
-    assert f"'{column}'" in said
-    assert f"there are {', '.join(less)}" in said
+    message = refused(task, less)
+    assert f"'{column}'" in message
+    assert f"there are {', '.join(less)}" in message
 
 
 @pytest.mark.parametrize("kind", RIGHT)
-def test_a_missing_label_names_the_columns_there_are(kind):
+def test_an_empty_label_is_refused(kind):
     task, row = RIGHT[kind]
-    less = {c: v for c, v in row.items() if c != task.label}
-    said = refused(task, less)
-    assert f"'{task.label}'" in said
-    assert f"there are {', '.join(less)}" in said
-    assert "is empty" in refused(task, row | {task.label: None})
+    assert f"'{task.label}', the label of task {task.name}, is empty" in refused(task, row | {task.label: None})
 
 
 @pytest.mark.parametrize("kind", RIGHT)
@@ -94,13 +85,15 @@ def test_a_missing_label_names_the_columns_there_are(kind):
 def test_a_text_of_another_type_is_refused(kind, wrong):
     task, row = RIGHT[kind]
     column = task.texts[-1]
-    assert f"'{column}' must hold" in refused(task, row | {column: wrong})
+    message = refused(task, row | {column: wrong})
+    assert f"'{column}'" in message
+    assert "must hold" in message
 
 
-def test_words_must_be_a_list_of_strings_and_not_none():
+@pytest.mark.parametrize("wrong", [[], "w1 w2", ["w1", 2], ["w1", None]])
+def test_words_must_be_a_list_of_strings(wrong):
     task, row = RIGHT["tokens"]
-    for wrong in ([], "w1 w2", ["w1", 2], ["w1", None]):
-        assert "must hold a list of words" in refused(task, row | {"tokens": wrong})
+    assert "must hold a list of words" in refused(task, row | {"tokens": wrong})
 
 
 @pytest.mark.parametrize("kind", RIGHT)
@@ -118,10 +111,7 @@ def test_half_a_surrogate_is_no_answer_and_no_name_either():
     assert "half a surrogate pair" in refused(task, row | {"id": HALF})
 
 
-@pytest.mark.parametrize(
-    ("label", "number"),
-    [(0, 0), (1, 1), (1.0, 1), ("1", 1), ("unacceptable", 0), ("acceptable", 1)],
-)
+@pytest.mark.parametrize(("label", "number"), [(0, 0), (1.0, 1), ("1", 1), ("unacceptable", 0), ("acceptable", 1)])
 def test_a_class_is_given_by_number_or_name_also_as_csv_spells_it(label, number):
     found = read(COLA, {"sentence": "w1", "label": label}).label
     assert (found, type(found)) == (number, int)
@@ -155,14 +145,12 @@ def test_a_number_is_never_the_place_of_a_name_that_spells_another(names):
 def test_of_many_classes_only_some_are_listed():
     task = Task("own", "class", ("text",), ("accuracy",), tuple(f"c{i}" for i in range(40)))
     said = refused(task, {"text": "w1", "label": "x" * 1000})
-    assert "11 (c11) … 40 in all" in said
+    assert "11 (c11) ... 40 in all" in said
     assert "c12" not in said
     assert len(said) < 400
 
 
-@pytest.mark.parametrize(
-    ("label", "score"), [(3, 3.0), (2.5, 2.5), ("2.5", 2.5), ("-3e2", -300.0), (0, 0.0), (-1, -1.0)]
-)
+@pytest.mark.parametrize(("label", "score"), [(3, 3.0), ("2.5", 2.5), ("-3e2", -300.0), (0, 0.0), (-1, -1.0)])
 def test_a_score_is_any_finite_number(label, score):
     found = read(STSB, {"sentence1": "a", "sentence2": "b", "label": label}).label
     assert (found, type(found)) == (score, float)
@@ -219,23 +207,16 @@ def test_tags_may_be_names():
     assert read(TAGS, {"tokens": ["w1", "w2"], "ner_tags": ["I-PER", "O"]}).label == (2, 0)
 
 
+STARTS = [3, ["3"], [3.0], [True], [3, 0], []]
+TEXTS = ["w3", [3], ["w3", "w2"], [], [None]]
+
+
 @pytest.mark.parametrize(
     "answers",
     [
-        "w3",
-        ["w3"],
-        {},
-        {"text": ["w3"]},
-        {"text": "w3", "answer_start": [3]},
-        {"text": ["w3"], "answer_start": 3},
-        {"text": ["w3"], "answer_start": ["3"]},
-        {"text": ["w3"], "answer_start": [3.0]},
-        {"text": ["w3"], "answer_start": [True]},
-        {"text": [3], "answer_start": [3]},
-        {"text": ["w3", "w2"], "answer_start": [3]},
-        {"text": ["w3"], "answer_start": [3, 0]},
-        {"text": [], "answer_start": [3]},
-        {"text": [None], "answer_start": [None]},
+        *("w3", ["w3"], {}, {"text": ["w3"]}),
+        *({"text": ["w3"], "answer_start": starts} for starts in STARTS),
+        *({"text": texts, "answer_start": [3]} for texts in TEXTS),
     ],
 )
 @pytest.mark.parametrize("task", [SQUAD, SQUAD2])

@@ -76,7 +76,7 @@ def test_a_pair_loses_from_its_longer_text():
 def test_texts_beyond_one_portion_are_read_alike(monkeypatch):
     labels = [i % 3 for i in range(len(TEXTS) * 5)]
     whole = encoded(SINGLE, TEXTS * 5, labels)
-    monkeypatch.setattr(features, "AT_ONCE", 4)
+    monkeypatch.setattr(features, "EXAMPLES_PER_CALL", 4)
     portions = encoded(SINGLE, TEXTS * 5, labels)
     for of in ("ids_T", "types_T", "ends", "labels", "example"):
         assert np.array_equal(getattr(whole, of), getattr(portions, of)), of

@@ -1,4 +1,4 @@
-"""Readers: every format gives the same documents, and what cannot be read is named with file and line."""
+"""Readers: every format gives the same documents; errors name file and line."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_parquet_that_is_not_utf8_is_named_with_its_rows(tmp_path):
     ends = pa.py_buffer(np.array([0, 2, 4], "int32").tobytes())
     text = pa.Array.from_buffers(pa.string(), 2, [None, ends, pa.py_buffer(b"w1\xff\xfe")])
     pq.write_table(pa.table({"text": text}), tmp_path / "a.parquet")
-    with pytest.raises(UsageError, match=r"a\.parquet: one of the rows 1 … 128 is not UTF-8"):
+    with pytest.raises(UsageError, match=r"a\.parquet: one of the rows 1 to 128 is not UTF-8"):
         documents(tmp_path / "a.parquet")
 
 

@@ -80,10 +80,9 @@ def test_batched_is_what_one_query_a_word_says(kind):
     asked = masked_words_of(kind)
     found = asked.candidates(TEXTS, 4)
     for text, of_text in zip(TEXTS, found, strict=True):
-        for candidate in of_text:
-            begin, end = candidate.span.begin, candidate.span.end
-            assert candidate.words == alone(asked, text, begin, end, 4), text[begin:end]
-    assert sum(c.words is not None for of_text in found for c in of_text) >= 12
+        for word, likely in of_text:
+            assert likely == alone(asked, text, word.begin, word.end, 4), text[word.begin : word.end]
+    assert sum(likely is not None for of_text in found for _, likely in of_text) >= 12
 
 
 @pytest.mark.parametrize("tokens", [1, 40, 4096])
@@ -110,19 +109,19 @@ def test_candidates_are_whole_words_and_not_the_word_itself():
     asked = masked_words_of()
     found = asked.candidates(["The cat ran"], 1000)[0]
     vocabulary = asked.tokenizer.get_vocab()
-    assert [c.span.begin for c in found] == [0, 4, 8]
-    for candidate, own in zip(found, ("the", "cat", "ran"), strict=True):
-        assert own not in candidate.words
-        assert len(candidate.words) > 20
-        assert len(set(candidate.words)) == len(candidate.words)
-        assert all(word.isalpha() and word in vocabulary for word in candidate.words)
+    assert [word.begin for word, _ in found] == [0, 4, 8]
+    for (_, likely), own in zip(found, ("the", "cat", "ran"), strict=True):
+        assert own not in likely
+        assert len(likely) > 20
+        assert len(set(likely)) == len(likely)
+        assert all(word.isalpha() and word in vocabulary for word in likely)
     assert not {"s", "PAD", "unk", "mask"} & {
-        w for c in found for w in c.words if f"##{w}" in vocabulary and len(w) > 1
+        w for _, likely in found for w in likely if f"##{w}" in vocabulary and len(w) > 1
     }
 
 
 def test_a_word_of_several_pieces_is_not_asked_for():
-    words = {c.span.begin: c.words for c in masked_words_of().candidates(["runners ran"], 2)[0]}
+    words = {word.begin: likely for word, likely in masked_words_of().candidates(["runners ran"], 2)[0]}
     assert words[0] is None
     assert len(words[8]) == 2
 
@@ -133,8 +132,8 @@ def test_of_a_long_text_each_word_is_asked_within_the_piece_that_holds_it(monkey
     pieces = ["the cat sat on a mat in the", "river where who ran the cat ran on", "what"]
     assert [len(asked.tokenizer.tokenize(piece)) for piece in pieces] == [8, 8, 1]
     (whole,) = asked.candidates([" ".join(pieces)], 3)
-    apart = [c.words for of_piece in asked.candidates(pieces, 3) for c in of_piece]
-    assert [c.words for c in whole] == apart
+    apart = [likely for of_piece in asked.candidates(pieces, 3) for _, likely in of_piece]
+    assert [likely for _, likely in whole] == apart
     assert len(apart) == 17
 
 

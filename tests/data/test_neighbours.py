@@ -62,7 +62,7 @@ def test_what_comes_out_is_what_a_full_sort_finds(count, portion, seed):
     vectors = rng.normal(size=(len(PLAIN), 5)).astype(np.float32)
     found = Neighbours(list(PLAIN), neighbours.unit(vectors), lambda w: vectors[[PLAIN.index(x) for x in w]], "")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(neighbours, "AT_ONCE", portion)
+        patch.setattr(neighbours, "WORDS_PER_PRODUCT", portion)
         near = found.nearest(list(PLAIN), count)
     for i, word in enumerate(PLAIN):
         cosine = {

@@ -232,7 +232,7 @@ def test_withheld_labels_and_no_examples():
 def test_portions_make_no_difference(monkeypatch):
     examples = mixed()
     whole = windows_of(examples, max_length=50, stride=16)
-    monkeypatch.setattr("kdcli.data.labelled.spans.AT_ONCE", 5)
+    monkeypatch.setattr("kdcli.data.labelled.spans.EXAMPLES_PER_CALL", 5)
     parts = windows_of(examples, max_length=50, stride=16)
     assert parts.rows.example.tolist() == whole.rows.example.tolist()
     assert parts.rows.example[-1] == len(examples) - 1

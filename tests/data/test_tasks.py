@@ -21,17 +21,7 @@ GLUE = {
     "rte": (("sentence1", "sentence2"), ("entailment", "not_entailment")),
     "wnli": (("sentence1", "sentence2"), ("not_entailment", "entailment")),
 }
-METRICS = {
-    "cola": "matthews",
-    "sst2": "accuracy",
-    "mrpc": "f1",
-    "stsb": "pearson",
-    "qqp": "accuracy",
-    "mnli": "accuracy",
-    "qnli": "accuracy",
-    "rte": "accuracy",
-    "wnli": "accuracy",
-}
+METRICS = dict.fromkeys(GLUE, "accuracy") | {"cola": "matthews", "mrpc": "f1", "stsb": "pearson"}
 FILES = {"CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI-m", "MNLI-mm", "QNLI", "RTE", "WNLI"}
 XNLI = ["en", "fr", "es", "de", "el", "bg", "ru", "tr", "ar", "vi", "th", "zh", "hi", "sw", "ur"]
 MLQA = ["en", "es", "de", "ar", "hi", "vi", "zh"]
@@ -117,7 +107,7 @@ def test_an_unknown_task_gets_the_nearest_name(given, meant):
     assert all(name in error.value.hint for name in (*GLUE, "xnli", "own"))
 
 
-def test_a_name_near_to_none_is_not_guessed_at():
+def test_a_name_near_to_none_has_no_suggestion():
     with pytest.raises(UsageError) as error:
         task_of("zzzzzz")
     assert "did you mean" not in error.value.message

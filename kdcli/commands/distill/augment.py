@@ -79,18 +79,17 @@ def augmented(
         MachineError: the cache cannot be written.
     """
     of, examples, model = task.data.task, task.data.train, source.language_model
-    name = _hash([source.fingerprint, settings.candidates, [e.texts for e in examples]])
     return augment(
         of,
         examples,
         teacher.tokenizer,
-        candidates_of=MaskedWords(model.model, model.tokenizer, task.session.device) if model is not None else None,
+        masked_words=MaskedWords(model.model, model.tokenizer, task.session.device) if model is not None else None,
         neighbours=source.neighbours,
         copies=settings.copies,
         probability=settings.probability,
         candidates=settings.candidates,
         seed=seed,
-        file=cache_dir() / "candidates" / f"{name[:24]}.jsonl",
+        folder=cache_dir() / "candidates",
         fingerprint=source.fingerprint,
         log=Progress.log,
     )

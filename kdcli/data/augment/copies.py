@@ -1,17 +1,15 @@
-"""Copies of labelled examples with words replaced: data augmentation of TinyBERT, https://arxiv.org/abs/1909.10351,
+"""Copies of labelled examples with words replaced: TinyBERT's data augmentation, https://arxiv.org/abs/1909.10351,
 algorithm 1.
 
-For each word of a text there are candidates: those of a masked language model with this one word masked, or, where the
-word is several tokens, its nearest neighbours among word vectors. In a copy each word is, with a probability, replaced
-by one of its candidates at random. Everything else stays as it was, character for character, and so does the label.
+Each word has candidates: what a masked language model predicts with this one word masked or, for a word of several
+tokens, its nearest neighbours among word vectors. A copy replaces each word with a probability by one of its candidates
+at random. All other characters and the label stay.
 
-* Of a pair a copy changes one text and leaves the other whole: copies take turns, and which text begins is drawn.
-* Of a question about a context only the question is changed, so answers stay where they are.
+* A copy of a pair changes one text and leaves the other; copies take turns, and which text begins is drawn.
+* Of a question about a context only the question changes, so answers stay where they are.
 * Of labelled words each stays one word, so labels stay with theirs.
-* No word is left out for being frequent; what counts as one, see `kdcli.data.augment.words`.
 
-Candidates take long and belong to a text, not to an example or a copy: they are computed once for each different text
-and kept in a file as they come. Copies are drawn from them, anew each time.
+Candidates belong to a text: they are computed once for each different text and cached. Copies are drawn anew.
 """
 
 from __future__ import annotations
@@ -19,25 +17,24 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from kdcli.data.augment.candidate_file import CandidateFile, Choices
-from kdcli.data.augment.masked_words import Candidates, MaskedWords
+from kdcli.data.augment.masked_words import MaskedWords
 from kdcli.data.augment.neighbours import Neighbours
-from kdcli.data.augment.words import read, spans_in
+from kdcli.data.augment.words import Word, read, words_in
+from kdcli.data.files import LOG_SECONDS, Log
+from kdcli.disk import cache_key, disk_errors, write_atomic
 from kdcli.types import Example, Task
 
-CHUNK = 512
-"""Texts whose candidates are computed, and kept, together: what a kill costs at most."""
-
-SAY_EVERY = 10.0
-"""Seconds between words of progress."""
+TEXTS_PER_FILE = 512  # Candidates are computed and cached together: what a kill costs at most.
+Choices = list[tuple[int, int, list[str]]]
+"""For each word of a text: first character, character after the last, candidates."""
 
 _SOURCE = {
     True: "candidates of a masked language model, of words of several tokens neighbours",
@@ -47,12 +44,9 @@ _SOURCE = {
 
 @dataclass(frozen=True)
 class Augmented:
-    """What came out.
+    """The examples given, then all copies of the first, of the second ...
 
-    Attributes:
-        examples: those given, in their order, then the copies: all of the first example, all of the second …
-        replaced: share of the words that were replaced, among those of the texts that a copy changes.
-        notes: how it was done, for the log and the report.
+    `replaced` is the share of words replaced in the texts that copies change; `notes` are for the log and the report.
     """
 
     examples: list[Example]
@@ -65,60 +59,65 @@ def augment(
     examples: Sequence[Example],
     tokenizer: PreTrainedTokenizerBase,
     *,
-    candidates_of: MaskedWords | None,
+    masked_words: MaskedWords | None,
     neighbours: Neighbours,
     copies: int,
     probability: float,
     candidates: int,
     seed: int,
-    file: Path,
+    folder: Path,
     fingerprint: str,
-    log: Callable[[str], None],
+    log: Log,
 ) -> Augmented:
-    """Examples with copies of them; a copy depends on the seed, the example's texts and the copy's number alone.
+    """Examples with copies; a copy depends on the seed, the example's texts and the copy's number alone.
 
     Args:
         tokenizer: finds the words of scripts without spaces where there is no masked language model.
-        candidates_of: the masked language model; None has neighbours serve for all words.
+        masked_words: None takes neighbours for all words.
         copies: of each example.
         probability: with which a word is replaced.
         candidates: of a word, at most.
-        file: where candidates are kept; gone on with or used as it is where it is of the same texts, number of
-            candidates and fingerprint, else written anew. Only one process may write it.
+        folder: where candidates are cached; only one process may write there.
         fingerprint: of the models, tokenizers and word vectors that candidates come from.
-        log: told what takes long, and of a file that was damaged.
 
     Raises:
         UsageError: a slow tokenizer, see `kdcli.data.augment.words`.
-        MachineError: the file cannot be written.
+        MachineError: the cache cannot be written.
     """
     texts = list(dict.fromkeys(text for e in examples for text in _texts(task, e)))
-    key = _hash([fingerprint, candidates, candidates_of is not None, texts])
-    kept, said = CandidateFile(file, key, len(texts), log), time.monotonic()
-    while kept.done < len(texts):
-        portion = texts[kept.done : kept.done + CHUNK]
-        kept.add(_choices(portion, tokenizer, candidates_of, neighbours, candidates))
-        if time.monotonic() - said > SAY_EVERY:
-            said = time.monotonic()
-            log(f"candidates for the words of {kept.done:,} of {len(texts):,} texts")
-    place = {text: i for i, text in enumerate(texts)}
+    key = cache_key(fingerprint, candidates, masked_words is not None, TEXTS_PER_FILE, texts)
+    choices_of: dict[str, Choices] = {}
+    logged = time.monotonic()
+    for begin in range(0, len(texts), TEXTS_PER_FILE):
+        portion = texts[begin : begin + TEXTS_PER_FILE]
+        file = folder / key / f"{begin:09d}.json"
+        with disk_errors(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            cached = json.loads(file.read_text("utf-8")) if file.exists() else None
+        if cached is None:
+            cached = _candidates(portion, tokenizer, masked_words, neighbours, candidates)
+            write_atomic(file, json.dumps(cached))
+        choices_of |= zip(portion, cached, strict=True)
+        if time.monotonic() - logged > LOG_SECONDS:
+            logged = time.monotonic()
+            log(f"candidates for the words of {len(choices_of):,} of {len(texts):,} texts")
     made: list[Example] = []
-    words = changed = without = 0
+    words = replaced = without = 0
     for example in examples:
-        choices = [kept[place[text]] for text in _texts(task, example)]
-        without += sum(not options for of_text in choices for _, _, options in of_text)
-        for copy, looked_at, taken in _copies(task, example, choices, copies, probability, seed):
+        choices = [choices_of[text] for text in _texts(task, example)]
+        without += sum(not options for text_choices in choices for _, _, options in text_choices)
+        for copy, words_seen, words_replaced in _copies(task, example, choices, copies, probability, seed):
             made.append(copy)
-            words += looked_at
-            changed += taken
-    replaced = changed / words if words else 0.0
+            words += words_seen
+            replaced += words_replaced
+    share = replaced / words if words else 0.0
     notes = [
-        f"{len(made):,} copies of {len(examples):,} examples, {copies} of each; {replaced:.1%} of their words replaced",
-        f"{_SOURCE[candidates_of is not None]}; {neighbours.note}",
+        f"{len(made):,} copies of {len(examples):,} examples, {copies} of each; {share:.1%} of their words replaced",
+        f"{_SOURCE[masked_words is not None]}; {neighbours.note}",
     ]
     if without:
         notes.append(f"{without:,} words have no candidates and stay as they are")
-    return Augmented([*examples, *made], replaced, notes)
+    return Augmented([*examples, *made], share, notes)
 
 
 def _texts(task: Task, example: Example) -> tuple[str, ...]:
@@ -131,31 +130,29 @@ def _texts(task: Task, example: Example) -> tuple[str, ...]:
 def words_of(task: Task, examples: Sequence[Example]) -> set[str]:
     """The different words that copies may change; of scripts without spaces whole runs."""
     texts = {text for e in examples for text in _texts(task, e)}
-    return {text[span.begin : span.end] for text in texts for span in spans_in(text)}
+    return {text[word.begin : word.end] for text in texts for word in words_in(text)}
 
 
-def _choices(
+def _candidates(
     texts: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
-    candidates_of: MaskedWords | None,
+    masked_words: MaskedWords | None,
     neighbours: Neighbours,
     count: int,
 ) -> list[Choices]:
-    if candidates_of is None:
-        found = [[Candidates(word.span, None) for word in one.words] for one in read(texts, tokenizer)]
+    """The candidates of all words: of the masked language model, else neighbours."""
+    likely: list[list[tuple[Word, list[str] | None]]]
+    if masked_words is None:
+        likely = [[(word, None) for word in one.words] for one in read(texts, tokenizer)]
     else:
-        found = candidates_of.candidates(texts, count)
-
-    def spelled(text: str, one: Candidates) -> str:
-        return text[one.span.begin : one.span.end]
-
-    pairs = list(zip(texts, found, strict=True))
-    asked = list(dict.fromkeys(spelled(text, c) for text, of_text in pairs for c in of_text if c.words is None))
-    near = dict(zip(asked, neighbours.nearest(asked, count), strict=True))
-    # In an order of their own: where two are equally likely, the last bit of a sum must not decide which is drawn.
+        likely = masked_words.candidates(texts, count)
+    spelled = [[(text[w.begin : w.end], w, c) for w, c in words] for text, words in zip(texts, likely, strict=True)]
+    missing = list(dict.fromkeys(spelling for words in spelled for spelling, _, c in words if c is None))
+    near = dict(zip(missing, neighbours.nearest(missing, count), strict=True))
+    # Sorted: where two are equally likely, the last bit of a sum must not decide which is drawn.
     return [
-        [(c.span.begin, c.span.end, sorted(near[spelled(text, c)] if c.words is None else c.words)) for c in of_text]
-        for text, of_text in pairs
+        [(word.begin, word.end, sorted(near[spelling] if c is None else c)) for spelling, word, c in words]
+        for words in spelled
     ]
 
 
@@ -163,28 +160,24 @@ def _copies(
     task: Task, example: Example, choices: Sequence[Choices], copies: int, probability: float, seed: int
 ) -> Iterator[tuple[Example, int, int]]:
     """The copies of an example, each with the words of the text it changes and how many of them it replaced."""
-    turns = [i for i, of_text in enumerate(choices) if any(options for _, _, options in of_text)]
-    rng = np.random.Generator(np.random.PCG64(int(_hash([seed, example.texts]), 16)))
-    first = int(rng.integers(len(turns))) if turns else 0
-    most = max((len(of_text) for of_text in choices), default=0)
-    # Row by row: the first copies are the same however many there are.
-    drawn_CW2 = rng.random((copies, most, 2))
-    for number, drawn_W2 in enumerate(drawn_CW2):
-        name = f"{example.id}+{number + 1}"
-        if not turns:
-            yield replace(example, id=name), sum(map(len, choices)), 0
-            continue
+    turns = [i for i, words in enumerate(choices) if any(options for _, _, options in words)] or [0]
+    digest = hashlib.sha256(json.dumps([seed, example.texts]).encode("ascii")).hexdigest()
+    rng = np.random.Generator(np.random.PCG64(int(digest, 16)))
+    first = int(rng.integers(len(turns)))
+    # Drawn row by row: the first copies are the same however many there are.
+    draws_CW2 = rng.random((copies, max(map(len, choices), default=0), 2))
+    for number, draws_W2 in enumerate(draws_CW2.tolist()):
         turn = turns[(first + number) % len(turns)]
         edits = [
             (begin, end, options[int(which * len(options))])
-            for (begin, end, options), (chance, which) in zip(choices[turn], drawn_W2.tolist(), strict=False)
+            for (begin, end, options), (chance, which) in zip(choices[turn], draws_W2, strict=False)
             if options and chance < probability
         ]
         if task.kind == "tokens":
             texts = _edited_words(example.texts, edits)
         else:
             texts = tuple(_edited(text, edits) if i == turn else text for i, text in enumerate(example.texts))
-        yield replace(example, id=name, texts=texts), len(choices[turn]), len(edits)
+        yield replace(example, id=f"{example.id}+{number + 1}", texts=texts), len(choices[turn]), len(edits)
 
 
 def _edited(text: str, edits: Sequence[tuple[int, int, str]]) -> str:
@@ -197,38 +190,26 @@ def _edited(text: str, edits: Sequence[tuple[int, int, str]]) -> str:
 
 
 def _edited_words(words: Sequence[str], edits: Sequence[tuple[int, int, str]]) -> tuple[str, ...]:
-    """Words under edits of the text that they are with single spaces between."""
-    found, begin = [], 0
+    """Words under edits of the text that joins them with single spaces."""
+    edited, begin = [], 0
     for word in words:
         end = begin + len(word)
-        found.append(_edited(word, [(b - begin, e - begin, new) for b, e, new in edits if begin <= b and e <= end]))
+        edited.append(_edited(word, [(b - begin, e - begin, new) for b, e, new in edits if begin <= b and e <= end]))
         begin = end + 1
-    return tuple(found)
-
-
-def _hash(parts: Sequence[Any]) -> str:
-    # Half a surrogate pair, which JSON files may hold, is escaped too.
-    return hashlib.sha256(json.dumps(parts, ensure_ascii=True).encode("ascii")).hexdigest()
+    return tuple(edited)
 
 
 def rows(task: Task, examples: Sequence[Example]) -> Iterator[Mapping[str, Any]]:
-    """Examples as rows with the task's columns, as `--task` reads them; classes by number where the task has a name
-    and by name in a user's own files, whose numbers are of this reading only."""
-    by_number = task.hub is not None
+    """Examples as rows in the task's columns, as `--task` reads them; classes by number, of own files by name."""
 
     def named(number: Any) -> Any:
-        return number if by_number else task.labels[number]
+        return number if task.hub is not None else task.labels[number]
 
     for example in examples:
-        row: dict[str, Any] = {"id": example.id}
-        if task.kind == "tokens":
-            row[task.texts[0]] = list(example.texts)
-        else:
-            row |= zip(task.texts, example.texts, strict=True)
+        texts = [list(example.texts)] if task.kind == "tokens" else example.texts
         label: Any = example.label
         if label is not None and task.kind == "span":
-            answers = [asdict(answer) for answer in label]
-            label = {"text": [a["text"] for a in answers], "answer_start": [a["start"] for a in answers]}
+            label = {"text": [a.text for a in label], "answer_start": [a.start for a in label]}
         elif label is not None and task.kind != "score":
             label = named(label) if task.kind == "class" else [named(one) for one in label]
-        yield row | {task.label: label}
+        yield {"id": example.id, **dict(zip(task.texts, texts, strict=True)), task.label: label}

@@ -12,58 +12,47 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kdcli.data.augment.words import check_fast, spans_in, whole_words
+from kdcli.data.augment.words import check_fast, whole_words, words_in
 from kdcli.errors import UsageError
 
+# Lines of a GloVe file whose words may be neighbours: the rest are names and misspellings, and would cost a gigabyte.
 MOST_FREQUENT = 100_000
-"""So many words of a GloVe file, which names the frequent ones first, may be a neighbour; the rest are names, slips of
-the pen and foreign words, and would cost a gigabyte."""
+WORDS_PER_PRODUCT = 64  # Searched in one matrix product: 25 MB of similarities.
+SPARE = 4  # Extra neighbours: the word itself and its other spellings are among the nearest.
+_FORM = "a GloVe file has lines of a word and its numbers with single spaces between, as many in each"
 
-AT_ONCE = 64
-"""Words whose neighbours are searched in one product: 25 MB of similarities."""
-
-SPARE = 4
-"""Neighbours beyond those asked for: the word itself and its other spellings are among the nearest."""
-
-Array = np.ndarray[Any, np.dtype[np.float32]]
+Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Word vectors and the words that may be neighbours.
+    """Word vectors and the words that may be neighbours."""
 
-    Attributes:
-        words: those that may be neighbours, frequent ones first where the file has them so.
-        vectors_WD: theirs, of length 1, [words, D] float32.
-        vector_of: words → their vectors, [asked, D] float32, zero where there is none; not of length 1.
-        note: what they are, for the log.
-    """
-
-    words: list[str]
-    vectors_WD: Array
-    vector_of: Callable[[Sequence[str]], Array]
-    note: str
+    words: list[str]  # that may be neighbours, in the order of the file
+    vectors_WD: Vectors  # theirs, of length 1
+    vector_of: Callable[[Sequence[str]], Vectors]  # [B, D], zero for an unknown word; not of length 1
+    note: str  # where they come from, for the log
 
     def nearest(self, words: Sequence[str], count: int) -> list[list[str]]:
-        """The `count` nearest neighbours of each word, nearest first: none of a word without a vector, fewer where
-        there are not so many. Never the word itself, in whichever case."""
-        found: list[list[str]] = []
+        """The `count` nearest neighbours of each word, or fewer, nearest first; never the word itself in any case."""
         most = min(count + SPARE, len(self.words))
-        for begin in range(0, len(words) if most else 0, AT_ONCE):
-            asked = words[begin : begin + AT_ONCE]
-            vectors_BD = unit(self.vector_of(asked))
+        if not most:
+            return [[] for _ in words]
+        nearest: list[list[str]] = []
+        for begin in range(0, len(words), WORDS_PER_PRODUCT):
+            portion = words[begin : begin + WORDS_PER_PRODUCT]
+            vectors_BD = unit(self.vector_of(portion))
             near_BW = vectors_BD @ self.vectors_WD.T
             top_BK = np.argpartition(-near_BW, most - 1, axis=1)[:, :most]
             order_BK = np.argsort(-np.take_along_axis(near_BW, top_BK, axis=1), axis=1, kind="stable")
-            for word, vector_D, top_K in zip(asked, vectors_BD, np.take_along_axis(top_BK, order_BK, 1), strict=True):
+            for word, vector_D, top_K in zip(portion, vectors_BD, np.take_along_axis(top_BK, order_BK, 1), strict=True):
                 others = (self.words[i] for i in top_K if self.words[i].casefold() != word.casefold())
-                found.append(list(dict.fromkeys(others))[:count] if vector_D.any() else [])
-        return found or [[] for _ in words]
+                nearest.append(list(dict.fromkeys(others))[:count] if vector_D.any() else [])
+        return nearest
 
     @classmethod
     def of_embeddings(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Neighbours:
-        """Neighbours by a model's own input embeddings: the words that its tokenizer has as one token may be
-        neighbours; a word of several pieces has the mean of their embeddings.
+        """Neighbours by a model's input embeddings, among words that are one token; a word of several has their mean.
 
         Raises:
             UsageError: the tokenizer is a slow one, or has no whole words.
@@ -74,14 +63,13 @@ class Neighbours:
             raise UsageError("the tokenizer has no token that is a word, so that there are no neighbours to choose")
         embedding: Any = model.get_input_embeddings()
         table_VD = embedding.weight.detach().float().cpu().numpy()
+        special = set(tokenizer.all_special_ids)
 
-        def vector_of(words: Sequence[str]) -> Array:
+        def vector_of(words: Sequence[str]) -> Vectors:
             # A space before, as within a text: byte-level tokenizers hold it in the first piece.
-            ids = tokenizer(
-                [f" {word}" for word in words], add_special_tokens=False, return_attention_mask=False, verbose=False
-            )["input_ids"]
-            aside = set(tokenizer.all_special_ids)
-            pieces = [[i for i in row if i not in aside] for row in ids]
+            texts = [f" {word}" for word in words]
+            ids = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+            pieces = [[i for i in row if i not in special] for row in ids]
             zero_D = np.zeros(table_VD.shape[1], dtype=np.float32)
             return np.stack([table_VD[row].mean(0) if row else zero_D for row in pieces])
 
@@ -90,8 +78,10 @@ class Neighbours:
 
     @classmethod
     def of_glove(cls, path: Path, words: Collection[str]) -> Neighbours:
-        """Neighbours by a GloVe file: lines `word v1 … vd`, UTF-8, perhaps gzipped; a first line of two numbers, as
-        word2vec and fastText write it, is passed over. The first `MOST_FREQUENT` words may be neighbours.
+        """Neighbours by a GloVe file: lines `word v1 ... vd`, UTF-8, perhaps gzipped.
+
+        A first line of two numbers, as word2vec and fastText write it, is skipped. The first `MOST_FREQUENT` words may
+        be neighbours.
 
         Args:
             words: of the data, whose vectors are kept wherever they stand; in lower case where the file has only that.
@@ -101,15 +91,12 @@ class Neighbours:
         """
         lowered = {word.lower() for word in words}
         place: dict[str, int] = {}
-        names: list[str] = []
-        rows: list[Array] = []
+        rows: list[Vectors] = []
         frequent = 0
         for number, (where, word, values) in enumerate(_lines(path)):
-            wanted = word in words or word in lowered
-            if word in place or not (wanted or number < MOST_FREQUENT):
+            if word in place or not (number < MOST_FREQUENT or word in words or word in lowered):
                 continue
             place[word] = len(rows)
-            names.append(word)
             rows.append(_numbers(values, where))
             frequent += number < MOST_FREQUENT
         known = sum(word in place or word.lower() in place for word in words)
@@ -121,29 +108,29 @@ class Neighbours:
         vectors_WD = np.stack(rows)
         zero_D = np.zeros(vectors_WD.shape[1], dtype=np.float32)
 
-        def vector_of(asked: Sequence[str]) -> Array:
-            found = (place.get(word, place.get(word.lower())) for word in asked)
-            return np.stack([zero_D if i is None else vectors_WD[i] for i in found])
+        def vector_of(portion: Sequence[str]) -> Vectors:
+            places = (place.get(word, place.get(word.lower())) for word in portion)
+            return np.stack([zero_D if i is None else vectors_WD[i] for i in places])
 
-        proper = [i for i in range(frequent) if _is_word(names[i])]
-        share = known / len(words)
-        note = f"neighbours by {path.name}, which has {known:,} of the {len(words):,} words of the data ({share:.1%})"
-        return cls([names[i] for i in proper], unit(vectors_WD[proper]), vector_of, note)
+        proper = {word: i for word, i in place.items() if i < frequent and _is_word(word)}
+        share = f"{known:,} of the {len(words):,} words of the data ({known / len(words):.1%})"
+        note = f"neighbours by {path.name}, which has {share}"
+        return cls(list(proper), unit(vectors_WD[list(proper.values())]), vector_of, note)
 
 
-def unit(vectors_BD: Array) -> Array:
+def unit(vectors_BD: Vectors) -> Vectors:
     """Vectors of length 1, float32; a vector of length 0 stays."""
     length_B1 = np.linalg.norm(vectors_BD, axis=1, keepdims=True)
-    found: Array = (vectors_BD / np.where(length_B1 > 0, length_B1, 1)).astype(np.float32)
-    return found
+    scaled: Vectors = (vectors_BD / np.where(length_B1 > 0, length_B1, 1)).astype(np.float32)
+    return scaled
 
 
 def _is_word(text: str) -> bool:
-    return [(s.begin, s.end) for s in spans_in(text)] == [(0, len(text))]
+    return [(word.begin, word.end) for word in words_in(text)] == [(0, len(text))]
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str, list[str]]]:
-    """Of each line `file:line`, the word and its numbers as they are written: most are not needed.
+    """`file:line`, the word and its numbers as strings of each line: most are not needed.
 
     Raises:
         UsageError: the file cannot be read, holds nothing, or has a broken line.
@@ -154,10 +141,9 @@ def _lines(path: Path) -> Iterator[tuple[str, str, list[str]]]:
             for number, raw in enumerate(file, 1):
                 where = f"{path}:{number}"
                 try:
-                    line = raw.decode("utf-8").rstrip("\r\n ")
+                    fields = raw.decode("utf-8").rstrip("\r\n ").split(" ")
                 except UnicodeDecodeError as error:
                     raise UsageError(f"{where}: not UTF-8: {error}") from None
-                fields = line.split(" ")
                 if number == 1 and len(fields) == 2 and all(f.isdecimal() for f in fields):
                     continue
                 width = width or len(fields) - 1
@@ -172,14 +158,11 @@ def _lines(path: Path) -> Iterator[tuple[str, str, list[str]]]:
         raise UsageError(f"{path} holds no word vectors", _FORM)
 
 
-_FORM = "a GloVe file has lines of a word and its numbers with single spaces between, as many in each"
-
-
-def _numbers(fields: Sequence[str], where: str) -> Array:
+def _numbers(fields: Sequence[str], where: str) -> Vectors:
     try:
-        found = np.array([float(field) for field in fields], dtype=np.float32)
+        vector_D = np.array([float(field) for field in fields], dtype=np.float32)
     except ValueError as error:
         raise UsageError(f"{where}: {error}", _FORM) from None
-    if not np.isfinite(found).all():
+    if not np.isfinite(vector_D).all():
         raise UsageError(f"{where}: a number of the vector is not finite", _FORM)
-    return found
+    return vector_D

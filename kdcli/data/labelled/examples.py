@@ -1,18 +1,30 @@
-"""A row of a labelled data set → an `Example`, or an error that names the row and what is wrong with it."""
+"""A row of a labelled data set -> an `Example`, or an error that names the row and what is wrong with it."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from kdcli.data.files import Row, whole_text
-from kdcli.data.labelled.own_labels import number_of
 from kdcli.errors import UsageError
 from kdcli.types import Answer, Example, Kind, Task
 
-IDS = ("id", "idx", "guid")
-"""Columns that may name an example."""
+IDS = ("id", "idx", "guid")  # Columns that may name an example.
+CLASSES_LISTED = 12
+_COLUMNS = "a column of another name is given by --set data.columns.ROLE=NAME, with --task own"
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_REAL = re.compile(r"[+-]?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf|infinity)", re.IGNORECASE)
+_LONGEST_NUMBER = 40
+
+
+def number_of(text: str) -> int | float | None:
+    """The number that a string spells, be it infinite or not a number; None if it spells none."""
+    text = text.strip()
+    if len(text) > _LONGEST_NUMBER or not _REAL.fullmatch(text):
+        return None
+    return int(text) if _WHOLE.fullmatch(text) else float(text)
 
 
 def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> Example:
@@ -27,41 +39,32 @@ def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> 
     """
     where, values = row
     named = next((values[c] for c in IDS if values.get(c) is not None), number)
-    if task.kind == "tokens":
-        texts = _words(task, where, values)
-    else:
-        texts = tuple(_text(task, where, values, column) for column in task.texts)
+    read = _words if task.kind == "tokens" else _texts
+    texts = read(task, where, values)
     name = whole_text(where, "id", str(named))
     label = values.get(task.label)
     if withheld and (label is None or str(label) in ("-1", "-1.0")):
         return Example(where, name, texts, None)
     if label is None:
-        said = "is empty" if task.label in values else f"is not there; there are {', '.join(values)}"
-        raise UsageError(f"{where}: column '{task.label}', the label of task {task.name}, {said}", _OVERRIDE)
-    return Example(where, name, texts, _READERS[task.kind](task, where, label, texts))
+        wrong = "is empty" if task.label in values else f"is not there; there are {', '.join(values)}"
+        raise UsageError(f"{where}: column '{task.label}', the label of task {task.name}, {wrong}", _COLUMNS)
+    return Example(where, name, texts, _LABELS[task.kind](task, where, label, texts))
 
 
-_OVERRIDE = "a column of another name is given by --set data.columns.ROLE=NAME, with --task own"
-
-
-def _text(task: Task, where: str, values: Mapping[str, Any], column: str) -> str:
-    value = values.get(column)
-    if column not in values:
-        raise UsageError(
-            f"{where}: task {task.name} reads the column '{column}', which is not there; there are {', '.join(values)}",
-            _OVERRIDE,
-        )
-    if not isinstance(value, str):
-        raise UsageError(f"{where}: column '{column}' must hold text, got {type(value).__name__}")
-    return whole_text(where, column, value)
+def _texts(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]:
+    for column in task.texts:
+        if not isinstance(values.get(column), str):
+            there = f"got {type(values[column]).__name__}" if column in values else f"there are {', '.join(values)}"
+            raise UsageError(f"{where}: column '{column}' of task {task.name} must hold text; {there}", _COLUMNS)
+    return tuple(whole_text(where, column, values[column]) for column in task.texts)
 
 
 def _words(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]:
     (column,) = task.texts
     words = values.get(column)
     if not isinstance(words, list | tuple) or not words or not all(isinstance(w, str) for w in words):
-        there = f"there are {', '.join(values)}" if column not in values else f"got {_short(words)}"
-        raise UsageError(f"{where}: column '{column}' must hold a list of words; {there}", _OVERRIDE)
+        there = f"got {_short(words)}" if column in values else f"there are {', '.join(values)}"
+        raise UsageError(f"{where}: column '{column}' must hold a list of words; {there}", _COLUMNS)
     return tuple(whole_text(where, column, word) for word in words)
 
 
@@ -74,8 +77,8 @@ def _class(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> int:
     named = all(number_of(name) is None for name in task.labels)
     if named and not isinstance(number, bool) and isinstance(number, int | float) and number in range(len(task.labels)):
         return int(number)
-    allowed = ", ".join(f"{i} ({name})" if named else name for i, name in enumerate(task.labels[:12]))
-    more = "" if len(task.labels) <= 12 else f" … {len(task.labels)} in all"
+    allowed = ", ".join(f"{i} ({name})" if named else name for i, name in enumerate(task.labels[:CLASSES_LISTED]))
+    more = "" if len(task.labels) <= CLASSES_LISTED else f" ... {len(task.labels)} in all"
     raise UsageError(f"{where}: '{task.label}' of task {task.name} must be one of {allowed}{more}, got {_short(label)}")
 
 
@@ -95,7 +98,7 @@ def _score(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> float:
     return score
 
 
-def _of_words(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tuple[int, ...]:
+def _word_labels(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tuple[int, ...]:
     if not isinstance(label, list | tuple) or len(label) != len(texts):
         got = f"{len(label)} of them" if isinstance(label, list | tuple) else _short(label)
         raise UsageError(f"{where}: '{task.label}' must hold a label for each of the {len(texts)} words, got {got}")
@@ -103,8 +106,7 @@ def _of_words(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tup
 
 
 def _answers(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tuple[Answer, ...]:
-    found = label if isinstance(label, dict) else {}
-    answers, starts = found.get("text"), found.get("answer_start")
+    answers, starts = (label.get("text"), label.get("answer_start")) if isinstance(label, dict) else (None, None)
     if (
         not isinstance(answers, list | tuple)
         or not isinstance(starts, list | tuple)
@@ -120,15 +122,15 @@ def _answers(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tupl
     return tuple(Answer(whole_text(where, task.label, a), s) for a, s in zip(answers, starts, strict=True))
 
 
-_READERS: Mapping[Kind, Callable[[Task, str, Any, tuple[str, ...]], Any]] = {
+_LABELS: Mapping[Kind, Callable[[Task, str, Any, tuple[str, ...]], Any]] = {
     "class": _class,
     "multi": _classes,
     "score": _score,
-    "tokens": _of_words,
+    "tokens": _word_labels,
     "span": _answers,
 }
 
 
 def _short(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
+    return text if len(text) <= 60 else text[:57] + "..."

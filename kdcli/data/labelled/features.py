@@ -1,4 +1,4 @@
-"""Labelled examples as rows of token ids, held ragged and padded only batch by batch."""
+"""Labelled examples as rows of token ids, held ragged and padded batch by batch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED, Batch, Example, Kind, Task
 
-AT_ONCE = 4096
-"""Examples tokenised at once, which bounds the memory the tokenizer's own objects take."""
-
+EXAMPLES_PER_CALL = 4096  # Tokenised at once; bounds the memory of the tokenizer's own objects.
 Array = np.ndarray[Any, Any]
 
 
@@ -23,27 +21,18 @@ Array = np.ndarray[Any, Any]
 class Encoded:
     """Rows of token ids with their labels; an `Examples` of `kdcli.types`.
 
-    Attributes:
-        ids_T: the ids of all rows, one after another, int32.
-        types_T: their token types, int8; None when the model has none.
-        ends: where each row ends in `ids_T`, [rows] int64.
-        labels: a row each, as in `kdcli.types.Kind`; of `tokens` one for each of `ids_T`; None when withheld.
-        example: of which example each row is, [rows] int64; several rows may be windows of one.
-        truncated: examples of which something was cut off.
-        pad_id: what a batch is filled up with.
-        kind: of the task.
-        words_T: of `tokens`: for each of `ids_T` the number of the word of which it is the first piece, else -1, int32.
+    `labels` hold a row each, as in `kdcli.types.Kind`, of `tokens` one for each of `ids_T`; None when withheld.
     """
 
-    ids_T: Array
-    types_T: Array | None
-    ends: Array
+    ids_T: Array  # of all rows, one after another, int32
+    types_T: Array | None  # int8; None when the model has no token types
+    ends: Array  # where each row ends in `ids_T`, [rows] int64
     labels: Array | None
-    example: Array
-    truncated: int
+    example: Array  # the example of each row, [rows] int64; several rows may be windows of one
+    truncated: int  # examples that were cut
     pad_id: int
     kind: Kind
-    words_T: Array | None = None
+    words_T: Array | None = None  # of `tokens`: number of the word that a token begins, else -1, int32
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -54,10 +43,10 @@ class Encoded:
         return np.diff(self.ends, prepend=0)
 
     def batch(self, indices: Array) -> Batch:
-        """Collate rows, padded on the right to the longest of them; token lists that are not padded stay exact."""
+        """Collate rows, padded on the right to the longest of them."""
         lengths = self.lengths[indices]
         real_BL = np.arange(lengths.max())[None, :] < lengths[:, None]
-        # Where a row is over, any place in bounds will do: it is overwritten.
+        # Beyond the end of a row any place in bounds will do: it is overwritten.
         at_BL = np.where(real_BL, (self.ends[indices] - lengths)[:, None] + np.arange(lengths.max()), 0)
 
         def padded(values_T: Array, filler: int) -> torch.Tensor:
@@ -66,31 +55,32 @@ class Encoded:
         batch = {"input_ids": padded(self.ids_T, self.pad_id), "attention_mask": torch.from_numpy(real_BL.astype("i8"))}
         if self.types_T is not None:
             batch["token_type_ids"] = padded(self.types_T, 0)
-        if self.labels is not None:
-            of_tokens = self.kind == "tokens"
-            batch["labels"] = padded(self.labels, IGNORED) if of_tokens else torch.from_numpy(self.labels[indices])
+        if self.labels is not None and self.kind == "tokens":
+            batch["labels"] = padded(self.labels, IGNORED)
+        elif self.labels is not None:
+            batch["labels"] = torch.from_numpy(self.labels[indices])
         return batch
 
     def by_length(self) -> Encoded:
-        """The same rows, shortest first: what is judged need not be padded much."""
+        """The same rows, shortest first, so that an evaluation pads little."""
         return self.take(np.argsort(self.lengths, kind="stable"))
+
+    def places(self, rows: Array) -> Array:
+        """Where the tokens of these rows stand in `ids_T`, row after row."""
+        lengths = self.lengths[rows]
+        return np.arange(lengths.sum()) + np.repeat(self.ends[rows] - np.cumsum(lengths), lengths)
 
     def take(self, rows: Array) -> Encoded:
         """Some of the rows, in the order given."""
-        lengths = self.lengths[rows]
-        places = [np.arange(end - length, end) for end, length in zip(self.ends[rows], lengths, strict=True)]
-        at = np.concatenate(places) if places else np.empty(0, dtype=np.int64)
-        labels = self.labels
-        if labels is not None:
-            labels = labels[at] if self.kind == "tokens" else labels[rows]
+        at_T = self.places(rows)
         return replace(
             self,
-            ids_T=self.ids_T[at],
-            types_T=None if self.types_T is None else self.types_T[at],
-            ends=np.cumsum(lengths),
-            labels=labels,
+            ids_T=self.ids_T[at_T],
+            types_T=None if self.types_T is None else self.types_T[at_T],
+            ends=np.cumsum(self.lengths[rows]),
+            labels=None if self.labels is None else self.labels[at_T if self.kind == "tokens" else rows],
             example=self.example[rows],
-            words_T=None if self.words_T is None else self.words_T[at],
+            words_T=None if self.words_T is None else self.words_T[at_T],
         )
 
 
@@ -101,26 +91,24 @@ def encode(
 
     Args:
         max_length: tokens of a row at most, special ones included; a pair loses from its longer text.
-        token_types: whether the model tells the two texts of a pair apart by token types.
+        token_types: the model tells the two texts of a pair apart by token types.
 
     Raises:
         UsageError: the tokenizer has no padding token or, of `tokens`, does not tell which word a token is of or makes
             no token of any labelled word.
     """
-    if task.kind == "tokens" and not tokenizer.is_fast:
-        raise UsageError(
-            f"{type(tokenizer).__name__} does not tell of which word a token is, as task {task.name} needs",
-            "use a model with a tokenizer.json (a fast tokenizer)",
-        )
+    of_words = task.kind == "tokens"
+    if of_words and not tokenizer.is_fast:
+        message = f"{type(tokenizer).__name__} does not tell of which word a token is, as task {task.name} needs"
+        raise UsageError(message, "use a model with a tokenizer.json (a fast tokenizer)")
     ids: list[Array] = []
     types: list[Array] = []
     words: list[Array] = []
     truncated = 0
-    of_words = task.kind == "tokens"
-    for begin in range(0, len(examples), AT_ONCE):
-        portion = examples[begin : begin + AT_ONCE]
+    for begin in range(0, len(examples), EXAMPLES_PER_CALL):
+        portion = examples[begin : begin + EXAMPLES_PER_CALL]
         columns = [[e.texts for e in portion]] if of_words else zip(*(e.texts for e in portion), strict=True)
-        found = tokenizer(
+        encoded = tokenizer(
             *map(list, columns),
             is_split_into_words=of_words,
             truncation=True,
@@ -129,12 +117,12 @@ def encode(
             return_attention_mask=False,
             verbose=False,
         )
-        ids += [np.asarray(row, dtype=np.int32) for row in found["input_ids"]]
+        ids += [np.asarray(row, dtype=np.int32) for row in encoded["input_ids"]]
         if token_types:
-            types += [np.asarray(row, dtype=np.int8) for row in found["token_type_ids"]]
-        truncated += _truncated(found, max_length)
+            types += [np.asarray(row, dtype=np.int8) for row in encoded["token_type_ids"]]
+        truncated += _truncated(encoded, max_length)
         if of_words:
-            words += [_first_pieces(found.word_ids(i)) for i in range(len(portion))]
+            words += [_first_pieces(encoded.word_ids(i)) for i in range(len(portion))]
     words_T = np.concatenate(words) if words else None
     labels = _labels(task, examples, words)
     if of_words and labels is not None and not (labels != IGNORED).any():
@@ -156,21 +144,17 @@ def encode(
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id of the padding token.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The id of the padding token; a UsageError where there is none."""
     if tokenizer.pad_token_id is None:
         raise UsageError("the tokenizer has no padding token", "set pad_token in its tokenizer_config.json")
     return int(tokenizer.pad_token_id)
 
 
-def _truncated(found: Any, max_length: int) -> int:
-    if found.encodings is None:
+def _truncated(encoded: Any, max_length: int) -> int:
+    if encoded.encodings is None:
         # Python tokenizers do not tell what they cut; a full row may have been whole.
-        return sum(len(row) >= max_length for row in found["input_ids"])
-    return sum(bool(encoding.overflowing) for encoding in found.encodings)
+        return sum(len(row) >= max_length for row in encoded["input_ids"])
+    return sum(bool(encoding.overflowing) for encoding in encoded.encodings)
 
 
 def _first_pieces(words: Sequence[int | None]) -> Array:

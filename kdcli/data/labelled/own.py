@@ -1,29 +1,29 @@
-"""The task that a user's own rows hold: found out from the names of the columns, then from their values."""
+"""The task that a user's own rows hold: columns by convention or as given, kind and classes by the labels."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import reprlib
+import sys
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, get_args
 
-from kdcli.data.files import Row
-from kdcli.data.labelled.own_labels import Labels, number_of, type_of
+from kdcli.data.files import Log, Row, whole_text
+from kdcli.data.labelled.examples import number_of
+from kdcli.data.tasks import OWN
+from kdcli.data.tasks.squad import IMPOSSIBLE_METRICS
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.types import Kind, Task
 
-HEAD = 100
-"""Rows that are looked at, and held, to find out which column is which."""
-NAMES_SAID = 10
-
-SPAN_LENGTH = 384
-"""Tokens of a window of a context, as for SQuAD: beside the question and the overlap some must be left."""
+HEAD = 100  # Rows that are held and read to tell the columns apart.
+MOST_CLASSES, CLASSES_LISTED = 1000, 10
+MANY_ROWS = 50  # From here on, labels that mostly differ from row to row are refused as classes.
+SPAN_LENGTH = 384  # Tokens of a window, as for SQuAD: there must be room beside the question and the overlap.
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-_TEXT_ROLES = ("text", "pair", "label")
 _ROLES: Mapping[Kind, tuple[str, ...]] = {
-    **dict.fromkeys(("class", "multi", "score"), _TEXT_ROLES),
+    **dict.fromkeys(("class", "multi", "score"), ("text", "pair", "label")),
     "tokens": ("words", "label"),
     "span": ("question", "context", "answers"),
 }
@@ -35,109 +35,77 @@ _METRICS: Mapping[Kind, tuple[str, ...]] = {
     "span": ("exact", "f1"),
 }
 _METRICS_OF_TWO = ("accuracy", "f1", "matthews")
-_METRICS_IMPOSSIBLE = (
-    *("f1", "exact", "best_f1", "best_f1_threshold", "best_exact", "best_exact_threshold"),
-    *("answer_f1", "no_answer_accuracy"),
-)
 
-# Names as `_key` writes them. The first tier of which a column is there decides; two of one tier are ambiguous.
-_Tiers = tuple[tuple[str, ...], ...]
-_TEXT: _Tiers = (
-    ("text",),
-    ("sentence",),
-    (
-        *("review", "content", "document", "comment", "tweet", "utterance", "body", "message", "post", "passage"),
-        *("article", "description", "question", "query", "utt", "abstract", "reviewbody", "reviewtext"),
-    ),
-    ("title", "headline", "subject", "summary"),
-)
-_LABEL: _Tiers = (
+# Names as `_key` writes them. The first group with a column decides; two columns of one group are ambiguous.
+_Groups = tuple[tuple[str, ...], ...]
+_TEXT: _Groups = (("text",), ("sentence",), ("review", "content", "comment", "title"))
+_LABEL: _Groups = (
     *(("label",), ("labels",), ("class",), ("target",), ("y",), ("goldlabel",)),
-    (
-        *("category", "sentiment", "intent", "emotion", "topic", "score", "rating", "similarity", "stars"),
-        *("similarityscore", "relatednessscore", "isduplicate"),
-    ),
+    ("category", "sentiment", "intent", "topic", "score", "rating", "stars"),
 )
-_WORDS: _Tiers = (("tokens",), ("words",))
-_TAGS: _Tiers = (("nertags",), ("tags",), ("postags",), ("labels",), ("label",), ("upos",))
+_WORDS: _Groups = (("tokens",), ("words",))
+_TAGS: _Groups = (("nertags",), ("tags",), ("postags",), ("labels",), ("label",), ("upos",))
 _PAIRS = (
     *(("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence")),
-    *(("texta", "textb"), ("text", "textpair"), ("text1", "text2"), ("sentencea", "sentenceb"), ("query", "passage")),
-    *(("query", "document"), ("question", "passage"), ("claim", "evidence"), ("anchor", "positive")),
-    ("question", "answer"),
+    *(("text", "textpair"), ("query", "passage")),
 )
-_IDS = ("", "id", "idx", "guid", "index", "uid", "uuid", "unnamed0")
+_IDS = ("", "id", "idx", "guid", "index", "unnamed0")
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """Which columns are read; `kind` None leaves the choice of class, multi and score to the labels."""
-
-    kind: Kind | None
-    texts: tuple[str, ...]
-    label: str
-
-
-def own_task(
-    rows: Iterable[Row], columns: Mapping[str, str | list[str]], log: Callable[[str], None], name: str = "own"
-) -> Task:
+def own_task(rows: Iterable[Row], columns: Mapping[str, str | list[str]], log: Log) -> Task:
     """Find out, in one pass over the training rows, which task they hold.
 
-    `str` of each label of the rows is a name in the task's `labels`; the labels of `score` and `span` have no names.
+    `str` of each label is a name in the task's `labels`; the labels of `score` and `span` have no names.
 
     Args:
         rows: all training rows; no text of them is kept.
-        columns: what the user says: role (`text`, `pair`, `label`, `words`, `question`, `context`, `answers`) → column,
-            of `text` perhaps a list of two; and `kind`, which is no column.
-        log: takes the one sentence that says what was decided.
-        name: of the task.
+        columns: role (`text`, `pair`, `label`, `words`, `question`, `context`, `answers`) -> column, of `text` perhaps
+            a list of two; and `kind`, which is no column.
+        log: takes one sentence with the result.
 
     Raises:
-        UsageError: unknown role, no such column, columns that can be read in several ways, no rows, or rows that do not
-            fit a task (file and line are named).
+        UsageError: roles or columns that do not exist or are ambiguous, no rows, or labels that do not fit a task.
     """
     kind, given = _given(columns)
     rest = iter(rows)
     head = list(itertools.islice(rest, HEAD))
     if not head:
         raise UsageError("the training data holds no examples")
-    reading = _Guess(head, given).reading(kind)
-    labels = Labels(reading.label, reading.kind)
+    kind, texts, label = _Columns(head, given).read(kind)
+    labels = _Labels(label, kind)
     for where, row in itertools.chain(head, rest):
-        _check_texts(where, row, reading)
-        labels.add(where, row[reading.label], len(row[reading.texts[0]]))
-    found, names = labels.decide()
-    impossible = found == "span" and labels.empty > 0
-    metrics = _METRICS_OF_TWO if found == "class" and len(names) == 2 else _METRICS[found]
-    metrics = _METRICS_IMPOSSIBLE if impossible else metrics
-    said = [f"{labels.rows} examples of kind {found}", f"{' and '.join(reading.texts)} → {reading.label}"]
+        labels.add(where, row.get(label))
+    kind, names = labels.decide()
+    impossible = kind == "span" and labels.empty > 0
+    metrics = IMPOSSIBLE_METRICS if impossible else _METRICS[kind]
+    message = f"task own: {labels.rows} examples of kind {kind}, {' and '.join(texts)} -> {label}"
     if names:
-        said.append(f"{len(names)} classes" + (f" ({', '.join(names)})" if len(names) <= NAMES_SAID else ""))
+        metrics = _METRICS_OF_TWO if kind == "class" and len(names) == 2 else metrics
+        message += f", {len(names)} classes" + (f" ({', '.join(names)})" if len(names) <= CLASSES_LISTED else "")
     if impossible:
-        said.append(f"{labels.empty} without an answer")
-    unread = [c for c in head[0][1] if c not in (*reading.texts, reading.label)]
-    log(f"task {name}: {', '.join(said)}" + (f"; not read: {', '.join(unread)}" if unread else ""))
-    length = SPAN_LENGTH if found == "span" else Task.max_length
-    return Task(name, found, reading.texts, metrics, names, reading.label, impossible=impossible, max_length=length)
+        message += f", {labels.empty} without an answer"
+    unread = [c for c in head[0][1] if c not in (*texts, label)]
+    log(message + (f"; not read: {', '.join(unread)}" if unread else ""))
+    length = SPAN_LENGTH if kind == "span" else Task.max_length
+    return Task(OWN, kind, texts, metrics, names, label, impossible=impossible, max_length=length)
 
 
 def _given(columns: Mapping[str, str | list[str]]) -> tuple[Kind | None, dict[str, tuple[str, ...]]]:
-    """The kind that the user asks for, and role → columns."""
-    roles = list(dict.fromkeys(itertools.chain(*_ROLES.values())))
+    """The kind that the user gives, and role -> columns."""
+    roles = [*dict.fromkeys(itertools.chain(*_ROLES.values())), "kind"]
     given: dict[str, tuple[str, ...]] = {}
     for role, value in columns.items():
-        if role not in (*roles, "kind"):
-            near = did_you_mean(role, [*roles, "kind"])
-            raise UsageError(f"unknown role 'data.columns.{role}'{near}", f"known: {', '.join([*roles, 'kind'])}")
+        if role not in roles:
+            near = did_you_mean(role, roles)
+            raise UsageError(f"unknown role 'data.columns.{role}'{near}", f"known: {', '.join(roles)}")
         given[role] = (value,) if isinstance(value, str) else tuple(value)
         if len(given[role]) != 1 and not (role == "text" and len(given[role]) == 2 and "pair" not in columns):
             raise UsageError(f"data.columns.{role} takes one column, got {value}", "of a pair give text and pair")
-    (asked,) = given.pop("kind", (None,))
-    kind = next((k for k in KINDS if k == asked), None)
-    if asked is not None and kind is None:
-        raise UsageError(
-            f"unknown kind 'data.columns.kind={asked}'{did_you_mean(asked, KINDS)}", f"known: {', '.join(KINDS)}"
-        )
+    (name,) = given.pop("kind", (None,))
+    kind = next((k for k in KINDS if k == name), None)
+    if name is not None and kind is None:
+        near = did_you_mean(name, KINDS)
+        raise UsageError(f"unknown kind 'data.columns.kind={name}'{near}", f"known: {', '.join(KINDS)}")
     if "pair" in given and "text" in given:
         given["text"] += given.pop("pair")
     named = [column for names in given.values() for column in names]
@@ -146,8 +114,12 @@ def _given(columns: Mapping[str, str | list[str]]) -> tuple[Kind | None, dict[st
     return kind, given
 
 
-class _Guess:
-    """Which column is which, from the first rows and what the user says."""
+_Reading = tuple[Kind | None, tuple[str, ...], str]
+"""Kind, columns of the texts and of the label; None leaves the choice of class, multi and score to the labels."""
+
+
+class _Columns:
+    """The columns of the first rows: those that the user gives, the others by their names."""
 
     def __init__(self, head: list[Row], given: Mapping[str, tuple[str, ...]]) -> None:
         self.where, self.first = head[0]
@@ -157,106 +129,78 @@ class _Guess:
             if column not in self.first:
                 near = did_you_mean(column, self.first)
                 raise UsageError(f"{self.where}: no column '{column}'{near}", f"there are {', '.join(self.first)}")
-        self.free = [c for c in self.first if c not in named and not _is_id(c)]
-        seen = {c: [row[c] for _, row in head if isinstance(row.get(c), str)] for c in self.free}
+        self.free = [c for c in self.first if c not in named and _key(c) not in _IDS and not c.lower().endswith("_id")]
         # A CSV spells numbers as strings too.
-        self.strings = [c for c in self.free if any(number_of(text) is None for text in seen[c])]
+        texts = {c: [row[c] for _, row in head if isinstance(row.get(c), str)] for c in self.free}
+        self.strings = [c for c in self.free if any(number_of(text) is None for text in texts[c])]
         self.lists = [c for c in self.free if isinstance(self.first[c], list)]
 
-    def reading(self, kind: Kind | None) -> _Reading:
-        """Which columns are read; `kind` is what the user asks for, None leaves it open.
-
-        Raises:
-            UsageError: roles that no kind reads together, or columns that can be read in several ways or in none.
-        """
+    def read(self, kind: Kind | None) -> _Reading:
+        """The columns to read for a kind, or for any; a UsageError where there are several ways, or none."""
         kinds = [k for k in KINDS if kind in (None, k) and set(self.given) <= set(_ROLES[k])]
         if not kinds:
-            raise UsageError(
-                f"data.columns gives {', '.join(self.given)}, which "
-                + (f"kind {kind} does not" if kind else "no kind")
-                + (" all read" if kind else " reads together"),
-                "; ".join(f"{k} reads {', '.join(_ROLES[k])}" for k in KINDS),
-            )
-        reading = None
-        if "span" in kinds:
-            reading = self._of_answers(must=kinds == ["span"])
+            no_kind = f"kind {kind} does not all read" if kind else "no kind reads together"
+            known = "; ".join(f"{k} reads {', '.join(_ROLES[k])}" for k in KINDS)
+            raise UsageError(f"data.columns gives {', '.join(self.given)}, which {no_kind}", known)
+        reading = self._span(must=kinds == ["span"]) if "span" in kinds else None
         if "tokens" in kinds and not reading:
-            reading = self._of_words(must=kinds == ["tokens"])
-        return reading or self._of_texts(kind)
+            reading = self._tokens(must=kinds == ["tokens"])
+        return reading or self._texts(kind)
 
-    def _of_answers(self, must: bool) -> _Reading | None:
-        found = [self._role(role, ((role,),), self.free) for role in _ROLES["span"]]
-        if None in found and not must:
-            return None
-        question, context, answers = (
-            column or self._unclear(role) for column, role in zip(found, _ROLES["span"], strict=True)
-        )
-        return _Reading("span", (question, context), answers)
+    def _span(self, must: bool) -> _Reading | None:
+        columns = {role: self._role(role, ((role,),), self.free) for role in _ROLES["span"]}
+        for role, column in columns.items():
+            if column is None:
+                return self._unclear(role, self.free) if must else None
+        question, context, answers = map(str, columns.values())
+        return "span", (question, context), answers
 
-    def _of_words(self, must: bool) -> _Reading | None:
+    def _tokens(self, must: bool) -> _Reading | None:
         words, tags = self._role("words", _WORDS, self.lists), self._role("label", _TAGS, self.lists)
         others = [c for c in self.lists if c != words]
         tags = tags or (others[0] if words and len(others) == 1 else None)
-        if must:
-            return _Reading("tokens", (words or self._unclear("words"),), tags or self._unclear("label"))
-        if not words or not tags or not isinstance(self.first[tags], list):
-            return None
-        if "label" not in self.given and self._named("text", _TEXT, self.strings):
+        if words is None or tags is None:
+            return self._unclear("label" if words else "words", others) if must else None
+        if not must:
+            if not isinstance(self.first[tags], list):
+                return None
             label = self._named("label", _LABEL, [c for c in self.free if c not in self.lists])
-            if label:
-                self._unclear("kind", f"is it {tags} of {words} (kind tokens), or {label} of the text?")
-        return _Reading("tokens", (words,), tags)
+            if "label" not in self.given and label and self._named("text", _TEXT, self.strings):
+                self._unclear("kind", KINDS, f"is it {tags} of {words} (kind tokens), or {label} of the text?")
+        return "tokens", (words,), tags
 
-    def _of_texts(self, kind: Kind | None) -> _Reading:
+    def _texts(self, kind: Kind | None) -> _Reading:
         label = self._role("label", _LABEL, self.free)
-        free = [c for c in self.free if c != label]
         strings = [c for c in self.strings if c != label]
         by_key = {_key(c): c for c in strings}
         texts = self.given.get("text", ())
         if not texts and "pair" not in self.given:
             texts = next(((by_key[a], by_key[b]) for a, b in _PAIRS if a in by_key and b in by_key), ())
         if not texts:
-            only = strings[0] if len(strings) == 1 else None
-            text = self._named("text", _TEXT, strings) or self._named("text", _TEXT, free) or only
-            texts = (text or self._unclear("text"), *self.given.get("pair", ()))
-        rest = [c for c in free if c not in texts]
-        return _Reading(kind, texts, label or (rest[0] if len(rest) == 1 else self._unclear("label")))
+            text = self._named("text", _TEXT, [c for c in self.free if c != label])
+            text = text or (strings[0] if len(strings) == 1 else self._unclear("text", strings))
+            texts = (text, *self.given.get("pair", ()))
+        rest = [c for c in self.free if c not in texts]
+        return kind, texts, label or (rest[0] if len(rest) == 1 else self._unclear("label", rest))
 
-    def _role(self, role: str, tiers: _Tiers, among: list[str]) -> str | None:
-        return self.given[role][0] if role in self.given else self._named(role, tiers, among)
+    def _role(self, role: str, groups: _Groups, among: list[str]) -> str | None:
+        return self.given[role][0] if role in self.given else self._named(role, groups, among)
 
-    def _named(self, role: str, tiers: _Tiers, among: list[str]) -> str | None:
-        for tier in tiers:
-            hits = [c for c in among if _key(c) in tier]
+    def _named(self, role: str, groups: _Groups, among: list[str]) -> str | None:
+        for group in groups:
+            hits = [c for c in among if _key(c) in group]
             if len(hits) > 1:
-                self._unclear(role, f"which column holds the {role}, {' or '.join(hits)}?")
+                self._unclear(role, hits, f"which column holds the {role}, {' or '.join(hits)}?")
             if hits:
                 return hits[0]
         return None
 
-    def _unclear(self, role: str, why: str | None = None) -> NoReturn:
-        why = why or f"which column holds the {role}?"
-        value = "|".join(KINDS) if role == "kind" else "NAME"
+    def _unclear(self, role: str, choices: Iterable[str], why: str | None = None) -> NoReturn:
         raise UsageError(
-            f"{self.where}: {why} there are {', '.join(self.first)}", f"give --set data.columns.{role}={value}"
+            f"{self.where}: {why or f'which column holds the {role}?'} there are {', '.join(self.first)}",
+            f"give --set data.columns.{role}={'|'.join(choices) or 'NAME'}"
+            + ("; of a pair also data.columns.pair" if role == "text" else ""),
         )
-
-
-def _check_texts(where: str, row: Mapping[str, Any], reading: _Reading) -> None:
-    for column in (*reading.texts, reading.label):
-        if column not in row:
-            raise UsageError(f"{where}: column '{column}' is not there; there are {', '.join(row)}")
-    for column in reading.texts:
-        value = row[column]
-        if reading.kind != "tokens" and not isinstance(value, str):
-            raise UsageError(
-                f"{where}: column '{column}' holds {type_of(value)}, not a text",
-                "texts must be strings; another column is chosen with --set data.columns.ROLE=NAME",
-            )
-        if reading.kind == "tokens" and not (isinstance(value, list) and all(isinstance(w, str) for w in value)):
-            raise UsageError(f"{where}: column '{column}' must be a list of words, all of them strings")
-        if not value and reading.kind == "tokens":
-            raise UsageError(f"{where}: column '{column}' holds no words", "leave such rows out")
 
 
 def _key(column: str) -> str:
@@ -264,5 +208,131 @@ def _key(column: str) -> str:
     return re.sub(r"[\W_]", "", column.lower())
 
 
-def _is_id(column: str) -> bool:
-    return _key(column) in _IDS or column.lower().endswith("_id")
+_TYPES = {str: "a string", bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object"}
+_LABEL_HINT = "if it is not the label, give --set data.columns.label=NAME"
+
+
+class _Labels:
+    """The labels of all training rows, added one by one; memory does not grow with the number of rows.
+
+    `rows` counts the labels, `empty` those without a class or an answer.
+    """
+
+    def __init__(self, column: str, kind: Kind | None) -> None:
+        self.column, self.kind = column, kind
+        self.rows = self.empty = 0
+        self._first_at = ""
+        # `str` of a label -> the number it spells and where it first stands; at most MOST_CLASSES + 1 of them.
+        self._seen: dict[str, tuple[int | float | None, str]] = {}
+        self._types: dict[bool, tuple[str, str]] = {}
+        self._first_set: frozenset[str] | None = None
+        self._sets_differ = self._has_word = self._has_fraction = False
+        self._infinite_at = ""
+
+    def add(self, where: str, label: Any) -> None:
+        """Take a row's label; a UsageError if it is missing, of another type than those before, or not of the kind."""
+        self.rows += 1
+        self._first_at = self._first_at or where
+        if self.kind == "span":
+            self.empty += not (isinstance(label, dict) and label.get("text"))
+            return
+        self._check_type(where, label, in_list=False)
+        if not isinstance(label, list):
+            self._name(where, label)
+            return
+        for element in label:
+            self._check_type(where, element, in_list=True)
+        names = [self._name(where, element) for element in label]
+        if self.kind != "tokens" and len(set(names)) < len(names):
+            raise UsageError(
+                f"{where}: '{self.column}' holds a class twice: {reprlib.repr(label)}",
+                "list the names or numbers of the classes that apply, not a 0 or 1 for each class; "
+                "labels of words need a column of words (--set data.columns.words=NAME)",
+            )
+        self.empty += not names
+        self._first_set = frozenset(names) if self._first_set is None else self._first_set
+        self._sets_differ |= self._first_set != frozenset(names)
+
+    def decide(self) -> tuple[Kind, tuple[str, ...]]:
+        """The kind, and the names of its classes in order: numbers by size, the rest by name, of tokens `O` first.
+
+        A UsageError for labels that cannot be learnt: only one, too many, not finite, or alike.
+        """
+        if self.kind == "span":
+            if self.empty == self.rows:
+                raise UsageError(f"{self._first_at}: from here on no example has an answer in '{self.column}'")
+            return "span", ()
+        by_labels: Kind = "score" if self._has_fraction and not self._has_word else "class"
+        kind = self.kind or ("multi" if self._first_set is not None else by_labels)
+        if kind in ("class", "score") and self._infinite_at and not self._has_word:
+            raise UsageError(f"{self._infinite_at}: the label in '{self.column}' is not a finite number")
+        # What no two labels may share: the number where all spell numbers, else the name but for spaces around it.
+        keys: dict[str, Any] = {
+            name: name.strip() if number is None or self._has_word else number
+            for name, (number, _) in self._seen.items()
+        }
+        different = self._sets_differ if kind == "multi" else len(set(keys.values()) if kind == "score" else keys) > 1
+        if not different:
+            every = "every word" if kind == "tokens" else "every example"
+            raise UsageError(
+                f"{self._first_at}: from here on {every} has the label {', '.join(keys) or '[]'} in '{self.column}': "
+                "nothing to learn",
+                _LABEL_HINT,
+            )
+        if kind == "score":
+            return kind, ()
+        mostly_differ = self.rows >= MANY_ROWS and 2 * len(keys) > self.rows
+        if len(keys) > MOST_CLASSES or (kind == "class" and not self.kind and mostly_differ):
+            beyond = len(keys) > MOST_CLASSES
+            raise UsageError(
+                f"{self._first_at}: from here on '{self.column}' holds "
+                f"{f'more than {MOST_CLASSES}' if beyond else len(keys)} different labels in {self.rows} examples, "
+                "too many for classes",
+                _LABEL_HINT
+                + ("" if self._has_word else "; if its numbers are scores, --set data.columns.kind=score")
+                + ("" if beyond else "; if they are classes, --set data.columns.kind=class"),
+            )
+        by_key: dict[Any, str] = {}
+        for name, key in keys.items():
+            first = by_key.setdefault(key, name)
+            if first != name:
+                (_, first_at), (_, where) = self._seen[first], self._seen[name]
+                raise UsageError(f"{where}: the label {name!r} in '{self.column}' is spelled {first!r} at {first_at}")
+        order = {name: name if self._has_word else key for name, key in keys.items()}
+        return kind, tuple(sorted(keys, key=lambda name: (kind == "tokens" and name != "O", order[name])))
+
+    def _check_type(self, where: str, value: Any, *, in_list: bool) -> None:
+        if value is None or (isinstance(value, str) and not value.strip()):
+            raise UsageError(f"{where}: the label '{self.column}' is missing", "leave rows without a label out")
+        type_name = _TYPES.get(type(value), f"a {type(value).__name__}")
+        allowed = ["a string", "a number", "a boolean", "a list"]
+        if in_list:
+            type_name = "a number with a point" if isinstance(value, float) else type_name
+            allowed = allowed[:2]
+        elif self.kind:
+            allowed = allowed[3:] if self.kind in ("multi", "tokens") else allowed[:3]
+        what = "an element of" if in_list else "the label"
+        message = f"{where}: {what} '{self.column}' is {type_name}, {reprlib.repr(value)}"
+        if type_name not in allowed:
+            kinds = self.kind or "class, multi or score"
+            raise UsageError(f"{message}; kind {kinds} takes {' or '.join(allowed)}", _LABEL_HINT)
+        first_type, first_at = self._types.setdefault(in_list, (type_name, where))
+        if type_name != first_type:
+            raise UsageError(f"{message}, but {first_type} at {first_at}", "all labels must be of one type")
+
+    def _name(self, where: str, value: str | bool | int | float) -> str:
+        name = str(value)
+        if name in self._seen:
+            return name
+        number = number_of(value) if isinstance(value, str) else None if isinstance(value, bool) else value
+        if number is None:
+            self._has_word = True
+            if self.kind == "score":
+                raise UsageError(f"{where}: the score '{self.column}' is no number: {reprlib.repr(value)}")
+        elif not abs(number) <= sys.float_info.max:
+            self._infinite_at = self._infinite_at or where
+        else:
+            self._has_fraction |= number != int(number)
+        if len(self._seen) <= MOST_CLASSES:
+            self._seen[whole_text(where, self.column, name)] = number, where
+        return name

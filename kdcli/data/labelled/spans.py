@@ -1,7 +1,7 @@
 """Extractive question answering: questions and contexts as overlapping windows, and answers read off their logits.
 
-The scheme is that of the reference scripts of SQuAD: a context that does not fit is cut into windows that overlap, each
-is judged by itself, and the best span of all of them is the answer.
+As in the reference scripts of SQuAD, a context that does not fit is cut into overlapping windows, and the best span of
+all windows is the answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import cast
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from kdcli.data.labelled.features import AT_ONCE, Array, Encoded, pad_id
+from kdcli.data.labelled.features import EXAMPLES_PER_CALL, Array, Encoded, pad_id
 from kdcli.errors import UsageError
 from kdcli.types import Answer, Example
 
@@ -25,62 +25,43 @@ from kdcli.types import Answer, Example
 class Windows:
     """Windows of `[CLS] question [SEP] context [SEP]` and where their tokens stand in the contexts.
 
-    Attributes:
-        rows: the windows; `labels` [rows, 2] int64 are the first and the last token of the first gold answer, both
-            `cls` where a window does not hold all of it; `truncated` counts the examples of several windows.
-        cls: where in its row the classification token stands, [rows] int64; there "no answer" is judged.
-        char_begin_T, char_end_T: for each of `rows.ids_T` the characters of the context it stands for, int32, as the
-            tokenizer tells, so perhaps with the space before; -1 where the token is not of the context.
-        misplaced: what `check_answers` says; windows of those examples are labelled as if they held no answer.
+    `rows.labels` [rows, 2] int64 are the first and last token of the first gold answer, both `cls` where a window does
+    not hold all of it; `rows.truncated` counts the examples of several windows. `char_begin_T` and `char_end_T` are the
+    characters of the context that a token stands for, int32, perhaps with the space before; -1 outside the context.
     """
 
     rows: Encoded
-    cls: Array
+    cls: Array  # position of the classification token, [rows] int64; its logits are those of "no answer"
     char_begin_T: Array
     char_end_T: Array
-    misplaced: list[str]
+    misplaced: list[str]  # lines of `check_answers`; those examples are labelled as if they held no answer
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def by_length(self) -> Windows:
-        """The same windows, shortest first, as `Encoded.by_length`."""
+        """The windows, shortest first."""
         return self.take(np.argsort(self.rows.lengths, kind="stable"))
 
     def take(self, rows: Array) -> Windows:
         """Some of the windows, in the order given."""
-        lengths = self.rows.lengths[rows]
-        ends = np.cumsum(lengths)
-        # How far each window moves, once for each of its tokens.
-        at_T = np.arange(lengths.sum()) + np.repeat(self.rows.ends[rows] - ends, lengths)
-        return replace(
-            self,
-            rows=self.rows.take(rows),
-            cls=self.cls[rows],
-            char_begin_T=self.char_begin_T[at_T],
-            char_end_T=self.char_end_T[at_T],
-        )
+        at_T = self.rows.places(rows)
+        chars = {"char_begin_T": self.char_begin_T[at_T], "char_end_T": self.char_end_T[at_T]}
+        return replace(self, rows=self.rows.take(rows), cls=self.cls[rows], **chars)
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """What a model answers to one example.
-
-    Attributes:
-        id: of the example.
-        text: a part of the context, without white space around it; empty for "no answer".
-        no_answer: logit of "no answer" minus that of the best span; inf when there is no span at all.
-        score: logit of the best span, first token plus last; -inf when there is none.
-    """
+    """A model's answer to one example."""
 
     id: str
-    text: str
-    no_answer: float
-    score: float
+    text: str  # a part of the context, without white space around it; empty for "no answer"
+    no_answer: float  # logit of "no answer" minus that of the best span; inf when there is no span at all
+    score: float  # logit of the best span, first token plus last; -inf when there is none
 
 
 def misplaced(example: Example) -> str | None:
-    """What is wrong with where the gold answers of an example begin; None when each stands in the context there."""
+    """The first gold answer that is not in its place, as a message; None when all are."""
     context = example.texts[1]
     for answer in _answers(example):
         if not answer.text.strip():
@@ -91,40 +72,34 @@ def misplaced(example: Example) -> str | None:
 
 
 def check_answers(examples: Sequence[Example]) -> list[str]:
-    """A line for each example with a gold answer that is not where it is said to be, even if it is elsewhere."""
+    """A line for each example with a gold answer that is not in its place, even if it stands elsewhere."""
     return [line for line in map(misplaced, examples) if line is not None]
 
 
 def windows(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, *, max_length: int, stride: int, token_types: bool
 ) -> Windows:
-    """Tokenise the examples of a `span` task.
-
-    Questions lose the white space before them, and what is beyond half of `max_length`.
+    """Tokenise the examples of a `span` task; questions lose leading white space and all beyond half of `max_length`.
 
     Args:
         max_length: tokens of a window at most, special ones included.
         stride: tokens of the context that a window shares with the next one.
-        token_types: whether the model tells question and context apart by token types.
+        token_types: the model tells question and context apart by token types.
 
     Raises:
         UsageError: the tokenizer does not tell where its tokens come from or has no padding token, or beside the
             longest question a window would hold no more than `stride` tokens of the context.
     """
     if not tokenizer.is_fast:
-        raise UsageError(
-            f"{type(tokenizer).__name__} does not tell which characters a token stands for, which answers need",
-            "use a model that comes with a fast tokenizer (tokenizer.json)",
-        )
+        message = f"{type(tokenizer).__name__} does not tell which characters a token stands for, which answers need"
+        raise UsageError(message, "use a model that comes with a fast tokenizer (tokenizer.json)")
     room = max_length - max_length // 2 - tokenizer.num_special_tokens_to_add(pair=True)
     if not 0 <= stride < room:
-        raise UsageError(
-            f"windows of {max_length} tokens cannot overlap by {stride}: "
-            + (f"0 to {room - 1} are possible" if room > 0 else "beside half of it for the question nothing is left"),
-            "lower stride or raise max_length" if stride >= 0 else "give a stride of 0 or more",
-        )
-    found = list(_tokenised(examples, tokenizer, max_length, stride, token_types))
-    ids, types, chars, example, cls, labels = zip(*found, strict=True) if found else ((),) * 6
+        possible = f"0 to {room - 1} are possible" if room > 0 else "beside half of it for the question nothing is left"
+        hint = "lower stride or raise max_length" if stride >= 0 else "give a stride of 0 or more"
+        raise UsageError(f"windows of {max_length} tokens cannot overlap by {stride}: {possible}", hint)
+    rows = list(_tokenised(examples, tokenizer, max_length, stride, token_types))
+    ids, types, chars, example, cls, labels = zip(*rows, strict=True) if rows else ((),) * 6
     chars_T2 = np.concatenate([np.empty((0, 2), dtype=np.int32), *chars])
     return Windows(
         rows=Encoded(
@@ -153,16 +128,16 @@ def decode(
     max_answer_tokens: int = 30,
     impossible: bool = False,
 ) -> list[Decoded]:
-    """The answers that logits mean, one for each example, in their order.
+    """Turn logits into answers, one for each example, in their order.
 
-    A span begins at one of the `best` first tokens of a window and ends at one of its `best` last ones, and lies in the
-    context; of all windows of an example the span of the highest sum counts, and the lowest sum for "no answer".
+    A span begins at one of the `best` first tokens of a window, ends at one of its `best` last tokens, and lies in the
+    context. The windows' highest sum of a span counts, and their lowest sum for "no answer".
 
     Args:
         windows: of all the examples.
-        logits: of each window [L, 2] for first and last token; what is beyond the window is padding and ignored.
+        logits: of each window [L, 2] for first and last token; beyond the window is padding, which is ignored.
         max_answer_tokens: tokens of an answer at most.
-        impossible: whether "no answer" may win.
+        impossible: "no answer" may win.
     """
     score = np.full(len(examples), -np.inf)
     null = np.full(len(examples), np.inf)
@@ -182,14 +157,13 @@ def decode(
             score[example] = sums[row, column]
             chars[example] = begin_L[first[row]], end_L[last[column]]
     no_answer = null - score
-    return [
-        Decoded(
-            id=example.id,
-            text="" if impossible and no_answer[i] > 0 else _text(example.texts[1], *chars[i]),
-            no_answer=float(no_answer[i]),
-            score=float(score[i]),
-        )
+    texts = [
+        "" if impossible and no_answer[i] > 0 else _text(example.texts[1], *chars[i])
         for i, example in enumerate(examples)
+    ]
+    return [
+        Decoded(example.id, text, float(null_minus_span), float(best_sum))
+        for example, text, null_minus_span, best_sum in zip(examples, texts, no_answer, score, strict=True)
     ]
 
 
@@ -207,10 +181,10 @@ def _text(context: str, begin: int, end: int) -> str:
 def _tokenised(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int, stride: int, token_types: bool
 ) -> Iterator[tuple[Array, Array, Array, int, int, tuple[int, int]]]:
-    """Of each window its ids, its token types, [L, 2] characters, example, place of [CLS] and label."""
-    for begin in range(0, len(examples), AT_ONCE):
-        portion = examples[begin : begin + AT_ONCE]
-        found = tokenizer(
+    """For each window its ids, its token types, [L, 2] characters, example, position of [CLS] and label."""
+    for begin in range(0, len(examples), EXAMPLES_PER_CALL):
+        portion = examples[begin : begin + EXAMPLES_PER_CALL]
+        encoded = tokenizer(
             _questions([e.texts[0].lstrip() for e in portion], tokenizer, max_length // 2),
             [e.texts[1] for e in portion],
             truncation="only_second",
@@ -222,13 +196,13 @@ def _tokenised(
             return_attention_mask=False,
             verbose=False,
         )
-        of_example = found["overflow_to_sample_mapping"]
-        for number, group in groupby(range(len(of_example)), key=of_example.__getitem__):
+        samples = encoded["overflow_to_sample_mapping"]
+        for number, group in groupby(range(len(samples)), key=samples.__getitem__):
             rows = list(group)
-            ids = [np.asarray(found["input_ids"][row], dtype=np.int32) for row in rows]
-            types = [np.asarray(found["token_type_ids"][row] if token_types else (), dtype=np.int8) for row in rows]
-            texts = [found.sequence_ids(row) for row in rows]
-            chars = [_characters(found["offset_mapping"][row], of) for row, of in zip(rows, texts, strict=True)]
+            ids = [np.asarray(encoded["input_ids"][row], dtype=np.int32) for row in rows]
+            types = [np.asarray(encoded["token_type_ids"][row] if token_types else (), dtype=np.int8) for row in rows]
+            texts = [encoded.sequence_ids(row) for row in rows]
+            chars = [_characters(encoded["offset_mapping"][row], of) for row, of in zip(rows, texts, strict=True)]
             cls = [_cls(row, of, tokenizer.cls_token_id) for row, of in zip(ids, texts, strict=True)]
             labels = _labels(portion[number], chars, cls)
             yield from zip(ids, types, chars, [begin + number] * len(rows), cls, labels, strict=True)
@@ -236,12 +210,12 @@ def _tokenised(
 
 def _questions(questions: list[str], tokenizer: PreTrainedTokenizerBase, limit: int) -> list[str]:
     """The questions, cut where they have more than `limit` tokens."""
-    asked = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
-    found = tokenizer(questions, return_offsets_mapping=True, **asked)
-    for i, offsets in enumerate(found["offset_mapping"]):
+    plain = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+    encoded = tokenizer(questions, return_offsets_mapping=True, **plain)
+    for i, offsets in enumerate(encoded["offset_mapping"]):
         # Part of a word, or of a character of several tokens, may take more tokens than it took within the whole.
         kept = limit
-        while len(offsets) > limit and len(tokenizer(questions[i], **asked)["input_ids"]) > limit:
+        while len(offsets) > limit and len(tokenizer(questions[i], **plain)["input_ids"]) > limit:
             questions[i] = questions[i][: offsets[kept - 1][1]] if kept else ""
             kept -= 1
     return questions
@@ -259,7 +233,7 @@ def _characters(offsets: Sequence[tuple[int, int]], texts: Sequence[int | None])
 
 
 def _cls(ids: Array, texts: Sequence[int | None], cls_id: int | None) -> int:
-    """Where the classification token stands; 0 when the tokenizer adds none."""
+    """Position of the classification token; 0 when the tokenizer adds none."""
     return next((i for i, text in enumerate(texts) if text is None and ids[i] == cls_id), 0)
 
 
@@ -269,13 +243,13 @@ def _labels(example: Example, windows: Sequence[Array], cls: Sequence[int]) -> l
     if not answers or misplaced(example):
         return [(place, place) for place in cls]
     text, begin = answers[0].text, answers[0].start
-    # A token that only holds the space around an answer, or begins with it, would drag a neighbour in.
+    # A token that holds only the space around an answer would drag a neighbour in.
     end = begin + len(text.rstrip())
     begin += len(text) - len(text.lstrip())
     inside = [np.flatnonzero((chars_L2[:, 1] > begin) & (chars_L2[:, 0] < end)) for chars_L2 in windows]
     parts = [(w[at[0], 0], w[at[-1], 1]) if len(at) else None for w, at in zip(windows, inside, strict=True)]
     held = [part for part in parts if part is not None]
-    # Measured by what the tokens of all windows hold of it: a tokenizer may drop characters of the answer.
+    # Compared with what the tokens of all windows hold of the answer: a tokenizer may drop some of its characters.
     whole = (min(p[0] for p in held), max(p[1] for p in held)) if held else None
     return [
         (int(at[0]), int(at[-1])) if part is not None and part == whole else (place, place)

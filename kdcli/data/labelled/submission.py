@@ -1,4 +1,4 @@
-"""The files that the GLUE server takes: one a task (two for MNLI), tab-separated, a header and a row an example."""
+"""Files for the GLUE server: one a task (two for MNLI), tab-separated, a header and a row an example."""
 
 from __future__ import annotations
 
@@ -12,16 +12,11 @@ from kdcli.disk import disk_errors, write_atomic
 from kdcli.errors import UsageError
 from kdcli.types import Task
 
-LOWEST, HIGHEST = 0.0, 5.0
-"""Scores of STS-B; the server refuses others."""
+LOWEST, HIGHEST = 0.0, 5.0  # Scores of STS-B; the server refuses others.
 
 
 def check_submission(task: Task) -> None:
-    """Whether the server has this task.
-
-    Raises:
-        UsageError: it has not.
-    """
+    """Raise a UsageError if the server does not have this task."""
     if not task.glue:
         raise UsageError(
             f"task {task.name} is not one of GLUE's, so there is no file to submit",
@@ -30,11 +25,10 @@ def check_submission(task: Task) -> None:
 
 
 def write_submission(folder: Path, task: Task, name: str, values: Sequence[Any]) -> Path:
-    """Write the file of one set of a task.
+    """Write the file of one set of a task; `name` is "" where there is one set.
 
     Args:
-        name: of the set, "" where there is one.
-        values: of each test example, in the order of the test file: the number of the class, or the score.
+        values: the class number or the score of each test example, in the order of the test file.
 
     Raises:
         MachineError: the disk is full or not writable.
@@ -45,10 +39,10 @@ def write_submission(folder: Path, task: Task, name: str, values: Sequence[Any])
     writer.writerow(["index", "prediction"])
     for index, value in enumerate(values):
         if task.kind == "score":
-            said = f"{min(max(float(value), LOWEST), HIGHEST):.3f}"
+            prediction = f"{min(max(float(value), LOWEST), HIGHEST):.3f}"
         else:
-            said = task.labels[value] if task.glue_words else str(value)
-        writer.writerow([index, said])
+            prediction = task.labels[value] if task.glue_words else str(value)
+        writer.writerow([index, prediction])
     with disk_errors(folder / file):
         folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / file, text.getvalue())

@@ -1,8 +1,8 @@
-"""The examples of a labelled task: where they lie, which are trained on, which are judged and under what name."""
+"""The examples of a labelled task: those to train on, and the sets to evaluate on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,32 +10,24 @@ from pathlib import Path
 import numpy as np
 
 from kdcli.data import demo
-from kdcli.data.files import FORMATS, NotFound, Row, Source, held_by, open_source
+from kdcli.data.files import FORMATS, Log, NotFound, Row, Source, held_by, open_source
 from kdcli.data.labelled.examples import example_of
 from kdcli.data.labelled.own import own_task
 from kdcli.data.tasks import OWN, task_of
 from kdcli.errors import UsageError
 from kdcli.types import Example, Task
 
-HELD_BACK = 0.1
-"""Share of the training examples that is judged where there is no validation split."""
+HELD_BACK = 0.1  # Share of the training examples to evaluate on where there is no validation split.
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """A task with its examples.
+    """A task with its examples."""
 
-    Attributes:
-        task: its row, with only those sets that are here.
-        train: to train on; empty when that was not asked for.
-        sets: what is judged, by name; "" where there is only one set.
-        split: what the judged examples are called.
-    """
-
-    task: Task
-    train: list[Example]
-    sets: dict[str, list[Example]]
-    split: str
+    task: Task  # with only those sets that have examples
+    train: list[Example]  # may be empty
+    sets: dict[str, list[Example]]  # to evaluate on, by name; "" where there is only one set
+    split: str  # that is evaluated
 
 
 def open_labelled(
@@ -50,67 +42,68 @@ def open_labelled(
     training: bool = True,
     withheld: bool = False,
     labels: tuple[str, ...] | None = None,
-    log: Callable[[str], None],
+    log: Log,
 ) -> Labelled:
     """Read a task's examples.
 
     Args:
         name: of a task, or `own`.
-        source: what `--data` takes; None for where the task's row says.
+        source: what `--data` takes; None for the hub, or the demo.
         train_source: where the training split is, if elsewhere (cross-lingual tasks).
-        columns: role → column, of an own task.
-        split: what is judged: `validation` or `test`.
-        train_rows, judged_rows: use only so many, drawn once and for all, so that runs compare.
-        training: whether the training split is wanted.
-        withheld: the judged split has no labels.
-        labels: the names of the classes of an own task, where they are known better than from its rows.
-        log: told what was decided.
+        columns: role -> column, of an own task.
+        split: to evaluate on: `validation` or `test`.
+        train_rows, judged_rows: only this many, always the same ones, so that runs compare.
+        training: read the training split.
+        withheld: the evaluated split has no labels.
+        labels: class names of an own task from elsewhere, taken where they cover those of its rows.
 
     Raises:
         UsageError: unknown task, no such data, or rows that do not fit the task (file and row are named).
     """
-    with _expected(name, split, training, withheld):
+    with _explain_missing(name, split, training, withheld):
         task = _task(name, columns or {}, source, train_source, split, training, labels, log)
         train: list[Example] = []
-        trained_set = ""
+        train_set = ""
         if training:
-            opened, of_split, trained_set = _training(task, source, train_source)
-            train = _drawn(_read(task, opened, of_split), train_rows)
-        found = _judged(task, source, split, training, log)
-        if not found and training and split == "validation":
+            opened, train_split, train_set = _training(task, source, train_source)
+            train = _sample(_read(task, opened, train_split), train_rows)
+        places = _evaluated(task, source, split, training, log)
+        if not places and training and split == "validation":
             train, held = _hold_back(train)
             log(f"there is no validation split: {len(held):,} of the training examples are held back to judge by")
-            sets = {trained_set: _drawn(held, judged_rows)}
-            return Labelled(_with_sets(task, list(sets)), train, sets, "held back from train")
-        if not found:
+            return _labelled(task, train, {train_set: _sample(held, judged_rows)}, "held back from train")
+        if not places:
             there = f"; it holds {held_by(Path(source))}" if source and Path(source).is_dir() else ""
             raise NotFound(f"no {split} split in {source}{there}")
-        # One file that has no split in its name is all there is; it is called what it is.
-        split = "train" if {p for _, p in found.values()} == {"train"} else split
-        sets = {s: _drawn(_read(task, o, p, withheld=withheld), judged_rows) for s, (o, p) in found.items()}
-        return Labelled(_with_sets(task, list(sets)), train, sets, split)
+        # A file without a split in its name counts as `train`.
+        split = "train" if {s for _, s in places.values()} == {"train"} else split
+        sets = {n: _sample(_read(task, o, s, withheld=withheld), judged_rows) for n, (o, s) in places.items()}
+        return _labelled(task, train, sets, split)
+
+
+def _labelled(task: Task, train: list[Example], sets: dict[str, list[Example]], split: str) -> Labelled:
+    return Labelled(replace(task, sets=tuple(name for name in sets if name)), train, sets, split)
 
 
 @contextmanager
-def _expected(name: str, split: str, training: bool, withheld: bool) -> Iterator[None]:
-    """What is not there is answered with what should be."""
+def _explain_missing(name: str, split: str, training: bool, withheld: bool) -> Iterator[None]:
+    """Turn `NotFound` into a UsageError that lists the files and columns the task needs."""
     try:
         yield
     except NotFound as error:
         raise UsageError(
             f"task {name}: {error.message}",
-            f"give --data PATH (of distill: eval.source): {_layout(name, split, training, withheld)}",
+            f"give --data PATH (of distill: eval.source): {_files_needed(name, split, training, withheld)}",
         ) from None
 
 
-def _layout(name: str, split: str, training: bool, withheld: bool) -> str:
-    """The files that a task is read from, and their columns, in words."""
+def _files_needed(name: str, split: str, training: bool, withheld: bool) -> str:
     formats = f"({', '.join(f'.{f}' for f in FORMATS if f != 'txt')}, each also .gz)"
     needed = ["train.*"] if training else []
     if name == OWN:
-        perhaps = " and perhaps validation.*" if training and split == "validation" else ""
-        files = " and ".join(needed if perhaps else [*needed, f"{split}.*"])
-        return f"a file, or a directory with {files}{perhaps} {formats}"
+        optional = " and perhaps validation.*" if training and split == "validation" else ""
+        files = " and ".join(needed if optional else [*needed, f"{split}.*"])
+        return f"a file, or a directory with {files}{optional} {formats}"
     task = task_of(name)
     if "{set}" in task.split:
         needed += [f"{split}_{s}.*" for s in task.sets]
@@ -132,7 +125,7 @@ def _task(
     split: str,
     training: bool,
     labels: tuple[str, ...] | None,
-    log: Callable[[str], None],
+    log: Log,
 ) -> Task:
     """The row of a named task, or that of the user's own rows; see `open_labelled`."""
     if name != OWN:
@@ -143,35 +136,31 @@ def _task(
     if source is None:
         raise UsageError("task 'own' needs --data", "give a file or a directory with train.* and validation.*")
     opened = open_source(train_source if training and train_source is not None else source)
-    shown = split if not training and opened.has(split) else "train"
-    task = own_task((row for _, row in _rows(opened, shown)), columns, log)
+    read_split = split if not training and opened.has(split) else "train"
+    task = own_task((row for _, row in _rows(opened, read_split)), columns, log)
     return replace(task, labels=labels) if labels is not None and set(task.labels) <= set(labels) else task
 
 
-def _with_sets(task: Task, names: list[str]) -> Task:
-    return replace(task, sets=tuple(n for n in names if n))
-
-
 def _training(task: Task, source: str | None, train_source: str | None) -> tuple[Source, str, str]:
-    """Where the training split is, and of which set it is."""
-    of = task.sets[0] if task.sets else ""
+    """Source, split and set of the training examples."""
+    name = task.sets[0] if task.sets else ""
     if train_source is not None:
-        return open_source(train_source), "train", of
+        return open_source(train_source), "train", name
     if source is None:
         where = task.hub_train or task.hub
-        return (open_source("demo") if where is None else _hub(where, "")), "train", of
-    inside = _folders(task, source)
-    opened = _files(source, inside)
-    if opened is not None and (opened.has("train") or not inside):
-        return opened, "train", of
+        return (open_source("demo") if where is None else _hub(where, "")), "train", name
+    folders = _folders(task, source)
+    opened = _files(source, folders)
+    if opened is not None and (opened.has("train") or not folders):
+        return opened, "train", name
     # Only folders of sets: the first one, English, is what cross-lingual tasks are trained on.
-    first = open_source(str(Path(source) / inside[0]))
+    first = open_source(str(Path(source) / folders[0]))
     if not first.has("train"):
         raise UsageError(
-            f"task {task.name}: no training split in {source} nor in {inside[0]}/ below it",
+            f"task {task.name}: no training split in {source} nor in {folders[0]}/ below it",
             "--set data.train=SOURCE names data of the same form to train on",
         )
-    return first, "train", inside[0]
+    return first, "train", folders[0]
 
 
 def _folders(task: Task, source: str) -> list[str]:
@@ -189,40 +178,35 @@ def _files(source: str, folders: list[str]) -> Source | None:
         return None
 
 
-def _judged(
-    task: Task, source: str | None, split: str, training: bool, log: Callable[[str], None]
-) -> dict[str, tuple[Source, str]]:
-    """Set → where it is; sets that are not there are left out and named."""
+def _evaluated(task: Task, source: str | None, split: str, training: bool, log: Log) -> dict[str, tuple[Source, str]]:
+    """Set -> its source and split; missing sets are left out and logged."""
     if source is None and task.hub is None:
         return {"": (open_source("demo"), split)}
     if source is None and task.hub is not None:
         named = task.split if split == "validation" else task.split.replace("validation", split)
         return {s: (_hub(task.hub, s), named.replace("{set}", s)) for s in task.sets or ("",)}
-    found: dict[str, tuple[Source, str]] = {}
-    inside = _folders(task, str(source))
-    for name in inside:
-        opened = open_source(str(Path(str(source)) / name))
-        if opened.has(split):
-            found[name] = opened, split
-    whole = None if found else _files(str(source), inside)
+    folders = _folders(task, str(source))
+    opened = {name: open_source(str(Path(str(source)) / name)) for name in folders}
+    places = {name: (of_set, split) for name, of_set in opened.items() if of_set.has(split)}
+    whole = None if places else _files(str(source), folders)
     if whole is not None:
         if not training and list(whole.files) == ["train"]:
-            # One file, or files without the name of a split: all there is to judge.
+            # One file, or files without a split in their names: all there is to evaluate on.
             return {"": (whole, "train")}
-        found = {name: (whole, f"{split}_{name}") for name in task.sets if whole.has(f"{split}_{name}")}
-        if not found and whole.has(split):
+        places = {name: (whole, f"{split}_{name}") for name in task.sets if whole.has(f"{split}_{name}")}
+        if not places and whole.has(split):
             # A plain split is the first set: matched, or English.
-            found = {task.sets[0] if task.sets else "": (whole, split)}
-    missing = [s for s in task.sets if s not in found]
-    if found and missing:
-        log(f"{task.name}: judged on {', '.join(found)}; not there: {', '.join(missing)}")
-    return found
+            places = {task.sets[0] if task.sets else "": (whole, split)}
+    missing = [s for s in task.sets if s not in places]
+    if places and missing:
+        log(f"{task.name}: judged on {', '.join(places)}; not there: {', '.join(missing)}")
+    return places
 
 
 def _hub(where: tuple[str, str | None], name: str) -> Source:
     repository, config = where
-    of_set = config.replace("{set}", name) if config else None
-    return Source(f"{repository}{':' + of_set if of_set else ''}", {}, (repository, of_set))
+    config = config.replace("{set}", name) if config else None
+    return Source(f"{repository}{':' + config if config else ''}", {}, (repository, config))
 
 
 def _read(task: Task, source: Source, split: str, *, withheld: bool = False) -> list[Example]:
@@ -246,8 +230,8 @@ def _rows(source: Source, split: str) -> Iterator[tuple[int, Row]]:
             raise UsageError(f"{name} holds no rows")
 
 
-def _drawn(examples: list[Example], rows: int | None) -> list[Example]:
-    """A fixed choice of `rows` examples, in their own order: files are often sorted, so the first ones are not fair."""
+def _sample(examples: list[Example], rows: int | None) -> list[Example]:
+    """A fixed choice of `rows` examples, in their own order: files are often sorted, so the first ones are biased."""
     if rows is None or rows >= len(examples):
         return examples
     return [examples[i] for i in sorted(_chosen(len(examples), rows))]
@@ -260,16 +244,12 @@ def _hold_back(examples: list[Example]) -> tuple[list[Example], list[Example]]:
     return [e for i, e in enumerate(examples) if i not in held], [examples[i] for i in sorted(held)]
 
 
-def _chosen(of: int, count: int) -> set[int]:
-    return {int(i) for i in np.random.Generator(np.random.PCG64(0)).permutation(of)[:count]}
+def _chosen(total: int, count: int) -> set[int]:
+    return {int(i) for i in np.random.Generator(np.random.PCG64(0)).permutation(total)[:count]}
 
 
 def check_training(labelled: Labelled) -> None:
-    """What must be right before a model is trained: examples there, every class among them.
-
-    Raises:
-        UsageError: no examples, or classes without any (named).
-    """
+    """Raise a UsageError for data without training examples, or classes without any (named)."""
     task = labelled.task
     if not labelled.train:
         raise UsageError(f"task {task.name} has no training examples")

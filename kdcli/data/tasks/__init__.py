@@ -9,7 +9,7 @@ from kdcli.errors import UsageError, did_you_mean
 from kdcli.types import Task
 
 OWN = "own"
-"""The task of a user's own files: its row is found out from them, see `kdcli.data.labelled.own`."""
+"""The task of a user's own files; its row is read off them, see `kdcli.data.labelled.own`."""
 
 
 def tasks() -> dict[str, Task]:

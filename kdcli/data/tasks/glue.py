@@ -3,98 +3,55 @@ file names as its server takes them, label words as in static model pruning (htt
 
 from __future__ import annotations
 
-from kdcli.types import Task
+from collections.abc import Mapping
+from typing import Any
 
-_HUB = "nyu-mll/glue"
-_PAIR = ("sentence1", "sentence2")
+from kdcli.types import Kind, Task
+
+_ONE, _PAIR = ("sentence",), ("sentence1", "sentence2")
 _ENTAILMENT = ("entailment", "not_entailment")
 _ACCURACY = ("accuracy",)
 
+
+def _task(
+    name: str,
+    texts: tuple[str, ...],
+    labels: tuple[str, ...],
+    metrics: tuple[str, ...],
+    files: str | Mapping[str, str],
+    words: tuple[str, ...],
+    kind: Kind = "class",
+    **more: Any,
+) -> Task:
+    glue = {"": files} if isinstance(files, str) else files
+    return Task(name, kind, texts, metrics, labels, hub=("nyu-mll/glue", name), glue=glue, words=words, **more)
+
+
 TASKS = (
-    Task(
+    _task(
         "cola",
-        "class",
         ("sentence",),
-        ("matthews", "accuracy"),
         ("unacceptable", "acceptable"),
-        hub=(_HUB, "cola"),
-        glue={"": "CoLA"},
-        words=("incorrect", "correct"),
+        ("matthews", "accuracy"),
+        "CoLA",
+        ("incorrect", "correct"),
     ),
-    Task(
-        "sst2",
-        "class",
-        ("sentence",),
-        _ACCURACY,
-        ("negative", "positive"),
-        hub=(_HUB, "sst2"),
-        glue={"": "SST-2"},
-        words=("terrible", "great"),
-    ),
-    Task(
-        "mrpc",
-        "class",
-        _PAIR,
-        ("f1", "accuracy"),
-        ("not_equivalent", "equivalent"),
-        hub=(_HUB, "mrpc"),
-        glue={"": "MRPC"},
-        words=("No", "Yes"),
-    ),
-    Task("stsb", "score", _PAIR, ("pearson", "spearman"), hub=(_HUB, "stsb"), glue={"": "STS-B"}, words=("Yes",)),
-    Task(
-        "qqp",
-        "class",
-        ("question1", "question2"),
-        ("accuracy", "f1"),
-        ("not_duplicate", "duplicate"),
-        hub=(_HUB, "qqp"),
-        glue={"": "QQP"},
-        words=("No", "Yes"),
-    ),
-    Task(
+    _task("sst2", _ONE, ("negative", "positive"), _ACCURACY, "SST-2", ("terrible", "great")),
+    _task("mrpc", _PAIR, ("not_equivalent", "equivalent"), ("f1", "accuracy"), "MRPC", ("No", "Yes")),
+    _task("stsb", _PAIR, (), ("pearson", "spearman"), "STS-B", ("Yes",), kind="score"),
+    _task("qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), ("accuracy", "f1"), "QQP", ("No", "Yes")),
+    _task(
         "mnli",
-        "class",
         ("premise", "hypothesis"),
-        _ACCURACY,
         ("entailment", "neutral", "contradiction"),
-        hub=(_HUB, "mnli"),
+        _ACCURACY,
+        {"matched": "MNLI-m", "mismatched": "MNLI-mm"},
+        ("Yes", "Maybe", "No"),
         sets=("matched", "mismatched"),
         split="validation_{set}",
-        glue={"matched": "MNLI-m", "mismatched": "MNLI-mm"},
         glue_words=True,
-        words=("Yes", "Maybe", "No"),
     ),
-    Task(
-        "qnli",
-        "class",
-        ("question", "sentence"),
-        _ACCURACY,
-        _ENTAILMENT,
-        hub=(_HUB, "qnli"),
-        glue={"": "QNLI"},
-        glue_words=True,
-        words=("Yes", "No"),
-    ),
-    Task(
-        "rte",
-        "class",
-        _PAIR,
-        _ACCURACY,
-        _ENTAILMENT,
-        hub=(_HUB, "rte"),
-        glue={"": "RTE"},
-        glue_words=True,
-        words=("Yes", "No"),
-    ),
-    Task(
-        "wnli",
-        "class",
-        _PAIR,
-        _ACCURACY,
-        ("not_entailment", "entailment"),
-        hub=(_HUB, "wnli"),
-        glue={"": "WNLI"},
-        words=("No", "Yes"),
-    ),
+    _task("qnli", ("question", "sentence"), _ENTAILMENT, _ACCURACY, "QNLI", ("Yes", "No"), glue_words=True),
+    _task("rte", _PAIR, _ENTAILMENT, _ACCURACY, "RTE", ("Yes", "No"), glue_words=True),
+    _task("wnli", _PAIR, _ENTAILMENT[::-1], _ACCURACY, "WNLI", ("No", "Yes")),
 )

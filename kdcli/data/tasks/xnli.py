@@ -1,10 +1,8 @@
-"""XNLI (Conneau et al. 2018, https://arxiv.org/abs/1809.05053): trained on English, judged in fifteen languages."""
+"""XNLI (Conneau et al. 2018, https://arxiv.org/abs/1809.05053): trained on English, evaluated in fifteen languages."""
 
 from __future__ import annotations
 
 from kdcli.types import Task
-
-_HUB = "facebook/xnli"
 
 TASKS = (
     Task(
@@ -13,9 +11,9 @@ TASKS = (
         ("premise", "hypothesis"),
         ("accuracy",),
         ("entailment", "neutral", "contradiction"),
-        hub=(_HUB, "{set}"),
+        hub=("facebook/xnli", "{set}"),
         sets=("en", "fr", "es", "de", "el", "bg", "ru", "tr", "ar", "vi", "th", "zh", "hi", "sw", "ur"),
-        hub_train=(_HUB, "en"),
+        hub_train=("facebook/xnli", "en"),
         words=("Yes", "Maybe", "No"),
     ),
 )

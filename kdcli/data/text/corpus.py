@@ -1,49 +1,39 @@
 """Unlabelled text as full blocks of tokens: tokenised once, cached on disk, read through a memory map.
 
-The documents of a split become one stream, a separator after each. A block is `[CLS]`, the next L - 2 tokens of the
-stream, `[SEP]`: no padding, nothing left out but the end. The stream does not depend on L, and one cache serves all.
+The documents of a split become one stream with a separator after each. A block is `[CLS]`, the next L - 2 tokens,
+`[SEP]`: no padding, and only the end of the stream is left out. The stream does not depend on L: one cache serves all.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from huggingface_hub import HfApi
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # its client, whichever version that is
 from transformers import PreTrainedTokenizerBase
 
-from kdcli.data.files import Source, open_source
-from kdcli.disk import cache_dir, disk_errors
+from kdcli.data.files import LOG_SECONDS, Log, Source, open_source
+from kdcli.disk import atomic_dir, cache_dir, cache_key, disk_errors
 from kdcli.errors import UsageError
 from kdcli.types import Batch
 
-AT_ONCE = 1 << 20
-"""Characters tokenised at once: some 30 MB of memory, whatever the length of documents."""
-
-SAY_EVERY, LEFT_BEHIND = 10.0, 24 * 3600.0
-"""Seconds between words of progress; seconds after which a tokenisation that nobody writes to is taken for dead."""
-
-HUB_SECONDS = 10.0
-"""How long the hub may take to say which revision of a data set is the present one."""
-
-FORMAT = 1
-"""Raised when the cached files change their meaning."""
+CHARS_PER_CALL = 1 << 20  # Tokenised at once: some 30 MB of memory, whatever the length of documents.
+HUB_SECONDS = 10.0  # Timeout of the question which revision of a data set is the present one.
+FORMAT = 1  # Raised when the cached files change their meaning.
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks `first` … `first + count - 1` of a token stream."""
+    """Blocks `first` to `first + count - 1` of a token stream."""
 
     stream_T: np.ndarray[Any, Any]
     first: int
@@ -57,16 +47,14 @@ class Blocks:
         return self.count
 
     def batch(self, indices: np.ndarray[Any, Any]) -> Batch:
-        """Collate blocks: `input_ids` [B, L]; isolated also `attention_mask` [B, 1, L, L] bool and `position_ids`.
-
-        Otherwise there is no mask, since every token is real.
-        """
+        """Collate blocks: `input_ids` [B, L]; isolated also `attention_mask` [B, 1, L, L] bool and `position_ids`."""
         inner = self.length - 2
         at_BI = (self.first + np.asarray(indices))[:, None] * inner + np.arange(inner)
         ids_BL = np.empty((len(at_BI), self.length), dtype=np.int64)
         ids_BL[:, 0], ids_BL[:, -1] = self.cls_id, self.sep_id
         ids_BL[:, 1:-1] = self.stream_T[at_BI]
         batch = {"input_ids": torch.from_numpy(ids_BL)}
+        # Other blocks have no mask: every token is real.
         if self.isolated:
             ends_BL = batch["input_ids"] == self.sep_id
             document_BL = ends_BL.long().cumsum(1) - ends_BL.long()
@@ -93,9 +81,9 @@ def open_corpus(
     column: str | None,
     isolated: bool,
     held_out_blocks: int,
-    log: Callable[[str], None],
+    log: Log,
 ) -> Corpus:
-    """Tokenise a source, or find it tokenised, and cut it into blocks.
+    """Tokenise a source, or take it from the cache, and cut it into blocks.
 
     Args:
         source: what `--data` takes.
@@ -104,7 +92,6 @@ def open_corpus(
         isolated: documents in one block do not attend to each other.
         held_out_blocks: at most so many; from the validation split where there is one, else the last blocks (at most
             a tenth) of the training text.
-        log: told what takes long.
 
     Raises:
         UsageError: see `kdcli.data.files`; or less text than one block.
@@ -123,69 +110,51 @@ def open_corpus(
         tokens = path.stat().st_size // dtype.itemsize
         count = tokens // (max_length - 2)
         if count == 0:
-            raise UsageError(
-                f"the {split} text of {source} has {tokens} tokens, less than one block of {max_length}",
-                "give more text, or lower data.max_length",
-            )
+            message = f"the {split} text of {source} has {tokens} tokens, less than one block of {max_length}"
+            raise UsageError(message, "give more text, or lower data.max_length")
         stream_T = np.memmap(path, dtype=dtype, mode="r")
         return Blocks(stream_T, 0, count, max_length, int(cls_id), int(sep_id), isolated)
 
     train = blocks("train")
     if (folder / "validation.bin").is_file():
         validation = blocks("validation")
-        return Corpus(train, _cut(validation, 0, min(held_out_blocks, len(validation))))
+        return Corpus(train, replace(validation, count=min(held_out_blocks, len(validation))))
     held = min(held_out_blocks, len(train) // 10)
     if held == 0:
-        raise UsageError(
-            f"{source} makes only {len(train)} blocks of {max_length} tokens: too few to hold some out",
-            "give more text or a validation split, or lower data.max_length",
-        )
-    return Corpus(_cut(train, 0, len(train) - held), _cut(train, len(train) - held, held))
+        message = f"{source} makes only {len(train)} blocks of {max_length} tokens: too few to hold some out"
+        raise UsageError(message, "give more text or a validation split, or lower data.max_length")
+    kept = len(train) - held
+    return Corpus(replace(train, count=kept), replace(train, first=kept, count=held))
 
 
-def _cut(blocks: Blocks, first: int, count: int) -> Blocks:
-    return Blocks(
-        blocks.stream_T, blocks.first + first, count, blocks.length, blocks.cls_id, blocks.sep_id, blocks.isolated
-    )
-
-
-def _tokenised(
-    source: Source,
-    tokenizer: PreTrainedTokenizerBase,
-    sep_id: int,
-    column: str | None,
-    log: Callable[[str], None],
-) -> Path:
-    """The cache directory of a source under a tokenizer; made aside and renamed when it is whole."""
-    key = json.dumps([FORMAT, source.identity, _tokenizer_hash(tokenizer), column, sep_id])
-    folder = cache_dir() / "corpora" / hashlib.sha256(key.encode()).hexdigest()[:24]
+def _tokenised(source: Source, tokenizer: PreTrainedTokenizerBase, sep_id: int, column: str | None, log: Log) -> Path:
+    """The cache directory of a source under a tokenizer; another process that writes it is waited for."""
+    key = cache_key(FORMAT, source.identity, _tokenizer_hash(tokenizer), column, sep_id)
+    folder = cache_dir() / "corpora" / key
     if source.hub:
-        folder = _of_revision(folder, source.hub[0])
+        folder = _at_revision(folder, source.hub[0])
     if _is_whole(folder):
         return folder
     dtype = np.dtype(np.uint16 if max(tokenizer.get_vocab().values()) < 1 << 16 else np.uint32)
     with disk_errors(folder):
-        _remove_left_behind(folder)
-        # Not the process's number: in a container the next run has the same one.
-        aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.part")
-        try:
-            aside.mkdir(parents=True)
-            counts = {}
-            # A source without training text says so when it is asked for it.
-            for split in ("train", "validation") if source.has("validation") else ("train",):
-                log(f"tokenising the {split} text of {source.name}")
-                documents = source.documents(split, column)
-                counts[split] = _write(aside / f"{split}.bin", documents, tokenizer, sep_id, dtype, log)
-                log(f"{counts[split]:,} tokens of {split} text")
-            (aside / "meta.json").write_text(json.dumps({"dtype": dtype.name, "tokens": counts}), "utf-8")
-            _put(aside, folder)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(f".{folder.name}.lock")):
+            if _is_whole(folder):
+                return folder
+            with atomic_dir(folder) as aside:
+                counts = {}
+                # A source without training text raises when its documents are read.
+                for split in ("train", "validation") if source.has("validation") else ("train",):
+                    log(f"tokenising the {split} text of {source.name}")
+                    documents = source.documents(split, column)
+                    counts[split] = _write(aside / f"{split}.bin", documents, tokenizer, sep_id, dtype, log)
+                    log(f"{counts[split]:,} tokens of {split} text")
+                (aside / "meta.json").write_text(json.dumps({"dtype": dtype.name, "tokens": counts}), "utf-8")
     return folder
 
 
-def _of_revision(folder: Path, name: str) -> Path:
-    """The cache directory for the present revision of a data set of the hub; the newest one where the hub is silent."""
+def _at_revision(folder: Path, name: str) -> Path:
+    """The cache directory for the present revision of a hub data set; the newest one without a network."""
     try:
         revision = HfApi().dataset_info(name, timeout=HUB_SECONDS).sha
     except (OSError, httpx.HTTPError):
@@ -196,43 +165,21 @@ def _of_revision(folder: Path, name: str) -> Path:
 
 def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     if not tokenizer.is_fast:
-        return hashlib.sha256(json.dumps(tokenizer.get_vocab()).encode()).hexdigest()
+        return cache_key(tokenizer.get_vocab())
     parts = json.loads(tokenizer.backend_tokenizer.to_str())
     # Left over from the last call of the tokenizer; they do not touch what is written here.
     del parts["truncation"], parts["padding"]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return cache_key(parts)
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a cache directory is there and its files are as long as they were written."""
-    meta = folder / "meta.json"
-    if not meta.is_file():
-        return False
+    """True if a cache directory is there and its files are as long as they were written."""
     try:
-        said = json.loads(meta.read_text("utf-8"))
-        size = np.dtype(said["dtype"]).itemsize
-        return all((folder / f"{s}.bin").stat().st_size == n * size for s, n in said["tokens"].items())
+        meta = json.loads((folder / "meta.json").read_text("utf-8"))
+        size = np.dtype(meta["dtype"]).itemsize
+        return all((folder / f"{s}.bin").stat().st_size == n * size for s, n in meta["tokens"].items())
     except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError):
         return False
-
-
-def _put(aside: Path, folder: Path) -> None:
-    """Move a finished directory into place; another process may have been faster, or have left a damaged one."""
-    if folder.exists() and not _is_whole(folder):
-        shutil.rmtree(folder)
-    try:
-        aside.rename(folder)
-    except OSError:
-        if not _is_whole(folder):
-            raise
-
-
-def _remove_left_behind(folder: Path) -> None:
-    """Remove what killed processes left of the same tokenisation; one that is alive writes all the time."""
-    for part in folder.parent.glob(f".{folder.name}.*.part"):
-        newest = max((p.stat().st_mtime for p in (part, *part.iterdir())), default=0.0)
-        if time.time() - newest > LEFT_BEHIND:
-            shutil.rmtree(part, ignore_errors=True)
 
 
 def _write(
@@ -241,17 +188,17 @@ def _write(
     tokenizer: PreTrainedTokenizerBase,
     sep_id: int,
     dtype: np.dtype[Any],
-    log: Callable[[str], None],
+    log: Log,
 ) -> int:
-    """Write the stream of a split; returns its tokens."""
-    total, said = 0, time.monotonic()
+    """Write the stream of a split; returns the number of its tokens."""
+    total, logged = 0, time.monotonic()
     with path.open("wb") as file:
         for texts, ends in _portions(documents):
             encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
             for ids, is_end in zip(encoded["input_ids"], ends, strict=True):
                 total += file.write(np.asarray([*ids, sep_id] if is_end else ids, dtype=dtype).tobytes())
-            if time.monotonic() - said > SAY_EVERY:
-                said = time.monotonic()
+            if time.monotonic() - logged > LOG_SECONDS:
+                logged = time.monotonic()
                 log(f"{total // dtype.itemsize:,} tokens so far")
         file.flush()
         os.fsync(file.fileno())
@@ -259,26 +206,26 @@ def _write(
 
 
 def _portions(documents: Iterator[str]) -> Iterator[tuple[list[str], list[bool]]]:
-    """Documents in portions of about `AT_ONCE` characters, and which pieces end a document.
+    """Documents in portions of about `CHARS_PER_CALL` characters, and which pieces end a document.
 
     A document longer than that is cut before a space, where a tokenizer would cut it too.
     """
     texts: list[str] = []
     ends: list[bool] = []
-    room = AT_ONCE
+    room = CHARS_PER_CALL
     for document in documents:
         begin = 0
         while begin < len(document):
             end = len(document)
-            if end - begin > AT_ONCE:
-                space = document.rfind(" ", begin + 1, begin + AT_ONCE)
-                end = space if space > 0 else begin + AT_ONCE
+            if end - begin > CHARS_PER_CALL:
+                space = document.rfind(" ", begin + 1, begin + CHARS_PER_CALL)
+                end = space if space > 0 else begin + CHARS_PER_CALL
             texts.append(document[begin:end])
             ends.append(end == len(document))
             room -= end - begin
             begin = end
             if room <= 0:
                 yield texts, ends
-                texts, ends, room = [], [], AT_ONCE
+                texts, ends, room = [], [], CHARS_PER_CALL
     if texts:
         yield texts, ends

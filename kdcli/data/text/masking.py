@@ -1,10 +1,8 @@
-"""Masked text: which tokens a masked language model has to guess, drawn anew in every pass or once for all.
+"""Masked text: the tokens that a masked language model has to predict, drawn anew in every pass or once for all.
 
-What is masked of a row is a function of (seed, row, pass) alone: not of the batch it comes in, nor of the process that
-reads it, so that resuming or another number of processes changes nothing.
-
-As in BERT's own code a row loses a fixed number of tokens, `share` of those that are no special ones, and not each with
-a probability; of those 80 % become the mask token, 10 % a random one, 10 % stay as they are.
+The mask of a row is a function of (seed, row, pass) alone, so neither resuming nor the number of processes changes it.
+As in BERT's own code a fixed number of a row's ordinary tokens is chosen, `share` of them, and not each with a
+probability; of those 80 % become the mask token, 10 % a random one, 10 % stay.
 """
 
 from __future__ import annotations
@@ -20,51 +18,37 @@ from kdcli.data.batches import BatchOrder, Indices
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED, Batch, Examples
 
+# Shares of the chosen tokens that become the mask token, and a random one (Devlin et al. 2018, §3.1).
 AS_MASK, AS_RANDOM = 0.8, 0.1
-"""Shares of the chosen tokens that become the mask token, and a random one (Devlin et al. 2018, §3.1)."""
-
+# Prefix of tokens in a kind of vocabulary -> True if it begins a word, False if it goes on with one (WordPiece).
 MARKS = {"##": False, "Ġ": True, "▁": True}
-"""What tokens begin with in a kind of vocabulary → whether that begins a word (byte-level, SentencePiece) or goes on
-with one (WordPiece)."""
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """What masking has to know of a tokenizer.
-
-    Attributes:
-        mask_id: id of the mask token.
-        special_V: which ids are never masked.
-        plain_ids: the other ones, from which random tokens are drawn.
-        begins_V: which ids begin a word; all of a vocabulary without pieces.
-    """
+class MaskVocabulary:
+    """What masking needs of a tokenizer."""
 
     mask_id: int
-    special_V: Array
-    plain_ids: Array
-    begins_V: Array
+    special_V: Array  # True for ids that are never masked
+    plain_ids: Array  # the other ones, from which random tokens are drawn
+    begins_V: Array  # True for ids that begin a word; all of a vocabulary without pieces
 
 
 @dataclass(frozen=True)
 class Masked:
-    """Examples of which some tokens are masked, with `labels` [B, L]: the token that was there, or IGNORED.
+    """Examples with some tokens masked, and `labels` [B, L]: the token that was there, or IGNORED.
 
-    Numbers beyond the last row are rows of later passes: `pass · len + row`, as `PassOrder` gives them. Whatever
-    counts from 0 to `len`, such as a pass over what is held out, sees the same masks every time.
-
-    Attributes:
-        share: of a row's tokens that are chosen, at least one.
-        whole_words: the pieces of a word are chosen together; as near to the share as whole words get.
-        static: all passes have the same masks.
+    Indices beyond the last row are rows of later passes: `pass * len + row`, as `PassOrder` gives them. A pass over
+    held-out rows counts from 0 to `len` and thus sees the same masks every time.
     """
 
     examples: Examples
-    tokens: Tokens
-    share: float
-    whole_words: bool
-    static: bool
+    vocabulary: MaskVocabulary
+    share: float  # of a row's tokens that are chosen, at least one
+    whole_words: bool  # the pieces of a word are chosen together; as near to the share as whole words get
+    static: bool  # all passes have the same masks
     seed: int
 
     def __post_init__(self) -> None:
@@ -74,20 +58,20 @@ class Masked:
         return len(self.examples)
 
     def batch(self, indices: Array) -> Batch:
-        """The rows of the given numbers, their `input_ids` masked, and `labels` beside them."""
+        """The rows of these indices, `input_ids` masked, and `labels`."""
         passes, rows = np.divmod(np.asarray(indices), len(self))
         batch = self.examples.batch(rows)
         ids_BL = batch["input_ids"].numpy()
         draws_3BL = self._draws(rows, np.zeros_like(passes) if self.static else passes, ids_BL.shape[1])
-        maskable_BL = ~self.tokens.special_V[ids_BL]
+        maskable_BL = ~self.vocabulary.special_V[ids_BL]
         mask = batch.get("attention_mask")
         if mask is not None and mask.dim() == 2:
             maskable_BL &= mask.numpy() != 0
         chosen_BL = _choose(draws_3BL[0], maskable_BL, self._begins(ids_BL, maskable_BL), self.share)
-        plain_ids = self.tokens.plain_ids
+        plain_ids = self.vocabulary.plain_ids
         random_BL = plain_ids[(draws_3BL[2] * len(plain_ids)).astype(np.int64)]
         masked_BL = np.where(draws_3BL[1] < AS_MASK + AS_RANDOM, random_BL, ids_BL)
-        masked_BL = np.where(draws_3BL[1] < AS_MASK, self.tokens.mask_id, masked_BL)
+        masked_BL = np.where(draws_3BL[1] < AS_MASK, self.vocabulary.mask_id, masked_BL)
         return {
             **batch,
             "input_ids": torch.from_numpy(np.where(chosen_BL, masked_BL, ids_BL)),
@@ -95,19 +79,19 @@ class Masked:
         }
 
     def _draws(self, rows: Array, passes: Array, length: int) -> Array:
-        """Three uniform numbers in [0, 1) for each token: which are chosen, what becomes of one, and which token."""
-        drawn = np.empty((3, len(rows), length))
+        """Three uniform numbers in [0, 1) for each token: rank for being chosen, what becomes of it, random token."""
+        draws = np.empty((3, len(rows), length))
         for place, (row, number) in enumerate(zip(rows.tolist(), passes.tolist(), strict=True)):
-            # Of a counter-based generator every (row, pass) is a stream of its own, which begins at once.
+            # A counter-based generator: every (row, pass) is a stream of its own.
             stream = np.random.Philox(key=[self.seed, 0], counter=[0, 0, row, number])
-            drawn[:, place] = np.random.Generator(stream).random((3, length))
-        return drawn
+            draws[:, place] = np.random.Generator(stream).random((3, length))
+        return draws
 
     def _begins(self, ids_BL: Array, maskable_BL: Array) -> Array:
-        """Which tokens begin a word; what follows a special one does, whatever it looks like."""
+        """True where a word begins; a token after a special one always begins a word."""
         if not self.whole_words:
             return np.ones_like(maskable_BL)
-        begins_BL = self.tokens.begins_V[ids_BL] | ~maskable_BL
+        begins_BL = self.vocabulary.begins_V[ids_BL] | ~maskable_BL
         begins_BL[:, 0] = True
         begins_BL[:, 1:] |= ~maskable_BL[:, :-1]
         return begins_BL
@@ -115,32 +99,24 @@ class Masked:
 
 @dataclass(frozen=True)
 class PassOrder:
-    """A `BatchPlan` that says in which pass each example comes: `pass · n + example`, as `Masked` wants it."""
+    """A `BatchOrder` with the pass of each example, `pass * n + example`, as `Masked` wants it."""
 
-    schedule: BatchOrder
+    order: BatchOrder
 
     def indices(self, step: int) -> Indices:
-        """The examples of a step (1-based), [batch_size] int64; modulo n they are those of the plan."""
-        schedule = self.schedule
-        at = (step - 1) * schedule.batch_size + np.arange(schedule.batch_size)
-        return schedule.indices(step) + at // schedule.n * schedule.n
+        """The examples of a step (1-based), [batch_size] int64; modulo n they are those of the order."""
+        at = (step - 1) * self.order.batch_size + np.arange(self.order.batch_size)
+        return self.order.indices(step) + at // self.order.n * self.order.n
 
 
 def check_share(share: float) -> None:
-    """Refuse a share of masked tokens that leaves nothing to guess, or nothing to guess from.
-
-    Raises:
-        UsageError: it is not between 0 and 1.
-    """
+    """Raise a UsageError for a share of masked tokens that is not between 0 and 1."""
     if not 0 < share < 1:
         raise UsageError(f"the share of masked tokens must lie between 0 and 1, got {share}", "BERT's is 0.15")
 
 
-def tokens_of(tokenizer: PreTrainedTokenizerBase, source: str) -> Tokens:
-    """What masking has to know of a tokenizer.
-
-    Args:
-        source: where it is from, for the message.
+def tokens_of(tokenizer: PreTrainedTokenizerBase, source: str) -> MaskVocabulary:
+    """What masking needs of a tokenizer; `source` names it in the message.
 
     Raises:
         UsageError: it has no mask token.
@@ -155,26 +131,26 @@ def tokens_of(tokenizer: PreTrainedTokenizerBase, source: str) -> Tokens:
     special_V = np.zeros(size, dtype=bool)
     special_V[tokenizer.all_special_ids] = True
     known = np.array(sorted(words.values()))
-    # All three marks are words of their own in some vocabulary: what most tokens carry is its mark.
+    # All three marks are words of their own in some vocabulary: the commonest prefix is its mark.
     counts = {mark: sum(word.startswith(mark) for word in words) for mark in MARKS}
     mark = max(counts, key=lambda m: counts[m])
     begins_V = np.ones(size, dtype=bool)
     if counts[mark]:
         for word, number in words.items():
             begins_V[number] = word.startswith(mark) == MARKS[mark]
-    return Tokens(int(tokenizer.mask_token_id), special_V, known[~special_V[known]], begins_V)
+    return MaskVocabulary(int(tokenizer.mask_token_id), special_V, known[~special_V[known]], begins_V)
 
 
 def _choose(draws_BL: Array, maskable_BL: Array, begins_BL: Array, share: float) -> Array:
-    """Which tokens are chosen: words in random order until they are nearest to the share, but at least one."""
+    """True for chosen tokens: words in random order until they are nearest to the share, but at least one."""
     rows, length = draws_BL.shape
     count_B1 = np.maximum(np.rint(share * maskable_BL.sum(1, keepdims=True)), 1)
     at_BL = np.broadcast_to(np.arange(length), (rows, length))
     first_BL = np.maximum.accumulate(np.where(begins_BL, at_BL, 0), axis=1)
     word_BL = first_BL + np.arange(rows)[:, None] * length
     size_BL = np.bincount(word_BL.ravel(), minlength=rows * length)[word_BL]
-    of_word_BL = np.where(maskable_BL, np.take_along_axis(draws_BL, first_BL, 1), np.inf)
-    order_BL = np.argsort(of_word_BL, axis=1, kind="stable")
+    rank_BL = np.where(maskable_BL, np.take_along_axis(draws_BL, first_BL, 1), np.inf)
+    order_BL = np.argsort(rank_BL, axis=1, kind="stable")
     # In that order the pieces of a word stand together, and its first one has as many chosen before it as its place.
     sorted_first_BL = np.take_along_axis(first_BL, order_BL, 1)
     new_BL = np.ones_like(begins_BL)

@@ -1,62 +1,49 @@
-"""A tokenizer of one's own: WordPiece as BERT has it, trained from the text that a model will read.
+"""A WordPiece tokenizer as BERT has it, trained from the text that a model will read.
 
-Words are lower-cased and cut as by BERT; a piece is taken into the vocabulary when joining its parts makes the text
-shorter. It is trained once for each text and size, and kept in the cache; the same text gives the same tokenizer.
+Words are lower-cased and cut as by BERT; a piece enters the vocabulary when joining its parts shortens the text. Each
+text and size is trained once and cached; the same text gives the same tokenizer.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from kdcli.data.files import open_source
-from kdcli.disk import cache_dir, disk_errors, write_atomic
+from kdcli.data.files import Log, open_source
+from kdcli.disk import cache_dir, cache_key, disk_errors, write_atomic
 from kdcli.errors import UsageError
 
 UNKNOWN = "[UNK]"
 SPECIAL = ("[PAD]", UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
 
-LEAST_OFTEN = 2
-"""Times a pair of pieces must occur to become one."""
-
-LEAST_PIECES = 8
-"""Pieces besides the special ones that a vocabulary must have: with fewer there is next to nothing to guess."""
-
+LEAST_OFTEN = 2  # Times a pair of pieces must occur to become one.
+LEAST_PIECES = 8  # Besides the special ones: with fewer there is next to nothing to predict.
+# Most letters of pieces, and vocabulary words per letter: rare letters of other scripts would fill a small vocabulary.
 LETTERS, LETTER_SHARE = 1000, 4
-"""Most letters that pieces may be made of, and how many words of a vocabulary there must be for each: rare
-letters of other scripts would fill a small one. What has no piece is the unknown token."""
-
-FORMAT = 1
-"""Raised when the same text would give another tokenizer."""
+FORMAT = 1  # Raised when the same text would give another tokenizer.
 
 
 def own_tokenizer(
-    source: str, column: str | None, vocab_size: int, max_length: int, *, log: Callable[[str], None]
+    source: str, column: str | None, vocab_size: int, max_length: int, *, log: Log
 ) -> PreTrainedTokenizerBase:
-    """Train a tokenizer on the training text of a source, or find it trained.
+    """Train a tokenizer on the training text of a source, or take it from the cache.
 
     Args:
-        source, column: as in `kdcli.data.text.corpus.open_corpus`.
-        vocab_size: words of its vocabulary, special ones included; a short text gives fewer.
+        vocab_size: words of its vocabulary, special ones included; a short text gives fewer, which is logged.
         max_length: tokens that the models which read it take at most.
-        log: told what takes long, and a smaller vocabulary.
 
     Raises:
         UsageError: see `kdcli.data.files`; a size that leaves no room for pieces, or text without words.
         MachineError: the cache cannot be written.
     """
-    if vocab_size < len(SPECIAL) + LEAST_PIECES:
-        raise UsageError(
-            f"a vocabulary of {vocab_size} is too small", f"at least {len(SPECIAL) + LEAST_PIECES}; BERT's has 30,522"
-        )
+    least = len(SPECIAL) + LEAST_PIECES
+    if vocab_size < least:
+        raise UsageError(f"a vocabulary of {vocab_size} is too small", f"at least {least}; BERT's has 30,522")
     opened = open_source(source)
-    key = json.dumps([FORMAT, opened.identity, column, vocab_size])
-    file = cache_dir() / "tokenizers" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+    file = cache_dir() / "tokenizers" / f"{cache_key(FORMAT, opened.identity, column, vocab_size)}.json"
     if file.is_file():
         trained = Tokenizer.from_file(str(file))
     else:
@@ -65,34 +52,34 @@ def own_tokenizer(
         with disk_errors(file):
             file.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(file, trained.to_str())
-    found = trained.get_vocab_size()
-    if found < len(SPECIAL) + LEAST_PIECES:
+    size = trained.get_vocab_size()
+    if size < least:
         raise UsageError(f"the train text of {opened.name} has too few words for a tokenizer", "give more text")
-    if found != vocab_size:
-        # The letters of a text are all taken, even where there are more than asked for.
-        log(f"the train text of {opened.name} makes a vocabulary of {found:,} words, not {vocab_size:,}")
-    names = zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True)
+    if size != vocab_size:
+        # All letters of a text are taken, even where there are more than `vocab_size`.
+        log(f"the train text of {opened.name} makes a vocabulary of {size:,} words, not {vocab_size:,}")
+    pad, unknown, cls, sep, mask = SPECIAL
     return PreTrainedTokenizerFast(
         tokenizer_object=trained,
         model_max_length=max_length,
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-        **dict(names),
+        **{"pad_token": pad, "unk_token": unknown, "cls_token": cls, "sep_token": sep, "mask_token": mask},
     )
 
 
 def _trained(documents: Callable[[], Iterator[str]], vocab_size: int) -> Tokenizer:
     """Read the documents twice: for the letters, then for the pieces."""
     tokenizer = _with_words({})
-    found: Counter[str] = Counter()
+    count: Counter[str] = Counter()
     for document in documents():
-        found.update(tokenizer.normalizer.normalize_str(document))
-    frequent = sorted((letter for letter in found if not letter.isspace()), key=lambda one: (-found[one], one))
+        count.update(tokenizer.normalizer.normalize_str(document))
+    frequent = sorted((letter for letter in count if not letter.isspace()), key=lambda one: (-count[one], one))
     letters = sorted(frequent[: max(1, min(LETTERS, vocab_size // LETTER_SHARE))])
     inner = [f"##{letter}" for letter in letters]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=LEAST_OFTEN,
-        # Left to itself it numbers letters within words as it meets them, in no fixed order, and breaks ties by number.
+        # By default letters within words are numbered in no fixed order, and ties are broken by number.
         special_tokens=[*SPECIAL, *inner],
         initial_alphabet=letters,
         limit_alphabet=len(letters),
@@ -100,7 +87,7 @@ def _trained(documents: Callable[[], Iterator[str]], vocab_size: int) -> Tokeniz
         show_progress=False,
     )
     tokenizer.train_from_iterator(documents(), trainer)
-    # Anew, for there the letters within words count as special tokens.
+    # Made anew: in the trained one the letters within words count as special tokens.
     return _with_words(tokenizer.get_vocab())
 
 
