@@ -80,7 +80,7 @@ def test_masks_remove_just_what_they_say(kind):
             rows = slice(None) if matrix.rows is None else matrix.rows
             matrix.linear.weight[rows] *= chosen[matrix.name]
     assert torch.allclose(out(model), out(plain), atol=1e-6)
-    assert masks.densities() == {m.name: round(0.5 * m.numel) / m.numel for m in masks.matrices}
+    assert masks.kept() == {m.name: round(0.5 * m.numel) for m in masks.matrices}
     assert masks.density() == pytest.approx(0.5, abs=1e-3)
 
 
@@ -88,26 +88,26 @@ def test_masks_remove_just_what_they_say(kind):
 def test_scores_of_fused_linears_are_those_of_their_rows(kind):
     model, masks = masked(kind)
     model(**PADDED).last_hidden_state.square().sum().backward()
-    for path, parametrisation in masks.parametrisations().items():
+    for path, parametrisation in masks.held.items():
         with torch.no_grad():
             parametrisation.score.copy_(parametrisation.score.grad)
         assert parametrisation.score.grad.abs().sum() > 0, path
     scores, weights = masks.scores(), masks.weights()
     for matrix in masks.matrices:
         assert scores[matrix.name].shape == weights[matrix.name].shape == matrix.shape
-        assert torch.equal(scores[matrix.name], matrix.of(masks.parametrisations()[matrix.path].score.grad))
+        assert torch.equal(scores[matrix.name], matrix.of(masks.held[matrix.path].score.grad))
     means = torch.stack([s.double().sigmoid().mean() for s in scores.values()])
     assert masks.mean_sigmoid().item() == pytest.approx(means.mean().item(), rel=1e-5)
 
 
 def test_the_regulariser_has_the_gradient_of_autograd():
     _, masks = masked("modernbert")
-    for parametrisation in masks.parametrisations().values():
+    for parametrisation in masks.held.values():
         nn.init.normal_(parametrisation.score)
     masks.mean_sigmoid(shift=-0.7).backward()
-    for path, parametrisation in masks.parametrisations().items():
+    for path, parametrisation in masks.held.items():
         score = parametrisation.score.detach().double().requires_grad_()
-        parts = [m.of((score + 0.7).sigmoid()).mean() for m in masks.of_path(path)]
+        parts = [m.of((score + 0.7).sigmoid()).mean() for m in masks.matrices if m.path == path]
         (torch.stack(parts).sum() / len(masks.matrices)).backward()
         assert torch.allclose(parametrisation.score.grad.double(), score.grad, rtol=1e-4, atol=1e-9)
 
@@ -130,10 +130,10 @@ def test_folding_leaves_a_stock_model_of_the_same_outputs(kind, tmp_path):
 
 def test_a_checkpoint_holds_scores_and_no_masks():
     model, masks = masked("modernbert")
-    for parametrisation in masks.parametrisations().values():
+    for parametrisation in masks.held.values():
         nn.init.normal_(parametrisation.score)
     state = {k: v.clone() for k, v in model.state_dict().items()}
-    assert sum(is_score(name) for name in state) == len(masks.parametrisations())
+    assert sum(is_score(name) for name in state) == len(masks.held)
     assert not any(tensor.dtype == torch.bool for tensor in state.values())
     other = tiny_encoder("modernbert")
     restored = attach(other)
@@ -157,7 +157,7 @@ def test_mixed_precision_reaches_the_scores():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = model(**PADDED).last_hidden_state.float().square().mean()
     loss.backward()
-    assert all(p.score.grad.dtype == torch.float32 for p in masks.parametrisations().values())
+    assert all(p.score.grad.dtype == torch.float32 for p in masks.held.values())
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     assert trained
     assert all(map(is_score, trained))

@@ -15,8 +15,9 @@ from kdcli.pruners import build_pruner, check_settings, defaults, methods
 from kdcli.pruners.cap import FINETUNED, PRETRAINED, contrastive
 from kdcli.pruners.l0 import gates
 from kdcli.pruners.masked import is_score
-from kdcli.training.engine import start, train
+from kdcli.training.engine import train
 from kdcli.training.run_dir import RunDir
+from kdcli.training.session import Session, start
 from kdcli.types import Job, Schedule, StepLoss
 
 CPU = torch.device("cpu")
@@ -92,12 +93,12 @@ def trained(method, kind, folder=None, stop_after=None, **settings):
     job = Job(
         *({"model": model}, step, Rows(), All(), None),
         batch_weight=lambda batch: len(batch["labels"]),
-        param_group=pruner.pace,
+        param_group=pruner.param_group,
         on_step_end=pruner.after,
     )
     schedule = Schedule(STEPS, 16, lr, 0, stop_after=stop_after, micro_batch_size=16, checkpoint_every=100)
     run = RunDir.claim(folder, "x: 1\n", resume=True) if folder else None
-    outcome = train(start(CPU, torch.float32), CPU, job, schedule, run)
+    outcome = train(Session(start(CPU, torch.float32), CPU), job, schedule, run)
     return model, pruner, before, outcome
 
 
@@ -207,8 +208,8 @@ def test_scores_and_weights_have_their_own_rates_and_scores_no_decay():
     for method, lr, expected in (("smp", 2e-2, (1.0, 3e-5 / 2e-2)), ("movement", 3e-5, (1e-2 / 3e-5, 1.0))):
         assert defaults(method).lr == lr
         pruner = bound(method, lr=lr)
-        assert (pruner.pace(score).lr, pruner.pace(weight).lr) == pytest.approx(expected)
-        assert (pruner.pace(score).decayed, pruner.pace(weight).decayed) == (False, True)
+        assert (pruner.param_group(score).lr, pruner.param_group(weight).lr) == pytest.approx(expected)
+        assert (pruner.param_group(score).decayed, pruner.param_group(weight).decayed) == (False, True)
 
 
 def test_magnitude_keeps_the_largest_weights_as_they_change():
@@ -234,8 +235,8 @@ def test_soft_movements_threshold_rises_from_nothing():
 
 
 def test_l0_draws_its_gates_in_training_and_not_in_evaluation():
-    pruner = bound("l0")
-    model, batch = pruner.masks.model, Rows().batch(np.arange(4))
+    model, batch = tiny("bert"), Rows().batch(np.arange(4))
+    build_pruner("l0", {}, model, density=0.1, steps=100, lr=1e-2)
     for parameter in model.modules():
         if isinstance(parameter, torch.nn.Dropout):
             parameter.p = 0.0

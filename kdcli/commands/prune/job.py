@@ -134,7 +134,8 @@ def _job(
         trace.after(done)
 
     examples = plain.examples if taught is None else taught.examples
-    return replace(plain, step=step, on_step_end=on_step_end, param_group=pruner.pace, examples=examples), schedule
+    job = replace(plain, step=step, on_step_end=on_step_end, param_group=pruner.param_group, examples=examples)
+    return job, schedule
 
 
 def _last_layer(model: PreTrainedModel) -> Needs:
