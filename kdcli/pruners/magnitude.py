@@ -2,7 +2,7 @@
 
     W' = W ⊙ Top_v(|W|)        v falls along the cubic of `kdcli.pruners.movement`
 
-Relations: the baseline of `smp` and `movement`, without scores to learn: hardly slower than fine-tuning. At a density of
+Relations: the baseline of `smp` and `movement`, without scores: hardly slower than fine-tuning. At a density of
 10 % or less `smp` scored higher (docs/results.md).
 
     method: magnitude

@@ -123,13 +123,14 @@ def test_sparse_runs_what_is_timed_clearly_faster_by_the_best_round(monkeypatch,
     monkeypatch.setattr(csr.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(nn.Linear, "forward", taking("dense", dense))
     monkeypatch.setattr(SparseLinear, "forward", taking("sparse", sparse))
-    assert faster_sparse(linear_of(0.3, 16, 16)) is wins
+    linear = linear_of(0.3, 16, 16)
+    assert faster_sparse((linear,), linear, lambda: SparseLinear(linear)) is wins
     assert rounds["dense"] == rounds["sparse"] > 3
 
 
-def test_dense_linears_are_not_even_timed(monkeypatch):
+def test_dense_linears_are_not_timed(monkeypatch):
     monkeypatch.setattr(csr.time, "perf_counter", None)
-    assert not faster_sparse(linear_of(0.5, 16, 16))
+    assert not faster_sparse((linear_of(0.5, 16, 16),), None, None)
 
 
 def test_linears_and_then_blocks_are_timed_once_for_all_that_are_alike(monkeypatch):
@@ -160,7 +161,8 @@ def test_torch_without_such_a_product_stays_dense(monkeypatch):
         raise RuntimeError("Calling addmm on a sparse CPU tensor requires MKL")
 
     monkeypatch.setattr(torch, "addmm", lacking)
-    assert not faster_sparse(linear_of(0.002, 1024, 1024))
+    linear = linear_of(0.002, 1024, 1024)
+    assert not faster_sparse((linear,), linear, lambda: SparseLinear(linear))
 
 
 def test_what_is_refused():

@@ -17,8 +17,7 @@ from transformers import BertConfig, BertModel
 
 from kdcli.errors import MachineError, UsageError
 from kdcli.models.matrices import matrices
-from kdcli.sparse.mask_file import MaskInfo, apply_masks, base_hash, check_base, read_mask, write_mask
-from kdcli.sparse.smp_file import read_smp
+from kdcli.sparse.mask_file import MaskInfo, apply_masks, base_hash, check_base, read_mask, read_smp, write_mask
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +186,7 @@ def test_another_model_type_is_refused(written):
     [
         (lambda m: m.pop("2.K"), "no mask for matrix 2.K"),
         (lambda m: m.update({"3.Q": m["1.Q"]}), "a mask for 3.Q"),
-        (lambda m: m.update({"1.U": m["1.U"].T}), "the mask of 1.U is 32 × 128, the matrix 128 × 32"),
+        (lambda m: m.update({"1.U": m["1.U"].T}), "the mask of 1.U is 32 x 128, the matrix 128 x 32"),
     ],
 )
 def test_masks_that_do_not_fit_change_nothing(base, spoil, said):

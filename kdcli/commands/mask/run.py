@@ -26,8 +26,7 @@ from kdcli.pruners.selection import MASKINGS, down_to_one, select
 from kdcli.report.text import bytes_of, number, percent
 from kdcli.sparse.compact import compact
 from kdcli.sparse.load import with_head
-from kdcli.sparse.mask_file import MaskFile, MaskInfo, apply_masks, check_base, read_mask
-from kdcli.sparse.smp_file import read_smp
+from kdcli.sparse.mask_file import MaskFile, MaskInfo, apply_masks, check_base, read_mask, read_smp
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import numbered
 
