@@ -22,10 +22,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kdcli.pruners import schedule
 from kdcli.pruners.masked import attach
-from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner
-from kdcli.pruners.schedule import Shape
+from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, Shape, kept_share, ramp
 from kdcli.pruners.selection import select
 from kdcli.recipe.sections import Section
 
@@ -48,11 +46,11 @@ class Ramp(Section):
 
     def passed(self, done: int, steps: int) -> float:
         """Share of the ramp that is past."""
-        return schedule.ramp(done, steps, first=self.initial_fraction, last=self.final_fraction)
+        return ramp(done, steps, first=self.initial_fraction, last=self.final_fraction)
 
     def density(self, done: int, steps: int, final: float) -> float:
         """Share of the weights that is kept."""
-        return schedule.density(self.passed(done, steps), final, self.schedule)
+        return kept_share(self.passed(done, steps), final, self.schedule)
 
 
 class Settings(Ramp):

@@ -24,10 +24,8 @@ from pydantic import Field
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kdcli.pruners import schedule
 from kdcli.pruners.masked import attach
-from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner
-from kdcli.pruners.schedule import Shape
+from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, Shape, kept_share, progress, ramp
 from kdcli.pruners.selection import select, threshold
 from kdcli.recipe.sections import Section
 
@@ -64,21 +62,22 @@ def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps:
         raise ValueError(f"'pruner.warmup_steps' {settings.warmup_steps} is more than the {steps} steps of the run")
     masks = attach(model, frozen=True)
 
-    def progress(done: int) -> float:
-        return schedule.progress(schedule.ramp(done, steps, last=1 - rising / steps), settings.schedule)
+    def passed(done: int) -> float:
+        return ramp(done, steps, last=1 - rising / steps)
 
     def density_at(done: int) -> float:
-        return schedule.density(schedule.ramp(done, steps, last=1 - rising / steps), density, settings.schedule)
+        return kept_share(passed(done), density, settings.schedule)
 
     def choose(done: int) -> dict[str, Tensor]:
         if settings.masking == "threshold":
-            return threshold(masks.scores(), settings.threshold * progress(done))
+            tau = settings.threshold * progress(passed(done), settings.schedule)
+            return threshold(masks.scores(), tau)
         return select(settings.masking, masks.scores(), masks.kinds, density_at(done), settings.temperature)
 
     def regularise(done: int) -> dict[str, Tensor]:
         by_steps = settings.regularizer_schedule == "steps"
-        strength = schedule.progress(done / steps, "cubic") if by_steps else progress(done)
-        return {"regularizer": settings.regularizer * strength * masks.mean_sigmoid()}
+        risen = progress(done / steps, "cubic") if by_steps else progress(passed(done), settings.schedule)
+        return {"regularizer": settings.regularizer * risen * masks.mean_sigmoid()}
 
     return Pruner(
         masks,

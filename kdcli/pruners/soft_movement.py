@@ -19,10 +19,9 @@ from pydantic import Field
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kdcli.pruners import schedule
 from kdcli.pruners.masked import attach
 from kdcli.pruners.movement import Ramp
-from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner
+from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, progress
 from kdcli.pruners.selection import threshold
 
 DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9, exact=False)
@@ -40,14 +39,14 @@ def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps:
     """Put masks on a model; arguments as in `kdcli.pruners.movement`, of which `density` is not used."""
     masks = attach(model, embeddings=settings.embeddings)
 
-    def progress(done: int) -> float:
-        return schedule.progress(settings.passed(done, steps), settings.schedule)
+    def risen(done: int) -> float:
+        return progress(settings.passed(done, steps), settings.schedule)
 
     def choose(done: int) -> dict[str, Tensor]:
-        return threshold(masks.scores(), settings.threshold * progress(done))
+        return threshold(masks.scores(), settings.threshold * risen(done))
 
     def regularise(done: int) -> dict[str, Tensor]:
-        return {"regularizer": settings.regularizer * progress(done) * masks.mean_sigmoid()}
+        return {"regularizer": settings.regularizer * risen(done) * masks.mean_sigmoid()}
 
     return Pruner(
         masks,

@@ -1,7 +1,7 @@
 """Masks as bytes, near the entropy of their bits.
 
 Each matrix takes the smaller of two forms: the distances between kept weights, one byte each, or the bits packed eight
-to a byte. Either is Huffman-coded (deflate without matches, which random bits do not have): 1.00 to 1.01 of the entropy.
+to a byte. Either is Huffman-coded (deflate without matches, which random bits lack): 1.00 to 1.01 of the entropy.
 """
 
 from __future__ import annotations

@@ -55,10 +55,6 @@ class SparseLinear(nn.Module):
         """Compute [..., columns] -> [..., rows]."""
         return _by_tokens(x, self.out_features, self.product)
 
-    def extra_repr(self) -> str:
-        kept = self.csr.values().numel() / (self.in_features * self.out_features)
-        return f"in_features={self.in_features}, out_features={self.out_features}, density={kept:.3f}"
-
 
 class SparseFeedForward(nn.Module):
     """Two sparse linears and the activation in between, transposed once each way."""
@@ -189,20 +185,13 @@ def sparsify(model: PreTrainedModel, choose: Callable[[nn.Linear], bool] | None 
 
 @dataclass(frozen=True)
 class _Block:
-    """Linears of a layer that gain from running sparse together.
-
-    Attributes:
-        dense: the linears as they were.
-        now: computes [1, L, D] as the layer does with them, each in the form it has by itself.
-        joined: makes the module that replaces them.
-        paths: the first gets that module, the others become identities.
-    """
+    """Linears of a layer that gain from running sparse together."""
 
     layer: nn.Module
     dense: tuple[nn.Linear, ...]
-    now: Callable[[Tensor], Tensor]
-    joined: Callable[[], nn.Module]
-    paths: tuple[str, ...]
+    now: Callable[[Tensor], Tensor]  # computes [1, L, D] as the layer does, each linear in its present form
+    joined: Callable[[], nn.Module]  # makes the module that replaces them
+    paths: tuple[str, ...]  # the first gets that module, the others become identities
 
 
 def _blocks(layer: nn.Module, layout: Layout, kind: str) -> Iterator[_Block]:

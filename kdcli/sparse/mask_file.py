@@ -40,60 +40,36 @@ COPY_AGAIN = "copy it again from where it was made"
 
 
 class MaskInfo(BaseModel):
-    """What a mask is for.
-
-    Attributes:
-        base: hub id or directory of the encoder it was made for.
-        base_sha256: `base_hash` of that encoder.
-        model_type: of the encoder, as in its configuration.
-        method: the pruning method.
-        density: requested share of the weights that is kept.
-        densities: share that is kept, by matrix; `write_mask` fills it in.
-        shapes: rows and columns, by matrix; `write_mask` fills it in.
-        task: its name; None for a mask without a task.
-        architecture: class of transformers with the task's head; None for the bare encoder.
-        config: settings of the task's model that differ from the base's, such as `id2label`.
-        labels: the task's labels in the order of their numbers.
-        label_words: the words its head was made of, in the same order.
-        max_length: tokens at which its rows are cut; None for a mask without a task.
-        metrics: its scores.
-        versions: package -> version that made it.
-    """
+    """What a mask is for; `write_mask` fills in densities and shapes. Without a task the last fields are empty."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    base: str
-    base_sha256: str
+    base: str  # hub id or directory of the encoder it was made for
+    base_sha256: str  # `base_hash` of that encoder
     model_type: str
     method: str
-    density: float
-    densities: dict[str, float] = {}
-    shapes: dict[str, tuple[int, int]] = {}
+    density: float  # requested share of the weights that is kept
+    densities: dict[str, float] = {}  # share that is kept, by matrix
+    shapes: dict[str, tuple[int, int]] = {}  # rows and columns, by matrix
     task: str | None = None
-    architecture: str | None = None
-    config: dict[str, Any] = {}
-    labels: tuple[str, ...] = ()
-    label_words: tuple[str, ...] = ()
-    max_length: int | None = None
+    architecture: str | None = None  # class of transformers with the task's head; None: the bare encoder
+    config: dict[str, Any] = {}  # settings of the task's model that differ from the base's, such as `id2label`
+    labels: tuple[str, ...] = ()  # in the order of their numbers
+    label_words: tuple[str, ...] = ()  # the words its head was made of, in the same order
+    max_length: int | None = None  # tokens at which its rows are cut
     metrics: dict[str, float] = {}
-    versions: dict[str, str] = {}
+    versions: dict[str, str] = {}  # of the packages that made it
 
 
 @dataclass(frozen=True)
 class MaskFile:
-    """A mask file in memory.
-
-    Attributes:
-        masks: by `Matrix.name`, bool [out, in]; True is kept.
-        head: by parameter name of the task's model; empty for the bare encoder.
-        scores: by `Matrix.name`, float16 [out, in]; empty when they were not stored.
-    """
+    """A mask file in memory; masks and scores by `Matrix.name`, [out, in]."""
 
     info: MaskInfo
-    masks: dict[str, Tensor]
+    masks: dict[str, Tensor]  # bool, True is kept
     path: Path
-    head: dict[str, Tensor] = field(default_factory=dict)
-    scores: dict[str, Tensor] = field(default_factory=dict)
+    head: dict[str, Tensor] = field(default_factory=dict)  # by parameter name of the task's model
+    scores: dict[str, Tensor] = field(default_factory=dict)  # float16; empty when they were not stored
 
 
 def base_hash(model: PreTrainedModel) -> str:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdcli.pruners.schedule import density, progress, ramp
+from kdcli.pruners.pruner import kept_share, progress, ramp
 
 
 def test_the_ramp_holds_still_at_both_ends():
@@ -17,10 +17,10 @@ def test_the_ramp_holds_still_at_both_ends():
 
 
 def test_cubic_and_linear_densities_are_the_formulas():
-    assert density(0.4, 0.1, "cubic") == pytest.approx(0.1 + 0.9 * 0.6**3)
-    assert density(0.4, 0.1, "linear") == pytest.approx(0.1 + 0.9 * 0.6)
+    assert kept_share(0.4, 0.1, "cubic") == pytest.approx(0.1 + 0.9 * 0.6**3)
+    assert kept_share(0.4, 0.1, "linear") == pytest.approx(0.1 + 0.9 * 0.6)
     assert progress(0.4, "cubic") == pytest.approx(1 - 0.6**3)
-    assert [density(p, 0.03, "cubic") for p in (0.0, 1.0)] == [1.0, 0.03]
+    assert [kept_share(p, 0.03, "cubic") for p in (0.0, 1.0)] == [1.0, 0.03]
 
 
 @settings(max_examples=40)
@@ -32,7 +32,7 @@ def test_cubic_and_linear_densities_are_the_formulas():
     shape=st.sampled_from(["cubic", "linear"]),
 )
 def test_density_never_rises_and_ends_at_the_one_asked_for(steps, first, last, final, shape):
-    found = [density(ramp(t, steps, first=first, last=last), final, shape) for t in range(steps + 1)]
+    found = [kept_share(ramp(t, steps, first=first, last=last), final, shape) for t in range(steps + 1)]
     assert found == sorted(found, reverse=True)
     assert found[-1] == final
     assert found[0] <= 1

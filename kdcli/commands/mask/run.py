@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
+from rich.table import Column, Table
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
@@ -32,48 +32,29 @@ from kdcli.training.run_dir import numbered
 
 
 @dataclass(frozen=True)
-class MaskTable:
-    """Facts about a mask or two; header, rows and note are how a terminal shows them."""
+class MaskResult:
+    """Facts for `--json`; a table (header first) and lines for the terminal."""
 
     facts: dict[str, Any]
-    header: list[str]
-    rows: list[list[str]]
-    note: str = ""
+    lines: list[str]
+    table: list[list[str]] = field(default_factory=list)
 
     def to_json(self) -> str:
         """The facts."""
         return json.dumps(self.facts, indent=2)
 
     def renderables(self) -> Iterable[Any]:
-        """A table, and a sentence."""
-        table = Table(*self.header[:1], header_style="bold")
-        for name in self.header[1:]:
-            table.add_column(name, justify="right")
-        for row in self.rows:
-            table.add_row(*row)
-        yield table
-        if self.note:
-            yield self.note
+        """The table, then the lines."""
+        if self.table:
+            header, *rows = self.table
+            shown = Table(header[0], *(Column(name, justify="right") for name in header[1:]), header_style="bold")
+            for row in rows:
+                shown.add_row(*row)
+            yield shown
+        yield from self.lines
 
 
-@dataclass(frozen=True)
-class SavedModel:
-    """A model made of a base and a mask."""
-
-    folder: Path
-    facts: dict[str, Any]
-
-    def to_json(self) -> str:
-        """Where it is and how big."""
-        return json.dumps({"folder": str(self.folder), **self.facts}, indent=2)
-
-    def renderables(self) -> Iterable[Any]:
-        """Where it is and how to load it."""
-        yield f"{self.facts['kept']:.1%} of {self.facts['weights']:,} weights kept, {bytes_of(self.facts['bytes'])}"
-        yield f"model in {self.folder}: {self.facts['loads']}"
-
-
-def info(file: Path) -> MaskTable:
+def info(file: Path) -> MaskResult:
     """What a mask file is for, and how much each kind of matrix keeps.
 
     Raises:
@@ -86,7 +67,8 @@ def info(file: Path) -> MaskTable:
     by_kind: dict[str, list[Tensor]] = {}
     for name, of_matrix in mask.masks.items():
         by_kind.setdefault(name.split(".")[1], []).append(of_matrix)
-    rows = [
+    table = [
+        ["mask", file.name],
         ["base", f"{about.base} ({about.model_type})"],
         ["base sha256", about.base_sha256],
         ["task", about.task or ""],
@@ -101,10 +83,10 @@ def info(file: Path) -> MaskTable:
         ["size", bytes_of(facts["bytes"])],
         ["scores", "kept: another density can be cut" if has_scores else "not kept"],
     ]
-    return MaskTable(facts, ["mask", file.name], [row for row in rows if row[1]], "\n".join(down_to_one(mask.masks)))
+    return MaskResult(facts, down_to_one(mask.masks), [row for row in table if row[1]])
 
 
-def diff(first: Path, second: Path) -> MaskTable:
+def diff(first: Path, second: Path) -> MaskResult:
     """How much two masks of the same shapes have in common, matrix by matrix.
 
     Raises:
@@ -113,18 +95,18 @@ def diff(first: Path, second: Path) -> MaskTable:
     one, other = read_mask(first), read_mask(second)
     if one.info.shapes != other.info.shapes:
         raise UsageError(f"{first} and {second} are for models of other shapes", "compare masks of one base")
-    rows, facts = [], {}
+    table, facts = [["matrix", first.name, second.name, "shared"]], {}
     both_all = either_all = 0
     for name, mask in one.masks.items():
         both, either = int((mask & other.masks[name]).sum()), int((mask | other.masks[name]).sum())
         both_all, either_all = both_all + both, either_all + either
         shares = float(mask.float().mean()), float(other.masks[name].float().mean()), both / max(1, either)
         facts[name] = dict(zip(("first", "second", "shared"), shares, strict=True))
-        rows.append([name, *(f"{share:.1%}" for share in shares)])
+        table.append([name, *(f"{share:.1%}" for share in shares)])
     shared = both_all / max(1, either_all)
     differing = "" if one.info.base_sha256 == other.info.base_sha256 else "They were made for different weights. "
     note = f"{differing}{shared:.1%} of the weights that either keeps are kept by both."
-    return MaskTable({"shared": shared, "matrices": facts}, ["matrix", first.name, second.name, "shared"], rows, note)
+    return MaskResult({"shared": shared, "matrices": facts}, [note], table)
 
 
 def apply(
@@ -137,7 +119,7 @@ def apply(
     drop_rows_below: int = 0,
     output_dir: Path | None,
     trust_remote_code: bool,
-) -> SavedModel:
+) -> MaskResult:
     """Save the model that a mask makes of its base.
 
     Args:
@@ -170,13 +152,12 @@ def apply(
         loads = f"kdcli.load('{folder}'), or from_pretrained(..., trust_remote_code=True)"
     for line in (f"{source} under {file}", *down_to_one(masks)):
         Progress.log(line)
-    facts = {
-        "kept": _density(masks.values()),
-        "weights": sum(m.numel() for m in masks.values()),
-        "bytes": sum(f.stat().st_size for f in folder.glob("*.safetensors")),
-        "loads": loads,
-    }
-    return SavedModel(folder, facts)
+    kept, total = _density(masks.values()), sum(m.numel() for m in masks.values())
+    size = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
+    return MaskResult(
+        {"folder": str(folder), "kept": kept, "weights": total, "bytes": size, "loads": loads},
+        [f"{kept:.1%} of {total:,} weights kept, {bytes_of(size)}", f"model in {folder}: {loads}"],
+    )
 
 
 def _open(file: Path, base: str | None, trust_remote_code: bool) -> tuple[MaskFile, PreTrainedModel, str]:

@@ -19,8 +19,10 @@ from kdcli.commands.prune.settings import PruneRecipe
 from kdcli.disk import write_atomic
 from kdcli.downstream.task import PreparedTask, build_job, order_and_schedule, task_loss
 from kdcli.models.capture import Capture, capture, prepare_teacher
+from kdcli.models.card import describe
 from kdcli.models.heads import TaskModel
 from kdcli.models.layout import layout_for
+from kdcli.models.load import location
 from kdcli.pruners import Pruner, build_pruner, cap
 from kdcli.teachers.task_teacher import CachedSignals, cached_signals, kd_terms, store_in
 from kdcli.teachers.teacher import Teacher
@@ -36,9 +38,11 @@ SAFE_STEP = 0.001
 
 @dataclass(frozen=True)
 class Pruning:
-    """A model under masks, its job, and warnings for the log and the report."""
+    """A model under masks and its job."""
 
+    recipe: PruneRecipe
     headed: TaskModel
+    dense: dict[str, Any]  # card of the model as it was loaded
     pruner: Pruner
     job: Job
     schedule: Schedule
@@ -54,24 +58,23 @@ def build_pruning(
         teacher: fine-tuned on the task; its logits, and its states for methods that contrast, are learned too.
         folder: of the run, for the trace (main process) and the teacher's signals; None writes nothing.
     """
-    schedule = order_and_schedule(task, recipe)[1]
-    density = 1 - recipe.sparsity[0]
-    pruner = build_pruner(
-        recipe.method, recipe.pruner, headed.model, density=density, steps=schedule.steps, lr=recipe.train.lr
-    )
+    schedule, source = order_and_schedule(task, recipe)[1], Path(location(str(recipe.model)))
+    dense = describe(headed.model, str(recipe.model), source if source.is_dir() else None)
+    density, steps, lr = 1 - recipe.sparsity[0], schedule.steps, recipe.train.lr
+    pruner = build_pruner(recipe.method, recipe.pruner, headed.model, density=density, steps=steps, lr=lr)
     inside = {id(p) for p in _encoder(headed.model).values()}
     for parameter in headed.model.parameters():
         if id(parameter) not in inside:
             # A head of label words is never trained; another always is, with its pooler.
             parameter.requires_grad_(recipe.head.kind == "scratch")
-    trace = Trace(pruner, folder if task.session.is_main else None, schedule.steps)
+    trace = Trace(pruner, folder if task.session.is_main else None, steps)
     job, schedule = _job(task, recipe, headed, pruner, teacher, folder, trace)
     if not pruner.trains_weights:
         # Frozen weights in the compute dtype: half the memory and no casts. After `_job`, which runs without autocast.
         for parameter in _encoder(headed.model).values():
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(task.session.compute_dtype)
-    return Pruning(headed, pruner, job, schedule, _warnings(recipe, pruner, schedule.steps))
+    return Pruning(recipe, headed, dense, pruner, job, schedule, _warnings(recipe, pruner, steps))
 
 
 def restore_precision(model: PreTrainedModel, base: PreTrainedModel) -> None:

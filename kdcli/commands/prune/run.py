@@ -7,7 +7,7 @@ After training: the masked, the compact and the sparse form, measured beside the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,10 @@ from kdcli.bench.latency import Latency
 from kdcli.commands.prune.job import Pruning, build_pruning
 from kdcli.commands.prune.save import COMPACT, DENSE, MASKED, save_and_report
 from kdcli.commands.prune.settings import PruneRecipe
-from kdcli.downstream.task import (
-    PreparedTask,
-    load_model,
-    log_padding,
-    order_and_schedule,
-    predict,
-    prepare,
-    quality_of,
-)
+from kdcli.downstream import task as tasks
+from kdcli.downstream.task import PreparedTask, order_and_schedule
 from kdcli.errors import UsageError
-from kdcli.models.card import describe
 from kdcli.models.heads import TaskModel
-from kdcli.models.load import location
 from kdcli.pruners import check_settings, defaults
 from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.recipe.sections import Invocation
@@ -45,38 +36,31 @@ from kdcli.types import Outcome
 
 @dataclass
 class PruneStage:
-    """One method and sparsity, in a directory of its own.
+    """One method and sparsity, in a directory of its own."""
 
-    Attributes:
-        name: in the report that compares several.
-        headed: the model where it is loaded already; `build` spends it.
-    """
-
-    name: str
+    name: str  # in the report that compares several
     resolved: Resolved[PruneRecipe]
     folder: Path
     task: PreparedTask
     teacher: TaskModel | None
     dry_run: bool
-    headed: TaskModel | None = None
+    headed: TaskModel | None = None  # loaded already, for `build` to use
     built: Pruning | None = None
-    card: dict[str, Any] = field(default_factory=dict)
 
     def build(self) -> StageJob:
         """Load the model, put masks on it and make the job."""
         task, recipe = self.task, self.resolved.recipe
         Progress.log(f"{recipe.method}, sparsity {recipe.sparsity[0]:g}")
         headed = self.headed or _load(recipe, task)
-        source = Path(location(str(recipe.model)))
-        self.headed, self.card = None, describe(headed.model, str(recipe.model), source if source.is_dir() else None)
+        self.headed = None
         built = build_pruning(task, recipe, headed, self.teacher, None if self.dry_run else self.folder)
         for warning in built.warnings:
             Progress.log(warning)
         order, _ = order_and_schedule(task, recipe)
-        log_padding(order)
+        tasks.log_padding(order)
         # A dry run keeps no model beyond its own stage.
         self.built = None if self.dry_run else built
-        return StageJob(built.job, built.schedule, order.steps_of_pass, {DENSE: self.card})
+        return StageJob(built.job, built.schedule, order.steps_of_pass, {DENSE: built.dense})
 
     def finish(self, outcome: Outcome) -> None:
         """Predict, save every form of the model and report."""
@@ -86,10 +70,10 @@ class PruneStage:
             Progress.log(f"the best weights are those of step {outcome.best_step}")
         # Saved with the tokenizer: whoever evaluates the model cuts its rows here too.
         built.headed.tokenizer.model_max_length = task.max_length
-        predictions = predict(task.session, task.evaluator, built.headed)
+        predictions = tasks.predict(task.session, task.evaluator, built.headed)
         if task.session.is_main:
             delete_signals(self.folder)
-            save_and_report(task, self.resolved.recipe, self.folder, built, self.card, outcome, predictions)
+            save_and_report(task, built, self.folder, outcome, predictions)
 
 
 @dataclass(frozen=True)
@@ -146,7 +130,7 @@ def _prepare(
     """Check models and data against each other and tokenise; claims nothing."""
     recipe = first.recipe
     folder = choose_output_dir(f"prune-{Path(str(recipe.model)).name}-{recipe.task}", first, invocation, session)
-    task, headed = prepare(recipe, session, trust_remote_code=session.trust_remote_code)
+    task, headed = tasks.prepare(recipe, session, trust_remote_code=session.trust_remote_code)
     teacher = None
     if recipe.teacher is not None:
         label_map = recipe.head.label_map
@@ -168,7 +152,7 @@ def _prepare(
 
 
 def _load(recipe: PruneRecipe, task: PreparedTask) -> TaskModel:
-    return load_model(recipe, task.data.task, trust_remote_code=task.session.trust_remote_code)
+    return tasks.load_model(recipe, task.data.task, trust_remote_code=task.session.trust_remote_code)
 
 
 def stage_recipes(
@@ -216,7 +200,7 @@ def combine(folder: Path, recipe: PruneRecipe, stages: Sequence[PruneStage]) -> 
         folders={},
         latency=Latency(),
         outcome=None,
-        quality=quality_of(evaluations),
+        quality=tasks.quality_of(evaluations),
         notes=notes,
         evaluations=evaluations,
         pruning=pruning,

@@ -47,18 +47,11 @@ LOSSLESS = 1e-4
 
 
 def save_and_report(
-    task: PreparedTask,
-    recipe: PruneRecipe,
-    folder: Path,
-    built: Pruning,
-    dense_card: Mapping[str, Any],
-    outcome: Outcome,
-    predictions: list[Prediction],
+    task: PreparedTask, built: Pruning, folder: Path, outcome: Outcome, predictions: list[Prediction]
 ) -> None:
     """Save every form of the trained model, measure them beside the dense one, report."""
-    headed, pruner = built.headed, built.pruner
-    model = headed.model.cpu()
-    masks, scores = pruner.masks.masks(), pruner.masks.scores()
+    recipe, headed, pruner = built.recipe, built.headed, built.pruner
+    model, masks, scores = headed.model.cpu(), pruner.masks.masks(), pruner.masks.scores()
     evaluations = task.evaluator.evaluations(MASKED, task.data.split, predictions, WORST)
     loads = "anywhere with trust_remote_code, for its class lies beside it" if is_custom(model) else "anywhere"
     notes = [*built.warnings, *down_to_one(masks), *task.notes]
@@ -70,10 +63,14 @@ def save_and_report(
         base = load_weights(str(recipe.model), AutoModel, trust_remote_code=task.session.trust_remote_code)
         restore_precision(model, base)
         pruner.masks.fold()
-        _write_masks(task, recipe, folder, model, base, masks, scores, evaluations)
+        metrics = summed_up({e["set"]: e["metrics"] for e in evaluations}, None)
+        head, info = _mask_info(task, recipe, model, base, metrics)
+        write_mask(folder / MASK, info, masks, head=head)
+        if scores:
+            write_mask(folder / SCORES, info, masks, head=head, scores=scores)
         notes.append(f"mask: {bytes_of((folder / MASK).stat().st_size)} beside the base ({MASK})")
     save_model(model, headed.tokenizer, folder)
-    cards = {DENSE: dense_card, MASKED: describe(model, str(folder), folder)}
+    cards = {DENSE: built.dense, MASKED: describe(model, str(folder), folder)}
     subjects = [Subject(MASKED, str(folder))]
     if task.session.device.type == "cpu":
         subjects.append(Subject(SPARSE, str(folder), "sparse"))
@@ -105,23 +102,12 @@ def save_and_report(
     (folder / TRACE).unlink()
 
 
-def _write_masks(
-    task: PreparedTask,
-    recipe: PruneRecipe,
-    folder: Path,
-    model: PreTrainedModel,
-    base: PreTrainedModel,
-    masks: Mapping[str, Tensor],
-    scores: Mapping[str, Tensor],
-    evaluations: list[dict[str, Any]],
-) -> None:
-    """Write the mask file, all that a task needs beside its base, and the scores, which can be cut at other densities.
-
-    Args:
-        base: the encoder as it was loaded.
-    """
+def _mask_info(
+    task: PreparedTask, recipe: PruneRecipe, model: PreTrainedModel, base: PreTrainedModel, metrics: dict[str, float]
+) -> tuple[dict[str, Tensor], MaskInfo]:
+    """Head and header of a mask file, from the pruned model and the encoder as it was loaded."""
     head, config = task_part(model, base)
-    info = MaskInfo(
+    return head, MaskInfo(
         base=str(recipe.model),
         base_sha256=base_hash(base),
         model_type=str(base.config.model_type),
@@ -133,12 +119,9 @@ def _write_masks(
         labels=task.data.task.labels,
         label_words=tuple(recipe.head.words or task.data.task.words) if recipe.head.kind != "scratch" else (),
         max_length=task.max_length,
-        metrics=summed_up({e["set"]: e["metrics"] for e in evaluations}, None),
+        metrics=metrics,
         versions=versions(),
     )
-    write_mask(folder / MASK, info, masks, head=head)
-    if scores:
-        write_mask(folder / SCORES, info, masks, head=head, scores=scores)
 
 
 def _evaluate_compact(
