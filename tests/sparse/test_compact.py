@@ -1,4 +1,4 @@
-"""A compacted model computes what the masked one does, from fewer weights, here and wherever it is loaded."""
+"""A compacted model computes what the masked one does, from fewer weights, wherever it is loaded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MASKS = {"none": None, "padded": PADDED, "documents": BLOCK}
 
 
 def outputs(model, mask):
-    """The last states in float64: what differs is the method, not rounding. Of real tokens only."""
+    """The last states of real tokens, in float64, so that differences are not rounding."""
     with torch.no_grad():
         found = model.double()(input_ids=IDS, attention_mask=mask)[0]
     model.float()
@@ -117,11 +117,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_empty_goes_and_its_constants_stay(name):
+def test_empty_parts_are_removed_and_their_constants_folded(name):
     places, (heads, width, units) = CASES[name]
     model = cut(fresh(num_hidden_layers=1), *places)
     small = compact(model)
-    # In float64 throughout: anything but rounding of that is a mistake.
     assert small.dtype == torch.float64
     assert gap_64(model, small) < 1e-12
     sizes = small.config.compact_layers[0]
@@ -153,7 +152,7 @@ def test_any_structure_of_zeros_computes_the_same(seed):
     assert weights(small) < weights(model)
 
 
-def test_empty_rows_and_columns_that_stay_are_not_computed():
+def test_empty_rows_and_columns_are_skipped_where_they_are_many():
     model = cut(
         fresh(num_hidden_layers=1),
         ("D", 0, slice(0, 20)),
@@ -164,7 +163,7 @@ def test_empty_rows_and_columns_that_stay_are_not_computed():
     small = compact(model)
     assert gap_64(model, small) < 1e-12
     sizes = small.config.compact_layers[0]
-    # The rows that are left and one of zeros; less than half of the columns are not worth a copy.
+    # One row of zeros is added; fewer than half of the columns are not worth a copy.
     assert sizes["D"] == (128, 32, 128, 13)
     assert sizes["O"] == (32, 32, 32, 16)
     assert sizes["U"] == (32, 128, 12, 128)
@@ -172,15 +171,15 @@ def test_empty_rows_and_columns_that_stay_are_not_computed():
 
 
 @pytest.mark.parametrize(("letter", "left"), [("K", 8), ("Q", 12)])
-def test_what_scores_do_not_need_is_not_computed(letter, left):
-    # Of queries that are their bias, one dimension a head stays, for the sum of what they weigh the keys with.
+def test_dimensions_that_scores_do_not_need_are_removed(letter, left):
+    # Constant queries leave one dimension a head.
     rows = [row for row in range(32) if row % 4]
     sizes = compact(cut(fresh(num_hidden_layers=1), (letter, 0, rows))).config.compact_layers[0]
     assert sizes["K"][3] == left + 1
     assert sizes["Q"][3] == 8 + 1
 
 
-def test_dropping_thin_rows_is_the_same_as_emptying_them():
+def test_dropping_rows_equals_emptying_them():
     model = fresh()
     apply_masks(model, random_masks(model, 0.3))
     emptied = fresh()
@@ -196,7 +195,7 @@ def test_dropping_thin_rows_is_the_same_as_emptying_them():
     assert weights(small) < weights(compact(model)) == weights(compact(model, drop_rows_below=1))
 
 
-def test_what_cannot_be_compacted_is_named():
+def test_other_types_and_compacted_models_are_refused():
     with pytest.raises(UsageError, match="modernbert cannot be compacted") as caught:
         compact(tiny_encoder("modernbert"))
     assert "distilbert, electra" in str(caught.value.hint)
