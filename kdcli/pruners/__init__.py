@@ -22,11 +22,7 @@ methods, check_settings = _METHODS.names, _METHODS.settings
 
 
 def defaults(method: str) -> Defaults:
-    """What a method's authors ran it with.
-
-    Raises:
-        UsageError: unknown method.
-    """
+    """What a method's authors ran it with; an unknown method is a UsageError."""
     values: Defaults = _METHODS.module(method).DEFAULTS
     return values
 
@@ -34,16 +30,14 @@ def defaults(method: str) -> Defaults:
 def build_pruner(
     method: str, settings: Mapping[str, Any], model: PreTrainedModel, *, density: float, steps: int, lr: float
 ) -> Pruner:
-    """Put a method's masks on a model, and freeze what it does not train.
+    """Put a method's masks on a model, and freeze what it does not train: all but scores where it trains no weights.
 
     Args:
-        model: in its compute dtype; with its head, which is frozen too where a method trains no weights.
-        density: share of the weights that is kept in the end.
+        density: share of the weights that is kept in the end, above 0 and at most 1.
         steps, lr: of the schedule.
 
     Raises:
-        UsageError: see `Methods.settings`; a model type without a row in `kdcli.models.layout`; a density that is not
-            above 0 and at most 1; settings that do not fit the steps.
+        UsageError: see `Methods.settings`; an unknown model type; a density or settings that do not fit.
     """
     checked = check_settings(method, settings)
     if not 0 < density <= 1:

@@ -31,8 +31,7 @@ from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner
 
 DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9)
 
-PRETRAINED, FINETUNED = "pretrained", "finetuned"
-"""Keys of the states that `contrast` compares with."""
+PRETRAINED, FINETUNED = "pretrained", "finetuned"  # Keys of the states that `contrast` compares with
 
 
 class Settings(movement.Settings):
@@ -48,13 +47,7 @@ def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps:
     built, tau = movement.pruner(settings, model, density=density, steps=steps, lr=lr), settings.contrast_temperature
 
     def contrast(cls_BD: Tensor, others: Mapping[str, Tensor], labels_B: Tensor | None) -> dict[str, Tensor]:
-        """Weighted contrastive terms of one batch.
-
-        Args:
-            cls_BD: first states of the last layer of the pruned model.
-            others: PRETRAINED, FINETUNED -> the same of those models; an absent key makes no term.
-            labels_B: classes, int64; None where a task has none.
-        """
+        """Weighted terms of one batch, from first states of the pruned model and the others, and int64 classes."""
         terms = {}
         if PRETRAINED in others and settings.unsupervised:
             own = torch.eye(len(cls_BD), dtype=torch.bool, device=cls_BD.device)

@@ -32,8 +32,7 @@ from kdcli.recipe.sections import Section
 DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9, exact=False)
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
-EDGE = 1e-6
-"""Distance of the noise from 0 and 1, where its logit is infinite."""
+EDGE = 1e-6  # Distance of the noise from 0 and 1, where its logit is infinite
 
 
 class Settings(Section):

@@ -22,25 +22,14 @@ from kdcli.models.matrices import Matrix, matrices
 
 
 class MaskedWeight(nn.Module):
-    """A linear's weight under a mask, with float32 scores whatever the dtype of the weight.
+    """A linear's weight [out, in] under a mask, with float32 scores that begin at `start`, or None."""
 
-    Args:
-        weight: [out, in].
-        start: initial value of the scores; None for a method without scores.
-
-    Attributes:
-        score: what is learned, shaped as the weight.
-        mask: which weights are kept; all at first.
-        share: [out, 1] float32, weight of a row's elements in the mean over matrices of a matrix's mean.
-    """
-
-    mask: Tensor
-    share: Tensor
+    mask: Tensor  # [out, in] bool, True is kept; all at first
+    share: Tensor  # [out, 1] float32, what an element of the row counts in the mean over matrices of a matrix's mean
 
     def __init__(self, weight: Tensor, start: float | None = 0.0) -> None:
         super().__init__()
-        scores = None if start is None else torch.full_like(weight, start, dtype=torch.float32)
-        self.register_parameter("score", None if scores is None else nn.Parameter(scores))
+        self.score = None if start is None else nn.Parameter(torch.full_like(weight, start, dtype=torch.float32))
         self.register_buffer("mask", torch.ones_like(weight, dtype=torch.bool), persistent=False)
         self.register_buffer("share", weight.new_zeros(len(weight), 1, dtype=torch.float32), persistent=False)
 
@@ -87,18 +76,13 @@ class _MeanSigmoid(torch.autograd.Function):
 
 
 class Masks:
-    """The masked matrices of a model, by name (`3.Q`), fused linears taken apart.
-
-    Attributes:
-        matrices: in the order of the layers.
-        kinds: name -> Q, K, V, O, U, D, ...
-        held: path of each linear -> its parametrization.
-    """
+    """The masked matrices of a model, by name (`3.Q`), fused linears taken apart."""
 
     def __init__(self, masked: list[Matrix]) -> None:
         self.matrices = masked
         self.kinds = {m.name: m.kind for m in masked}
         self._linears: dict[str, Any] = {m.path: m.linear for m in masked}
+        # Path of each linear -> its parametrization.
         self.held: dict[str, MaskedWeight] = {p: li.parametrizations.weight[0] for p, li in self._linears.items()}
 
     def scores(self) -> dict[str, Tensor]:
@@ -159,8 +143,6 @@ def attach(
 ) -> Masks:
     """Put a mask that keeps everything on each matrix of `kdcli.models.matrices`.
 
-    Cast the model before, not after: scores stay float32.
-
     Args:
         start: initial value of the scores; None for none.
         frozen: only the scores are trained.
@@ -168,7 +150,7 @@ def attach(
         kind: computes the masked weight.
 
     Raises:
-        UsageError: a model type without a row in `kdcli.models.layout`.
+        UsageError: an unknown model type.
         ValueError: the model has masks already.
     """
     found = matrices(model)

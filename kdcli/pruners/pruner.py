@@ -19,8 +19,7 @@ from kdcli.pruners.masked import Masks, is_score
 from kdcli.types import ParamGroup
 
 Shape = Literal["cubic", "linear"]
-WEIGHT_LR = 3e-5
-"""Learning rate of fine-tuned weights (movement pruning) and of a new head (SMP, table 4)."""
+WEIGHT_LR = 3e-5  # Learning rate of fine-tuned weights (movement pruning) and of a new head (SMP, table 4)
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,12 @@ from torch import Tensor
 
 SAMPLE = 1024
 """Least size of the sample; of n scores it has n^⅔, so that the sample and its bracket cost about the same."""
-MASKINGS = ("local", "global", "proportional")
-"""Names of the masking functions that keep a given density, see `select`."""
-WIDTH = 4.0
-"""Half the bracket in standard deviations of the sampled rank. A k-th score outside it only costs time."""
+MASKINGS = ("local", "global", "proportional")  # Names of the masking functions that keep a given density, see `select`
+WIDTH = 4.0  # Half the bracket in standard deviations of the sampled rank. A k-th score outside it only costs time
 
 
 def keep_top(scores: Tensor, keep: int) -> Tensor:
-    """Mask of exactly the `keep` largest scores of any shape, among equal ones those of the lowest index.
-
-    Raises:
-        ValueError: `keep` is negative or more than there are.
-    """
+    """Mask of exactly the `keep` largest scores of any shape, among equal ones those of the lowest index."""
     return _keep_top([scores], keep)[0]
 
 

@@ -23,10 +23,8 @@ from kdcli.sparse.mask_file import MaskInfo, check_fit
 
 Array = np.ndarray[Any, Any]
 
-TILE = 1 << 16
-"""Weights of a tile: places within it fit 16 bits, and its 256 KB the cache of a core."""
-SCATTER_BELOW = 0.1
-"""Density up to which writing kept weights one by one beats masking all."""
+TILE = 1 << 16  # Weights of a tile: places within it fit 16 bits, and its 256 KB the cache of a core
+SCATTER_BELOW = 0.1  # Density up to which writing kept weights one by one beats masking all
 
 
 class _Scattered:
@@ -63,11 +61,7 @@ class _Entry:
 
 
 class Bank:
-    """Tasks on one base.
-
-    Args:
-        model: the encoder, on the CPU in float32; `use` overwrites its matrices. The bank keeps a copy of them.
-    """
+    """Tasks on one encoder, on the CPU in float32: `use` overwrites its matrices, of which the bank keeps a copy."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._base: PreTrainedModel = model.base_model
@@ -97,7 +91,7 @@ class Bank:
         Args:
             masks: by `Matrix.name`, bool [out, in].
             info: names the class of the task's model and its settings; None for the bare encoder.
-            head: parameters by their names in that model; they stay in memory beside the base.
+            head: parameters by their names in that model.
 
         Raises:
             UsageError: masks that do not fit the base, a head that does not fit its class, or a name that is taken.
@@ -114,13 +108,9 @@ class Bank:
         self._entries[name] = _Entry(model, forms)
 
     def use(self, name: str) -> PreTrainedModel:
-        """Switch to a task; models returned for other tasks now compute with this one's weights.
+        """Switch to a task and return its model, the same object at every call.
 
-        Returns:
-            The task's model, the same object at every call.
-
-        Raises:
-            UsageError: no such task.
+        Models of other tasks now compute with this one's weights. An unknown task is a `UsageError`.
         """
         if name not in self._entries:
             raise UsageError(

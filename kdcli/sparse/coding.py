@@ -13,10 +13,8 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-GAPS, BITS = 0, 1
-"""First byte of a coded mask: the form of the rest."""
-STEP = 255
-"""A distance byte of this value only moves on by as many places, without a kept weight."""
+GAPS, BITS = 0, 1  # First byte of a coded mask: the form of the rest
+STEP = 255  # A distance byte of this value only moves on by as many places, without a kept weight
 
 
 def encode(mask: Array) -> Array:

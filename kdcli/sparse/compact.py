@@ -42,7 +42,7 @@ def compact(model: PreTrainedModel, *, drop_rows_below: int = 0) -> PreTrainedMo
         A model of class `Compact...` with the sizes of its layers in `config.compact_layers`.
 
     Raises:
-        UsageError: a model type whose layers cannot be compacted, or a compacted model.
+        UsageError: a model type that cannot be compacted, or a compacted model.
     """
     kind = str(model.config.model_type)
     if kind not in PATHS:

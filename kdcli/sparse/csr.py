@@ -27,10 +27,8 @@ from kdcli.models.layout import Layout, layout_for, linears
 from kdcli.models.matrices import matrices
 from kdcli.models.modeling_kdcli import PATHS
 
-TOKENS = 64
-"""Columns of the dense factor that are computed at a time."""
-TIMED_BELOW = 0.35
-"""Density up to which the sparse form is timed at all: beyond it never won."""
+TOKENS = 64  # Columns of the dense factor that are computed at a time
+TIMED_BELOW = 0.35  # Density up to which the sparse form is timed at all: beyond it never won
 GAIN, ROUNDS, LENGTH = 1.1, 5, 128
 """Speed-up it must have, as timings vary; rounds of which the best counts; tokens it is timed with."""
 ACTIVATIONS = ("intermediate_act_fn", "activation")
@@ -69,19 +67,14 @@ class SparseFeedForward(nn.Module):
 
 
 class SparseAttention(nn.Module):
-    """Self-attention and its output linear, all four sparse; only input and output are transposed.
-
-    The dense products of attention read transposed factors at the same speed.
-    """
+    """Self-attention and its output linear, all four sparse; only input and output are transposed."""
 
     def __init__(self, parts: Mapping[str, SparseLinear], heads: int) -> None:
         super().__init__()
         self.q, self.k, self.v, self.o = (parts[letter] for letter in "QKVO")
         self.heads, self.scale = heads, (self.q.out_features // heads) ** -0.5
 
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **ignored: Any
-    ) -> tuple[Tensor, None]:
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
         """Attend within `attention_mask`: bool, True may attend, or a bias that is added to the scores."""
         batch, length, width = hidden_states.shape
         out_BLO = hidden_states.new_empty(batch, length, self.o.out_features)
@@ -141,13 +134,11 @@ def _csr(weight: Tensor) -> Tensor:
 def sparsify(model: PreTrainedModel, choose: Callable[[nn.Linear], bool] | None = None) -> PreTrainedModel:
     """A copy of a model whose linears run sparse where that is faster; it shares all tensors with the model.
 
+    The copy is for inference: it cannot be saved or trained.
+
     Args:
         model: on the CPU in float32, its removed weights at zero.
-        choose: decides instead of a timing whether a linear runs sparse. Linears of one shape and nearly one density
-            (within 5 %) are timed once.
-
-    Returns:
-        A model for inference; it cannot be saved or trained.
+        choose: decides whether a linear runs sparse; else a timing does, one for all of a shape and nearly a density.
 
     Raises:
         UsageError: not float32 on the CPU, or compacted.

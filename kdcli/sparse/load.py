@@ -58,15 +58,9 @@ def is_compact(source: str) -> bool:
 
 
 def task_part(model: PreTrainedModel, base: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What a task's model has that its base does not: `write_mask`'s head and `MaskInfo.config`.
+    """What a task's model has that its base, as it was loaded, does not: `write_mask`'s head and `MaskInfo.config`.
 
-    Args:
-        model: with a head; its matrices may be masked.
-        base: the encoder as it was loaded.
-
-    Returns:
-        Parameters by their names in `model` without the masked matrices, and the settings of the configuration that
-        differ.
+    These are parameters by their names in `model`, without the masked matrices, and settings of the configuration.
     """
     prefix, of_base = f"{model.base_model_prefix}.", base.state_dict()
     masked = {f"{m.path}.weight" for m in matrices(base)}
@@ -83,11 +77,8 @@ def task_part(model: PreTrainedModel, base: PreTrainedModel) -> tuple[dict[str, 
 def with_head(base: PreTrainedModel, info: MaskInfo, head: Mapping[str, Tensor], source: str) -> PreTrainedModel:
     """A task's model around an encoder; the two share the encoder's tensors.
 
-    Args:
-        source: where the head is from, for messages.
-
     Raises:
-        UsageError: no such class in transformers, or the head lacks parameters of it.
+        UsageError: no such class in transformers, or the head, from `source`, does not fit it.
     """
     if info.architecture is None:
         return base

@@ -133,11 +133,7 @@ def _sorted_header(data: bytes) -> bytes:
 
 
 def read_mask(path: Path) -> MaskFile:
-    """Read a mask file.
-
-    Raises:
-        UsageError: no such file, damaged, or no mask file; the message says which.
-    """
+    """Read a mask file; a missing, damaged or foreign one is a `UsageError`."""
     data = _read_checked(path)
     size = struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8 : 8 + size]).get("__metadata__", {})
@@ -190,7 +186,7 @@ def read_smp(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:
         `Matrix.name` -> bool [out, in].
 
     Raises:
-        UsageError: no such file, not an `.npy` of bytes, or of another number of weights than the model's.
+        UsageError: no such file, not an `.npy` of bytes, or not as many weights as the model has.
     """
     try:
         with path.open("rb") as file:
@@ -214,14 +210,7 @@ def read_smp(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def check_base(mask: MaskFile, model: PreTrainedModel, source: str) -> None:
-    """Refuse a base that a mask was not made for.
-
-    Args:
-        source: name of the base in the message.
-
-    Raises:
-        UsageError: another model type, or weights whose hash differs; both are named.
-    """
+    """Raise a `UsageError` where a mask was made for another type or other weights than this base, called `source`."""
     info, kind = mask.info, str(model.config.model_type)
     if kind != info.model_type:
         raise UsageError(
@@ -238,11 +227,7 @@ def check_base(mask: MaskFile, model: PreTrainedModel, source: str) -> None:
 
 
 def check_fit(masks: Mapping[str, Tensor], model: PreTrainedModel, source: str) -> None:
-    """Refuse masks that are not exactly those of a model's matrices.
-
-    Raises:
-        UsageError: a matrix without a mask, a mask without a matrix, or another shape.
-    """
+    """Raise a `UsageError` where masks are not exactly those of a model's matrices, by names and shapes."""
     shapes = {m.name: m.shape for m in matrices(model)}
     wrong = [f"no mask for matrix {n}" for n in shapes if n not in masks]
     wrong += [f"a mask for {n}, which the model does not have" for n in masks if n not in shapes]
@@ -257,11 +242,7 @@ def check_fit(masks: Mapping[str, Tensor], model: PreTrainedModel, source: str) 
 
 
 def apply_masks(model: PreTrainedModel, masks: Mapping[str, Tensor]) -> None:
-    """Set the removed weights of a model to zero, in place.
-
-    Raises:
-        UsageError: see `check_fit`.
-    """
+    """Set the removed weights of a model to zero, in place; errors as in `check_fit`."""
     check_fit(masks, model, "the mask")
     with torch.no_grad():
         for matrix in matrices(model):

@@ -1,8 +1,4 @@
-"""`kdcli mask`: show a mask file, compare two, or save the masked or compacted model.
-
-The base is the one that the mask names, unless another place of the same weights is given. An `.npy` that the authors
-of static model pruning publish names none, so it must be given.
-"""
+"""`kdcli mask`: show a mask file, compare two, or save the masked or compacted model."""
 
 from __future__ import annotations
 
@@ -55,11 +51,7 @@ class MaskResult:
 
 
 def info(file: Path) -> MaskResult:
-    """What a mask file is for, and how much each kind of matrix keeps.
-
-    Raises:
-        UsageError: see `read_mask`.
-    """
+    """What a mask file is for, and how much each kind of matrix keeps; errors as in `read_mask`."""
     mask = read_mask(file)
     about, has_scores = mask.info, bool(mask.scores)
     facts = about.model_dump(mode="json") | {"bytes": file.stat().st_size, "scores": has_scores}
@@ -123,11 +115,9 @@ def apply(
     """Save the model that a mask makes of its base.
 
     Args:
-        base: where the base is; None: where the mask says.
-        sparsity: re-threshold the stored scores at this sparsity; needs a file that holds scores.
-        masking: how they are cut, see `kdcli.pruners.selection`.
-        compacted: remove what is empty instead of storing zeros.
-        drop_rows_below: see `kdcli.sparse.compact.compact`.
+        base: where the base is; None: where the mask says, which an `.npy` of the SMP authors does not.
+        sparsity, masking: re-threshold the stored scores, see `kdcli.pruners.selection`.
+        compacted, drop_rows_below: remove what is empty, see `kdcli.sparse.compact`, instead of storing zeros.
         output_dir: default runs/mask-NAME, numbered.
 
     Raises:

@@ -28,12 +28,9 @@ from kdcli.teachers.task_teacher import CachedSignals, cached_signals, kd_terms,
 from kdcli.teachers.teacher import Teacher
 from kdcli.types import Batch, Job, Needs, Schedule, Signals, StepLoss
 
-TRACE = "pruning.json"
-"""Density and scores over training, in the run directory until the report is written."""
-TRACE_POINTS, BINS = 20, 40
-"""Points of the density curve; bars of a histogram of scores."""
-SAFE_STEP = 0.001
-"""Share of the weights that scores alone may remove in one step without harm (docs/results.md)."""
+TRACE = "pruning.json"  # Density and scores over training, in the run directory until the report is written
+TRACE_POINTS, BINS = 20, 40  # Points of the density curve; bars of a histogram of scores
+SAFE_STEP = 0.001  # Share of the weights that scores alone may remove in one step without harm (docs/results.md)
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,10 @@ from kdcli.recipe.resolve import Resolved, flatten, read_recipe, resolve, shippe
 def prune_recipes(
     methods: Sequence[str], *, recipe: str | None, sets: Sequence[str], options: Mapping[str, Any]
 ) -> list[Resolved[PruneRecipe]]:
-    """Resolve a recipe for each method.
+    """Resolve a recipe for each method, or for the recipe's own if none is given; see `resolve`.
 
     Unless `recipe` is given, a method takes the shipped recipe of its name and the task. The data and budget of that
     recipe hold for the other methods too.
-
-    Args:
-        methods: none means the recipe's method.
-        recipe, sets, options: as in `resolve`.
-
-    Raises:
-        UsageError: see `resolve`.
     """
     first = resolve(PruneRecipe, recipe=recipe, sets=sets, options=options).recipe
     chosen = list(methods) or [first.method]

@@ -33,6 +33,8 @@ from kdcli.training.run_dir import RunDir
 from kdcli.training.session import Session
 from kdcli.types import Outcome
 
+Recipes = Sequence[Resolved[PruneRecipe]]
+
 
 @dataclass
 class PruneStage:
@@ -91,18 +93,14 @@ class PruneRun:
             combine(self.folder, self.resolved.recipe, self.stages)
 
 
-def run(recipes: Sequence[Resolved[PruneRecipe]], invocation: Invocation) -> RunResult | Estimate | None:
-    """Prune once for each method and sparsity and report.
+def run(recipes: Recipes, invocation: Invocation) -> RunResult | Estimate | None:
+    """Prune once for each method and sparsity and report; with several, compare them.
 
     Args:
         recipes: one for each method, alike but for what belongs to the method.
 
-    Returns:
-        The report, with several stages the one that compares them; the estimate of a dry run; None in a process that
-        prints nothing.
-
     Raises:
-        KdcliError: see `kdcli.errors`; nothing was claimed or written if recipe, models or data cannot be used.
+        KdcliError: see `run_command`.
     """
     first, methods = recipes[0].recipe, [r.recipe.method for r in recipes]
     if first.model is None or first.task is None:
@@ -118,15 +116,12 @@ def run(recipes: Sequence[Resolved[PruneRecipe]], invocation: Invocation) -> Run
 
 def _with_defaults(resolved: Resolved[PruneRecipe]) -> Resolved[PruneRecipe]:
     """Fill keys that nobody gave with those of the method's authors: learning rate, teacher's share, head."""
-    method = resolved.recipe.method
-    values = defaults(method)
-    given = {"train.lr": values.lr, "kd.weight": values.teacher, "head.kind": values.head}
-    return defaulted(resolved, given, f"method {method}")
+    values, origin = defaults(resolved.recipe.method), f"method {resolved.recipe.method}"
+    keys = {"train.lr": values.lr, "kd.weight": values.teacher, "head.kind": values.head}
+    return defaulted(resolved, keys, origin)
 
 
-def _prepare(
-    recipes: Sequence[Resolved[PruneRecipe]], first: Resolved[PruneRecipe], invocation: Invocation, session: Session
-) -> PruneRun:
+def _prepare(recipes: Recipes, first: Resolved[PruneRecipe], invocation: Invocation, session: Session) -> PruneRun:
     """Check models and data against each other and tokenise; claims nothing."""
     recipe = first.recipe
     folder = choose_output_dir(f"prune-{Path(str(recipe.model)).name}-{recipe.task}", first, invocation, session)
@@ -135,12 +130,10 @@ def _prepare(
     if recipe.teacher is not None:
         label_map = recipe.head.label_map
         teacher = load_teacher(recipe.teacher, task, headed.tokenizer, str(recipe.model), label_map)
-    checked = [recipe.head]
-    for each in recipes:
+    for head, each in {repr(each.recipe.head): each.recipe for each in recipes}.items():
         # Methods differ in their heads: one that cannot be made is an error before the first stage begins.
-        if each.recipe.head not in checked:
-            _load(each.recipe, task)
-            checked.append(each.recipe.head)
+        if head != repr(recipe.head):
+            _load(each, task)
     stages = [
         PruneStage(name, resolved, path, task, teacher, invocation.dry_run)
         for name, resolved, path in stage_recipes(recipes, folder)
@@ -155,13 +148,10 @@ def _load(recipe: PruneRecipe, task: PreparedTask) -> TaskModel:
     return tasks.load_model(recipe, task.data.task, trust_remote_code=task.session.trust_remote_code)
 
 
-def stage_recipes(
-    recipes: Sequence[Resolved[PruneRecipe]], folder: Path
-) -> list[tuple[str, Resolved[PruneRecipe], Path]]:
-    """Name, recipe and directory of each stage.
+def stage_recipes(recipes: Recipes, folder: Path) -> list[tuple[str, Resolved[PruneRecipe], Path]]:
+    """Name, recipe and directory of each stage: `METHOD/`, `sparsity-S/` or both where there are several of either.
 
-    With several methods, sparsities or both it is `METHOD/`, `sparsity-S/` or `METHOD/sparsity-S/`. A method whose
-    density cannot be chosen has one stage.
+    A method whose density cannot be chosen has one stage.
     """
     stages = []
     for resolved in recipes:

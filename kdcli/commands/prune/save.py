@@ -40,8 +40,7 @@ DENSE, MASKED, COMPACT, SPARSE = "dense", "masked", "compact", "sparse"
 """Models of a report: as loaded, with zeros, without its empty rows, with sparse linears."""
 MASK, SCORES = "mask/mask.safetensors", "mask/scores.safetensors"
 """In a folder of their own: the safetensors beside a model's config.json are its weights."""
-WORST = 20
-"""Mistakes of a model that its report shows."""
+WORST = 20  # Mistakes of a model that its report shows
 LOSSLESS = 1e-4
 """Largest difference between the logits of the masked and the compact model, relative to the largest logit."""
 
