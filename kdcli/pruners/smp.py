@@ -79,11 +79,6 @@ def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps:
         risen = progress(done / steps, "cubic") if by_steps else progress(passed(done), settings.schedule)
         return {"regularizer": settings.regularizer * risen * masks.mean_sigmoid()}
 
-    return Pruner(
-        masks,
-        trains_weights=False,
-        choose=choose,
-        density=None if settings.masking == "threshold" else density_at,
-        weight_lr=settings.weight_lr / lr,
-        regularise=regularise if settings.regularizer else None,
-    )
+    exact = None if settings.masking == "threshold" else density_at
+    weight_lr, term = settings.weight_lr / lr, regularise if settings.regularizer else None
+    return Pruner(masks, trains_weights=False, choose=choose, density=exact, weight_lr=weight_lr, regularise=term)

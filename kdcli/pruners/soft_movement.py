@@ -48,11 +48,5 @@ def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps:
     def regularise(done: int) -> dict[str, Tensor]:
         return {"regularizer": settings.regularizer * risen(done) * masks.mean_sigmoid()}
 
-    return Pruner(
-        masks,
-        trains_weights=True,
-        choose=choose,
-        density=None,
-        score_lr=settings.score_lr / lr,
-        regularise=regularise if settings.regularizer else None,
-    )
+    score_lr, term = settings.score_lr / lr, regularise if settings.regularizer else None
+    return Pruner(masks, trains_weights=True, choose=choose, density=None, score_lr=score_lr, regularise=term)

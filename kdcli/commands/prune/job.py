@@ -64,8 +64,7 @@ def build_pruning(
         if id(parameter) not in inside:
             # A head of label words is never trained; another always is, with its pooler.
             parameter.requires_grad_(recipe.head.kind == "scratch")
-    trace = Trace(pruner, folder if task.session.is_main else None, steps)
-    job, schedule = _job(task, recipe, headed, pruner, teacher, folder, trace)
+    job, schedule = _job(task, recipe, headed, pruner, teacher, folder)
     if not pruner.trains_weights:
         # Frozen weights in the compute dtype: half the memory and no casts. After `_job`, which runs without autocast.
         for parameter in _encoder(headed.model).values():
@@ -94,9 +93,9 @@ def _job(
     pruner: Pruner,
     teacher: TaskModel | None,
     folder: Path | None,
-    trace: Trace,
 ) -> tuple[Job, Schedule]:
     plain, schedule = build_job(task, recipe, headed)
+    trace = Trace(pruner, folder if task.session.is_main else None, schedule.steps)
     kind, student, contrast = task.data.task.kind, plain.modules["model"], pruner.contrast
     assert isinstance(student, Capture)
     taught: CachedSignals | None = None
@@ -172,22 +171,20 @@ class Trace:
     def __init__(self, pruner: Pruner, folder: Path | None, steps: int) -> None:
         self.pruner, self.every, self.steps = pruner, max(1, steps // TRACE_POINTS), steps
         self.file = folder / TRACE if folder is not None else None
-        self.points: list[dict[str, Any]] = []
-        self.histograms: list[dict[str, Any]] = []
+        self.lists: dict[str, list[dict[str, Any]]] = {"curve": [], "histograms": []}
         if self.file is not None and self.file.is_file():
-            before = json.loads(self.file.read_text("utf-8"))
-            self.points, self.histograms = before["curve"], before["histograms"]
+            self.lists = json.loads(self.file.read_text("utf-8"))
 
     def after(self, done: int) -> None:
         """Add a point after a step, if it is one that is traced."""
-        self.points, self.histograms = ([p for p in old if p["step"] < done] for old in (self.points, self.histograms))
+        self.lists = {name: [p for p in points if p["step"] < done] for name, points in self.lists.items()}
         if done % self.every and done != self.steps:
             return
-        self.points.append({"step": done, "density": self.pruner.masks.density()})
+        self.lists["curve"].append({"step": done, "density": self.pruner.masks.density()})
         if scores := self.pruner.masks.scores():
-            self.histograms.append({"step": done, **_histogram(scores)})
+            self.lists["histograms"].append({"step": done, **_histogram(scores)})
         if self.file is not None:
-            write_atomic(self.file, json.dumps({"curve": self.points, "histograms": self.histograms}))
+            write_atomic(self.file, json.dumps(self.lists))
 
 
 def _histogram(scores: Mapping[str, Tensor]) -> dict[str, Any]:
