@@ -304,7 +304,7 @@ def train_model(
 def train_job(task: PreparedTask, headed: TaskModel, job: Job, schedule: Schedule, run_dir: RunDir) -> TrainedModel:
     """Train what `fitting` made in a claimed directory, and judge."""
     assert isinstance(job.order, BucketOrder)
-    _say_padding(job.order)
+    log_padding(job.order)
     outcome = train(task.session, job, schedule, run_dir)
     if outcome.best_step is not None:
         Progress.log(f"the best weights are those of step {outcome.best_step}")
@@ -324,7 +324,8 @@ def _predictions(session: Session, evaluator: Evaluator, job: Job) -> list[Predi
     return evaluator.features.predictions(evaluate(session, job).outputs)
 
 
-def _say_padding(order: BucketOrder) -> None:
+def log_padding(order: BucketOrder) -> None:
+    """Log how much of the batches is padding, and how much it would be in random ones."""
     lengths = order.lengths
     plain = BatchOrder(len(lengths), order.batch_size, order.seed)
     drawn = [lengths[plain.indices(step)] for step in range(1, min(200, order.steps_of_pass) + 1)]

@@ -5,10 +5,15 @@
     L_unsupervised = − mean_i log softmax_j(cos(z_i, p_j) / τ)[i]                          p: the pre-trained model
     L_supervised   = − mean_i mean_{j: y_j = y_i} log softmax_j(cos(z_i, f_j) / τ)[j]      f: the fine-tuned one
 
-over the first hidden states of the last layer ([CLS]) of one batch, z those of the pruned model. The shares of CE and
-KD are `DEFAULTS.teacher`, and the command's. Two things of the paper are left out: the snapshots of earlier densities,
-which would need the states of all training examples again and again, and its queue of further negatives. Without a
-fine-tuned model, or without classes, the term that needs them is absent.
+over the last layer's first states ([CLS]) of one batch, z those of the pruned model. `DEFAULTS.teacher` weighs CE, KD.
+Left out: snapshots of earlier densities and the queue of negatives. Without a fine-tuned model or without classes, the
+term that needs them is absent.
+
+Relations: `movement` plus a contrastive loss. Take it with a fine-tuned `teacher` and a wide micro-batch: rows are
+the negatives. Each step costs a further forward pass of the pre-trained model.
+
+    method: cap
+    teacher: runs/finetuned
 """
 
 from __future__ import annotations
@@ -26,8 +31,7 @@ from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner
 
 DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9)
 
-PRETRAINED, FINETUNED = "pretrained", "finetuned"
-"""Keys of the states that `contrast` compares with."""
+PRETRAINED, FINETUNED = "pretrained", "finetuned"  # Keys of the states that `contrast` compares with
 
 
 class Settings(movement.Settings):
@@ -39,30 +43,22 @@ class Settings(movement.Settings):
 
 
 def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float) -> Pruner:
-    """Put masks on a model; arguments as in `kdcli.pruners.movement`. The command has to call `contrast`."""
-    bound = movement.pruner(settings, model, density=density, steps=steps, lr=lr)
+    """Put masks on a model; arguments as in `kdcli.pruners.movement`. The command calls `contrast`."""
+    built, tau = movement.pruner(settings, model, density=density, steps=steps, lr=lr), settings.contrast_temperature
 
     def contrast(cls_BD: Tensor, others: Mapping[str, Tensor], labels_B: Tensor | None) -> dict[str, Tensor]:
-        """Weighted contrastive terms of one batch.
-
-        Args:
-            cls_BD: first states of the last layer of the pruned model.
-            others: PRETRAINED, FINETUNED → the same of those models; what is not there makes no term.
-            labels_B: classes, int64; None where a task has none.
-        """
+        """Weighted terms of one batch, from first states of the pruned model and the others, and int64 classes."""
         terms = {}
         if PRETRAINED in others and settings.unsupervised:
-            alike = torch.eye(len(cls_BD), dtype=torch.bool, device=cls_BD.device)
-            loss = contrastive(cls_BD, others[PRETRAINED], alike, settings.contrast_temperature)
-            terms["unsupervised"] = settings.unsupervised * loss
+            own = torch.eye(len(cls_BD), dtype=torch.bool, device=cls_BD.device)
+            terms["unsupervised"] = settings.unsupervised * contrastive(cls_BD, others[PRETRAINED], own, tau)
         if FINETUNED in others and labels_B is not None and settings.supervised:
             alike = labels_B[:, None] == labels_B
-            loss = contrastive(cls_BD, others[FINETUNED], alike, settings.contrast_temperature)
-            terms["supervised"] = settings.supervised * loss
+            terms["supervised"] = settings.supervised * contrastive(cls_BD, others[FINETUNED], alike, tau)
         return terms
 
-    bound.contrast = contrast
-    return bound
+    built.contrast = contrast
+    return built
 
 
 def contrastive(z_BD: Tensor, other_BD: Tensor, alike: Tensor, temperature: float) -> Tensor:

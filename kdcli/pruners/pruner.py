@@ -1,4 +1,10 @@
-"""What every pruning method is to the command that runs it."""
+"""The interface of a pruning method to the command that runs it, and the schedules that methods share.
+
+    cubic   v_t = v_f + (1 − v_f)(1 − t/N)³        t < N, then v_f     (SMP eq. 6, as Zhu & Gupta 2017)
+    linear  v_t = v_f + (1 − v_f)(1 − t/N)
+
+`ramp` maps steps to t/N, and stays at 0 and 1 at both ends (movement pruning, Sanh et al. 2020, §5).
+"""
 
 from __future__ import annotations
 
@@ -9,54 +15,35 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kdcli.models.layout import layout_for
 from kdcli.pruners.masked import Masks, is_score
 from kdcli.types import ParamGroup
 
-WEIGHT_LR = 3e-5
-"""Learning rate of what is not scores: fine-tuned weights (movement pruning), a head begun at random (SMP, table 4)."""
+Shape = Literal["cubic", "linear"]
+WEIGHT_LR = 3e-5  # Learning rate of fine-tuned weights (movement pruning) and of a new head (SMP, table 4)
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a method's authors ran it with, beyond its own settings.
+    """What a method's authors ran it with, beyond its own settings."""
 
-    Attributes:
-        lr: the plan's learning rate.
-        teacher: share of the teacher's term in the loss where there is a teacher; the labels' is the rest.
-        head: frozen, of label words (`embedding`), or trained (`scratch`).
-        exact: a density can be asked for; else gates or thresholds and the regulariser decide it.
-    """
-
-    lr: float
-    teacher: float
-    head: Literal["embedding", "scratch"] = "scratch"
-    exact: bool = True
+    lr: float  # of the schedule
+    teacher: float  # weight of the teacher's term, if there is a teacher; the labels' is the rest
+    head: Literal["embedding", "scratch"] = "scratch"  # frozen, made of label words; or trained
+    exact: bool = True  # the density can be chosen; else gates or thresholds and the regularizer decide it
 
 
 @dataclass
 class Pruner:
-    """A method bound to one model and the steps of one run.
+    """A method bound to one model and the steps of one run; its functions take the number of steps done."""
 
-    Attributes:
-        masks: of the model, all of it kept before the first `after`.
-        trains_weights: False: every parameter but the scores is frozen; a new head has to be thawed by who made it.
-        choose: steps done → the masks.
-        density: steps done → share of the weights that is kept; None where thresholds and regulariser decide that.
-        score_lr, weight_lr: learning rates in terms of the plan's.
-        regularise: steps done → weighted terms of the loss of the next step.
-        contrast: see `kdcli.pruners.cap`; None for methods that look at no states.
-        done: steps done.
-    """
-
-    masks: Masks
-    trains_weights: bool
-    choose: Callable[[int], dict[str, Tensor]]
-    density: Callable[[int], float] | None
-    score_lr: float = 1.0
+    masks: Masks  # they keep everything before the first `after`
+    trains_weights: bool  # False: only scores are trained; the caller thaws a new head
+    choose: Callable[[int], dict[str, Tensor]]  # the masks
+    density: Callable[[int], float] | None  # share that is kept; None where thresholds and regularizer decide it
+    score_lr: float = 1.0  # a factor of the schedule's rate, as is `weight_lr`
     weight_lr: float = 1.0
-    regularise: Callable[[int], dict[str, Tensor]] | None = None
-    contrast: Callable[[Tensor, Mapping[str, Tensor], Tensor | None], dict[str, Tensor]] | None = None
+    regularise: Callable[[int], dict[str, Tensor]] | None = None  # weighted terms of the next step's loss
+    contrast: Callable[[Tensor, Mapping[str, Tensor], Tensor | None], dict[str, Tensor]] | None = None  # see `cap`
     done: int = 0
 
     @torch.no_grad()
@@ -66,18 +53,35 @@ class Pruner:
         self.masks.set(self.choose(done))
 
     def terms(self) -> dict[str, Tensor]:
-        """Weighted terms to add to the loss of this step; empty without a regulariser."""
+        """Weighted terms to add to the loss of this step; empty without a regularizer."""
         return {} if self.regularise is None else self.regularise(self.done)
 
-    def pace(self, name: str) -> ParamGroup:
+    def param_group(self, name: str) -> ParamGroup:
         """How a parameter is trained; scores are never decayed."""
         return ParamGroup(self.score_lr, decayed=False) if is_score(name) else ParamGroup(self.weight_lr)
 
 
-def freeze_embeddings(masks: Masks) -> None:
-    """Train no embeddings, as the authors of movement pruning, on whose code its baselines were measured."""
-    base = masks.model.base_model
-    prefixes = layout_for(masks.model.config).embeddings
-    for name, parameter in base.named_parameters():
-        if name.startswith(prefixes):
-            parameter.requires_grad_(False)
+def ramp(done: int, steps: int, *, first: float = 0.0, last: float = 0.0) -> float:
+    """Share of the ramp, 0 to 1, that is past after `done` of `steps` steps.
+
+    Args:
+        first, last: shares of all steps before the ramp begins and after it has ended.
+    """
+    begin, end = first * steps, (1 - last) * steps
+    # Before the first step all scores are equal: whole heads would go with all that feeds them, and get no gradient.
+    if done == 0:
+        return 0.0
+    if done >= end:
+        return 1.0
+    return 0.0 if done <= begin else (done - begin) / (end - begin)
+
+
+def progress(passed: float, shape: Shape) -> float:
+    """0 to 1: how far the scheduled value has moved when `passed` of its ramp is past."""
+    left = 1 - passed
+    return 1 - (left**3 if shape == "cubic" else left)
+
+
+def kept_share(passed: float, final: float, shape: Shape) -> float:
+    """Share of the weights that is kept: from 1 to `final`."""
+    return final if passed >= 1 else 1 - (1 - final) * progress(passed, shape)

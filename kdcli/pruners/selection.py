@@ -1,9 +1,8 @@
-"""Which weights stay, given a score for each: masking functions as pure functions. Nothing is sorted.
+"""Masking functions: which weights stay, given a score for each. Pure functions that sort nothing.
 
-The k-th largest score is bracketed by a regular sample, the scores are counted against the bracket, and only what lies
-between is looked at closely: about three passes over the scores, whether they are one matrix or all of a model, which
-are never concatenated. Scores are finite floats of any type; the masks are bool and lie on the scores' device. None is
-empty: a matrix of which nothing would be kept keeps its best weight.
+The k-th largest score is bracketed by a regular sample, and only scores within the bracket are looked at closely: about
+three passes over the scores, of one matrix or of all of a model, which are never concatenated. Scores are finite floats
+of any dtype; masks are bool on the scores' device. No mask is empty: a matrix keeps at least its best weight.
 """
 
 from __future__ import annotations
@@ -15,37 +14,24 @@ import torch
 from torch import Tensor
 
 SAMPLE = 1024
-"""Scores that bracket the k-th largest, at least; of n there are n^⅔, so that the sample and what its bracket leaves to
-look at closely cost about the same."""
-
-MASKINGS = ("local", "global", "proportional")
-"""Names of the masking functions that keep a given density, see `select`."""
-
-WIDTH = 4.0
-"""Half the bracket in standard deviations of the sampled rank. A k-th score outside it costs time, nothing else."""
+"""Least size of the sample; of n scores it has n^⅔, so that the sample and its bracket cost about the same."""
+MASKINGS = ("local", "global", "proportional")  # Names of the masking functions that keep a given density, see `select`
+WIDTH = 4.0  # Half the bracket in standard deviations of the sampled rank. A k-th score outside it only costs time
 
 
 def keep_top(scores: Tensor, keep: int) -> Tensor:
-    """Mask of the `keep` largest scores: exactly that many, among equal ones those of the lowest index.
-
-    Args:
-        scores: of any shape, which is the mask's.
-
-    Raises:
-        ValueError: `keep` is negative or more than there are.
-    """
+    """Mask of exactly the `keep` largest scores of any shape, among equal ones those of the lowest index."""
     return _keep_top([scores], keep)[0]
 
 
 def select(
     masking: str, scores: Mapping[str, Tensor], kinds: Mapping[str, str], density: float, temperature: float = 1.0
 ) -> dict[str, Tensor]:
-    """Masks of a density by the masking function of that name.
+    """Masks of a density by one of `MASKINGS`.
 
     Args:
-        masking: one of `MASKINGS`.
-        scores: name → scores [rows, in].
-        kinds: name → kind of matrix; `kinds` and `temperature` are those of `proportional`, others need none.
+        scores: name -> scores [rows, in].
+        kinds: name -> Q, K, V, O, U, D, ...; only `proportional` uses `kinds` and `temperature`.
     """
     if masking == "proportional":
         return proportional(scores, kinds, density, temperature)
@@ -54,8 +40,7 @@ def select(
 
 def local(scores: Mapping[str, Tensor], density: float) -> dict[str, Tensor]:
     """The top `density` of each matrix by itself (SMP-L): round(density · numel), at least one."""
-    counts = {name: round(density * s.numel()) for name, s in scores.items()}
-    return _of_counts(scores, counts)
+    return {name: keep_top(s, max(1, round(density * s.numel()))) for name, s in scores.items()}
 
 
 def global_(scores: Mapping[str, Tensor], density: float) -> dict[str, Tensor]:
@@ -72,13 +57,9 @@ def proportional(
 
         v_l = v · Λ · r(S_l) / Σ_k r(S_k),    r(S) = mean σ(S / p)
 
-    over the Λ matrices of a kind; the top v_l of each is kept. A v_l above 1 becomes 1, and the others of its kind
-    share what is left over. Each count is within one weight of v_l · numel and all of them sum to
-    round(density · total), save for matrices raised to one weight.
-
-    Args:
-        kinds: name → kind (Q, K, V, O, U, D, …).
-        temperature: p.
+    over the Λ matrices of a kind, p the temperature. A v_l above 1 becomes 1, and the others of its kind share the
+    rest. Each count is within one weight of v_l · numel, and all sum to round(density · total), save for matrices
+    raised to one weight.
     """
     ideal: dict[str, float] = {}
     of_kind: dict[str, list[str]] = {}
@@ -89,12 +70,13 @@ def proportional(
         means = [float((scores[n].float() / temperature).sigmoid().mean()) for n in names]
         ideal |= dict(zip(names, shares(sizes, means, density), strict=True))
     total = sum(s.numel() for s in scores.values())
-    return _of_counts(scores, apportion(ideal, round(density * total)))
+    counts = apportion(ideal, round(density * total))
+    return {name: keep_top(s, max(1, counts[name])) for name, s in scores.items()}
 
 
 def threshold(scores: Mapping[str, Tensor], tau: float) -> dict[str, Tensor]:
-    """What has σ(S) > τ, 0 ≤ τ < 1 (SMP-T, soft movement); how much that is, the scores decide."""
-    # The sigmoid is monotone: comparing the scores with its inverse saves an exponential a weight.
+    """Keep σ(S) > τ, 0 ≤ τ < 1 (SMP-T, soft movement); the density depends on the scores."""
+    # The sigmoid is monotone: comparing scores with its inverse saves an exponential a weight.
     limit = math.log(tau / (1 - tau)) if tau > 0 else -math.inf
     return _raise_empty(scores, {name: s > limit for name, s in scores.items()})
 
@@ -102,43 +84,36 @@ def threshold(scores: Mapping[str, Tensor], tau: float) -> dict[str, Tensor]:
 def shares(sizes: Sequence[int], weights: Sequence[float], density: float) -> list[float]:
     """How many of `sizes` to keep: density · Σ sizes in all, densities in proportion to `weights` and none above 1."""
     left, open_ = density * sum(sizes), list(range(len(sizes)))
-    found = [0.0] * len(sizes)
+    kept = [float(size) for size in sizes]
     while open_:
         factor = left / sum(sizes[i] * weights[i] for i in open_)
         full = [i for i in open_ if factor * weights[i] > 1]
         if not full:
             for i in open_:
-                found[i] = factor * weights[i] * sizes[i]
+                kept[i] = factor * weights[i] * sizes[i]
             break
-        # Each full one leaves more for the others, whose factor can only grow: no full one is ever reopened.
-        for i in full:
-            found[i] = float(sizes[i])
-            left -= sizes[i]
+        # A full one leaves more for the others, whose factor can only grow: no full one is ever reopened.
+        left -= sum(sizes[i] for i in full)
         open_ = [i for i in open_ if i not in full]
-    return found
+    return kept
 
 
 def apportion(ideal: Mapping[str, float], total: int) -> dict[str, int]:
     """Whole numbers that sum to `total`, each the ideal one rounded down or up: the largest remainders go up."""
     counts = {name: math.floor(value) for name, value in ideal.items()}
-    missing = total - sum(counts.values())
     by_remainder = sorted(ideal, key=lambda name: counts[name] - ideal[name])
-    for name in by_remainder[:missing]:
+    for name in by_remainder[: total - sum(counts.values())]:
         counts[name] += 1
     return counts
 
 
 def down_to_one(masks: Mapping[str, Tensor]) -> list[str]:
-    """What to say of matrices that keep a single weight, which is what an empty one is left with; nothing of none."""
+    """A note on matrices that keep a single weight, the least a mask leaves; nothing if there are none."""
     names = [name for name, mask in masks.items() if int(mask.sum()) == 1]
     if not names:
         return []
-    few = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    few = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     return [f"{len(names):,} of {len(masks):,} matrices keep a single weight, the least a mask leaves them: {few}"]
-
-
-def _of_counts(scores: Mapping[str, Tensor], counts: Mapping[str, int]) -> dict[str, Tensor]:
-    return {name: keep_top(s, max(1, counts[name])) for name, s in scores.items()}
 
 
 def _raise_empty(scores: Mapping[str, Tensor], masks: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -176,16 +151,16 @@ def _kth(pieces: Sequence[Tensor], rank: int) -> float:
     inside = sum(len(b) for b in between)
     if above < rank <= above + inside:
         return _nth_largest(torch.cat(between), rank - above)
-    # Outside its bracket: only on the side where it is need anything be looked at.
+    # Outside the bracket: search only the side where it is.
     if rank <= above:
         return _nth_largest(torch.cat([p[p > high] for p in pieces]), rank)
     return _nth_largest(torch.cat([p[p < low] for p in pieces]), rank - above - inside)
 
 
 def _bracket(pieces: Sequence[Tensor], rank: int) -> tuple[float, float]:
-    """Two values between which the `rank`-th largest very likely lies, both included."""
+    """Two values that very likely enclose the `rank`-th largest, both included."""
     total = sum(p.numel() for p in pieces)
-    # An odd stride, so that it meets every column of a matrix and not one alone.
+    # An odd stride meets every column of a matrix.
     stride = int(total / max(SAMPLE, total ** (2 / 3))) | 1
     sample = torch.cat([p.reshape(-1)[::stride] for p in pieces]).sort(descending=True).values
     share = rank / total
@@ -198,7 +173,7 @@ def _bracket(pieces: Sequence[Tensor], rank: int) -> tuple[float, float]:
 
 def _nth_largest(values: Tensor, rank: int) -> float:
     low, high = values.aminmax()
-    # Equal scores, such as those before the first step, would make every selection algorithm slow.
+    # Equal scores, as before the first step, make selection algorithms slow.
     if low == high:
         return float(low)
     return float(values.kthvalue(len(values) - rank + 1).values)

@@ -4,33 +4,36 @@
     ∂L/∂S = W ⊙ ∂L/∂W'                                straight through the mask, for removed weights too
     L = L_task + λ_R · progress · R(S)                §3.4
 
-`masking: proportional` is the paper's own (eq. 5, `kdcli.pruners.selection`). R is the mean over matrices of mean σ(S),
-as in the authors' code: the paper prints a sum, with which λ_R = 400 would drown the task. Their code lets `progress`
-rise as 1 − (1 − t/T)³ over all T steps (`regularizer_schedule: steps`), the paper with the density, which is reached
-after N steps (`density`). N is `warmup_steps`, else `warmup_fraction` of all steps.
+`masking: proportional` is the paper's (eq. 5, `kdcli.pruners.selection`). R is the mean over matrices of mean σ(S), as
+in the authors' code: with the sum that the paper prints, λ_R = 400 would drown the task. `progress` is
+1 − (1 − t/T)³ over all T steps (`regularizer_schedule: steps`, their code) or follows the density, which is reached
+after N steps (`density`, the paper). N is `warmup_steps`, else `warmup_fraction` of all steps.
+
+Relations: a task costs a mask file beside one shared base; every other method saves a whole model. Take `movement` or
+`magnitude` when the weights may change.
+
+    method: smp
+    pruner: {masking: proportional, regularizer: 400}
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kdcli.pruners import schedule
 from kdcli.pruners.masked import attach
-from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner
-from kdcli.pruners.schedule import Shape
+from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, Shape, kept_share, progress, ramp
 from kdcli.pruners.selection import select, threshold
+from kdcli.recipe.sections import Section
 
 DEFAULTS = Defaults(lr=2e-2, teacher=0.5, head="embedding")
 
 
-class Settings(BaseModel):
+class Settings(Section):
     """Keys of the recipe's `pruner:` section under `method: smp`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     masking: Literal["local", "global", "proportional", "threshold"] = "proportional"
     temperature: float = Field(1.0, gt=0)
@@ -49,7 +52,7 @@ def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps:
     Args:
         density: share of the weights that is kept in the end, above 0 and at most 1.
         steps: of the run.
-        lr: the plan's learning rate, which is that of the scores; `weight_lr` is that of a head that is trained.
+        lr: the schedule's learning rate, which is that of the scores; `weight_lr` is that of a trained head.
 
     Raises:
         ValueError: the density would not be reached within the run.
@@ -60,29 +63,22 @@ def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps:
     masks = attach(model, frozen=True)
 
     def passed(done: int) -> float:
-        return schedule.ramp(done, steps, last=1 - rising / steps)
+        return ramp(done, steps, last=1 - rising / steps)
 
     def density_at(done: int) -> float:
-        return schedule.density(passed(done), density, settings.schedule)
+        return kept_share(passed(done), density, settings.schedule)
 
     def choose(done: int) -> dict[str, Tensor]:
         if settings.masking == "threshold":
-            tau = settings.threshold * schedule.progress(passed(done), settings.schedule)
+            tau = settings.threshold * progress(passed(done), settings.schedule)
             return threshold(masks.scores(), tau)
         return select(settings.masking, masks.scores(), masks.kinds, density_at(done), settings.temperature)
 
     def regularise(done: int) -> dict[str, Tensor]:
-        by_density = settings.regularizer_schedule == "density"
-        progress = schedule.progress(
-            passed(done) if by_density else done / steps, settings.schedule if by_density else "cubic"
-        )
-        return {"regularizer": settings.regularizer * progress * masks.mean_sigmoid()}
+        by_steps = settings.regularizer_schedule == "steps"
+        risen = progress(done / steps, "cubic") if by_steps else progress(passed(done), settings.schedule)
+        return {"regularizer": settings.regularizer * risen * masks.mean_sigmoid()}
 
-    return Pruner(
-        masks,
-        trains_weights=False,
-        choose=choose,
-        density=None if settings.masking == "threshold" else density_at,
-        weight_lr=settings.weight_lr / lr,
-        regularise=regularise if settings.regularizer else None,
-    )
+    exact = None if settings.masking == "threshold" else density_at
+    weight_lr, term = settings.weight_lr / lr, regularise if settings.regularizer else None
+    return Pruner(masks, trains_weights=False, choose=choose, density=exact, weight_lr=weight_lr, regularise=term)

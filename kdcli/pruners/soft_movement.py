@@ -3,8 +3,14 @@
     W' = W ⊙ (σ(S) > τ)
     L = L_task + λ · R(S),    R = mean over matrices of mean σ(S)
 
-τ and λ rise together along the cubic of movement pruning. λ decides how much is left, matrix by matrix: no density can
-be asked for. That of the defaults, the authors' for SQuAD, leaves a few per cent.
+τ and λ rise together along the cubic of movement pruning. λ decides how much is left, matrix by matrix, so the density
+cannot be chosen. That of the defaults, the authors' for SQuAD, leaves a few per cent.
+
+Relations: take `movement` when the density must be exact, this when the matrices should share it out themselves. `l0`
+does the same with random gates. λ belongs to a number of steps: tune it for short runs.
+
+    method: soft-movement
+    pruner: {threshold: 0.1, regularizer: 400}
 """
 
 from __future__ import annotations
@@ -13,10 +19,9 @@ from pydantic import Field
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kdcli.pruners import schedule
 from kdcli.pruners.masked import attach
 from kdcli.pruners.movement import Ramp
-from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, freeze_embeddings
+from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, progress
 from kdcli.pruners.selection import threshold
 
 DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9, exact=False)
@@ -32,24 +37,16 @@ class Settings(Ramp):
 
 def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float) -> Pruner:
     """Put masks on a model; arguments as in `kdcli.pruners.movement`, of which `density` is not used."""
-    masks = attach(model)
-    if settings.embeddings == "frozen":
-        freeze_embeddings(masks)
+    masks = attach(model, embeddings=settings.embeddings)
 
-    def progress(done: int) -> float:
-        return schedule.progress(settings.passed(done, steps), settings.schedule)
+    def risen(done: int) -> float:
+        return progress(settings.passed(done, steps), settings.schedule)
 
     def choose(done: int) -> dict[str, Tensor]:
-        return threshold(masks.scores(), settings.threshold * progress(done))
+        return threshold(masks.scores(), settings.threshold * risen(done))
 
     def regularise(done: int) -> dict[str, Tensor]:
-        return {"regularizer": settings.regularizer * progress(done) * masks.mean_sigmoid()}
+        return {"regularizer": settings.regularizer * risen(done) * masks.mean_sigmoid()}
 
-    return Pruner(
-        masks,
-        trains_weights=True,
-        choose=choose,
-        density=None,
-        score_lr=settings.score_lr / lr,
-        regularise=regularise if settings.regularizer else None,
-    )
+    score_lr, term = settings.score_lr / lr, regularise if settings.regularizer else None
+    return Pruner(masks, trains_weights=True, choose=choose, density=None, score_lr=score_lr, regularise=term)

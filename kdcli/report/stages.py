@@ -113,6 +113,8 @@ def run_stages(session: Session, run: Run) -> None:
             continue
         built = stage.build()
         stage.finish(train(session, built.job, built.schedule, RunDir(stage.folder)))
+        # The next stage loads a model while this name would still hold the last one.
+        del built
         session.wait()
     run.report()
     session.wait()

@@ -1,12 +1,7 @@
 """One base in memory, many tasks: switching writes the next task's kept weights into the one set of matrices.
 
-A task holds a few bits a weight. A matrix of which few weights are kept is held as places and values and written tile
-by tile, so that a tile is still in the cache when its weights arrive; of others the bits are held, and the base is
-written through them.
-
-Measured on the 84.9 million weights of BERT-base at random masks, in turns with a plain copy of the weights, in
-milliseconds, one thread (two): as places at 3 % 52 (38), at 10 % 62 (41); through bits at 50 % 89 (52); the copy by two
-threads 32. Numpy gives the interpreter back while it fills, scatters and masks, so threads are enough.
+A sparse matrix is stored as places and values, and written tile by tile while a tile is in the cache. Other matrices
+are stored as bits, through which the base is written. Numpy releases the GIL for both, so threads share the work.
 """
 
 from __future__ import annotations
@@ -28,20 +23,17 @@ from kdcli.sparse.mask_file import MaskInfo, check_fit
 
 Array = np.ndarray[Any, Any]
 
-TILE = 1 << 16
-"""Weights of a tile: places within it fit 16 bits, and its 256 KB the cache of a core."""
-SCATTER_BELOW = 0.1
-"""Density up to which writing kept weights one by one beats multiplying."""
+TILE = 1 << 16  # Weights of a tile: places within it fit 16 bits, and its 256 KB the cache of a core
+SCATTER_BELOW = 0.1  # Density up to which writing kept weights one by one beats masking all
 
 
 class _Scattered:
-    """A mask as places and values of what is kept."""
+    """A mask as places and values of the kept weights."""
 
     def __init__(self, weight: Array, mask: Array) -> None:
         self.values = weight[mask]
-        tiles = [np.flatnonzero(mask[at : at + TILE]).astype(np.uint16) for at in range(0, mask.size, TILE)]
-        self.tiles = tiles
-        self.ends = np.cumsum([0, *(len(t) for t in tiles)]).tolist()
+        self.tiles = [np.flatnonzero(mask[at : at + TILE]).astype(np.uint16) for at in range(0, mask.size, TILE)]
+        self.ends = np.cumsum([0, *(len(t) for t in self.tiles)]).tolist()
 
     def write(self, weight: Array, out: Array) -> None:
         for n, places in enumerate(self.tiles):
@@ -57,7 +49,7 @@ class _Packed:
         self.bits = np.packbits(mask)
 
     def write(self, weight: Array, out: Array) -> None:
-        # 0 and 1 become no bit and all bits; a product would leave zeros with the sign of the weight.
+        # 0 and 1 become no bit and all bits; a product would give zeros the sign of the weight.
         kept = np.unpackbits(self.bits, count=out.size).view(np.int8)
         np.bitwise_and(weight.view(np.int32), np.negative(kept, out=kept), out=out.view(np.int32))
 
@@ -69,12 +61,7 @@ class _Entry:
 
 
 class Bank:
-    """Tasks on one base.
-
-    Args:
-        model: the encoder, on the CPU in float32; its matrices hold the weights of the task in use from the first `use`
-            on. The bank keeps a copy of them as they were.
-    """
+    """Tasks on one encoder, on the CPU in float32: `use` overwrites its matrices, of which the bank keeps a copy."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._base: PreTrainedModel = model.base_model
@@ -88,7 +75,7 @@ class Bank:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Names of the tasks it holds."""
+        """Names of the tasks."""
         return tuple(self._entries)
 
     def add(
@@ -99,12 +86,12 @@ class Bank:
         info: MaskInfo | None = None,
         head: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Take a task in.
+        """Add a task.
 
         Args:
             masks: by `Matrix.name`, bool [out, in].
             info: names the class of the task's model and its settings; None for the bare encoder.
-            head: parameters by their names in that model; they stay in memory beside the base.
+            head: parameters by their names in that model.
 
         Raises:
             UsageError: masks that do not fit the base, a head that does not fit its class, or a name that is taken.
@@ -121,13 +108,9 @@ class Bank:
         self._entries[name] = _Entry(model, forms)
 
     def use(self, name: str) -> PreTrainedModel:
-        """Switch to a task; models that were given for other tasks compute with this one's weights from now on.
+        """Switch to a task and return its model, the same object at every call.
 
-        Returns:
-            The task's model, the same object at every call.
-
-        Raises:
-            UsageError: no such task.
+        Models of other tasks now compute with this one's weights. An unknown task is a `UsageError`.
         """
         if name not in self._entries:
             raise UsageError(
@@ -144,8 +127,8 @@ def _write(matrix: Matrix, weight: Array, form: _Scattered | _Packed) -> None:
     """Set a matrix to a task's weights."""
     target = matrix.of(matrix.linear.weight.detach())
     # Rows that are picked one by one are no view of the weight.
-    inside = matrix.rows is None or isinstance(matrix.rows, slice)
-    out = target.reshape(-1).numpy() if inside else np.empty_like(weight)
+    is_view = matrix.rows is None or isinstance(matrix.rows, slice)
+    out = target.reshape(-1).numpy() if is_view else np.empty_like(weight)
     form.write(weight, out)
-    if not inside:
+    if not is_view:
         matrix.linear.weight.detach()[matrix.rows] = torch.from_numpy(out).view(target.shape)

@@ -1,9 +1,7 @@
 """Masks as bytes, near the entropy of their bits.
 
-Two forms are tried for each matrix and the smaller one is kept: the distances between kept weights, one byte each, or
-the bits packed eight to a byte; either is then Huffman-coded (deflate without matches, which random bits do not have).
-Measured on the 84.9 million random bits of BERT-base, in megabytes, against the entropy: 3 % 2.08 (2.06), 10 % 5.03
-(4.98), 20 % 7.74 (7.66), 50 % 10.62 (10.62). LZMA on packed bits takes 2.26, 5.13, 7.82 and 10.62, and far longer.
+Each matrix takes the smaller of two forms: the distances between kept weights, one byte each, or the bits packed eight
+to a byte. Either is Huffman-coded (deflate without matches, which random bits lack): 1.00 to 1.01 of the entropy.
 """
 
 from __future__ import annotations
@@ -15,24 +13,15 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-GAPS, BITS = 0, 1
-"""The first byte of a coded mask: which form the rest has."""
-STEP = 255
-"""A distance byte of this value is no kept weight: it only moves on by as many places."""
+GAPS, BITS = 0, 1  # First byte of a coded mask: the form of the rest
+STEP = 255  # A distance byte of this value only moves on by as many places, without a kept weight
 
 
 def encode(mask: Array) -> Array:
-    """Code a mask.
-
-    Args:
-        mask: bool, any shape; read in C order.
-
-    Returns:
-        uint8 [bytes].
-    """
+    """Code a bool mask of any shape, in C order, as uint8 [bytes]."""
     flat = mask.reshape(-1)
     forms = {BITS: _huffman(np.packbits(flat).tobytes())}
-    # Beyond this density distances are the longer form, and there are many of them.
+    # At higher densities distances are the longer form, and slow.
     if np.count_nonzero(flat) < 0.25 * flat.size:
         forms[GAPS] = _huffman(_gaps(flat).tobytes())
     form = min(forms, key=lambda f: len(forms[f]))
@@ -40,7 +29,7 @@ def encode(mask: Array) -> Array:
 
 
 def decode(coded: Array, size: int) -> Array:
-    """The mask of `size` bits that `encode` coded: bool [size].
+    """Decode a mask of `size` bits: bool [size].
 
     Raises:
         ValueError: the bytes are no mask of that size.
@@ -67,7 +56,7 @@ def decode(coded: Array, size: int) -> Array:
 
 
 def _gaps(flat: Array) -> Array:
-    """How many removed weights lie before each kept one, as bytes; those after the last are not told."""
+    """How many removed weights lie before each kept one, as bytes."""
     gaps = np.diff(np.flatnonzero(flat), prepend=-1) - 1
     steps = gaps // STEP
     coded = np.full(int(steps.sum()) + gaps.size, STEP, np.uint8)

@@ -1,15 +1,15 @@
-"""Lossless compaction: what a masked model computes, without the rows, columns and heads that compute nothing.
+"""Lossless compaction: a masked model without the rows, columns and heads that compute nothing.
 
 Of a layer, in exact arithmetic and without dropout:
 
-* a feed-forward unit whose row of U is empty gives act(bias) for every token, which D's bias takes over; one whose
-  column of D is empty gives nothing. Both go.
-* a dimension of V whose row is empty gives its bias for every token, as attention weights add up to 1: O's bias takes
-  it over. One whose column of O is empty gives nothing. A head without V goes as a whole.
-* a dimension whose row of K is empty adds the same to a query's scores of all keys, which the softmax takes out: it
-  goes, whatever K's bias is. With an empty row of Q and a bias b, it adds b · (row of K · x): all such dimensions of
-  a head become one, with the sum of those rows.
-* empty rows and columns that are left in a matrix, when they are enough to pay for the copy that skipping them takes.
+* a feed-forward unit whose row of U is empty gives act(bias) for every token, which goes into D's bias. One whose
+  column of D is empty gives nothing. Both are removed.
+* a dimension of V whose row is empty gives its bias for every token, as attention weights add up to 1: it goes into O's
+  bias. One whose column of O is empty gives nothing. A head without V is removed as a whole.
+* a dimension whose row of K is empty adds the same to a query's scores of all keys, which the softmax cancels. With an
+  empty row of Q and a bias b, it adds b · (row of K · x): all such dimensions of a head become one, with the sum of
+  those rows.
+* empty rows and columns that are left in a matrix, where they are enough to pay for the copy that skipping them takes.
 """
 
 from __future__ import annotations
@@ -26,24 +26,22 @@ from kdcli.errors import UsageError
 from kdcli.models.custom_class import COMPACT, custom_class, empty_model, load_tensors
 from kdcli.models.layout import PATHS, layout_for, linears
 
-WORTH_SKIPPING = 0.5
-"""Share of a matrix's rows, or columns, that must be empty for the rest to be computed apart. Picking them out costs as
-much as it saves below that (docs/results.md), though the file would be smaller."""
+SKIP_ABOVE = 0.5
+"""Share of empty rows, or columns, from which a matrix skips them; below, picking the others costs what it saves."""
 
 
 def compact(model: PreTrainedModel, *, drop_rows_below: int = 0) -> PreTrainedModel:
-    """A smaller model that computes the same; the given one is left as it is.
+    """A smaller model that computes the same; the given one stays as it is.
 
     Args:
         model: with its removed weights at zero, in eval mode.
-        drop_rows_below: rows of a matrix with fewer weights than this are taken for empty, which changes what the model
-            computes; 0 or 1 changes nothing.
+        drop_rows_below: treat rows with fewer weights as empty, which changes the outputs; 0 or 1 changes nothing.
 
     Returns:
-        A model of class `Compact…` with the sizes of its layers in `config.compact_layers`.
+        A model of class `Compact...` with the sizes of its layers in `config.compact_layers`.
 
     Raises:
-        UsageError: a model type whose layers cannot be compacted, or a model that is compacted already.
+        UsageError: a model type that cannot be compacted, or a compacted model.
     """
     kind = str(model.config.model_type)
     if kind not in PATHS:
@@ -53,38 +51,33 @@ def compact(model: PreTrainedModel, *, drop_rows_below: int = 0) -> PreTrainedMo
     layout, base = layout_for(model.config), model.base_model
     prefix = "" if base is model else f"{model.base_model_prefix}."
     act = ACT2FN[str(getattr(model.config, "hidden_act", None) or model.config.activation)]
+    attention, output, up, down = PATHS[kind]
+    names = {"Q": f"{attention}.query", "K": f"{attention}.key", "V": f"{attention}.value"}
+    names |= {"O": output or f"{attention}.output", "U": up, "D": down}
     inside = f"{prefix}{layout.layers}."
     state = {name: tensor.clone() for name, tensor in model.state_dict().items() if not name.startswith(inside)}
     sizes: list[dict[str, Any]] = []
     for number, layer in enumerate(layout.modules(base)):
-        parts = {letter: _Part(found[0][0], drop_rows_below) for letter, found in linears(layout, layer).items()}
-        heads = _attention(parts, layout.heads(layer))
+        parts = {letter: _Part(of[0][0], drop_rows_below) for letter, of in linears(layout, layer).items()}
+        size: dict[str, Any] = {"heads": _attention(parts, layout.heads(layer))}
         _feed_forward(parts, act)
-        replaced, at = _names(kind), f"{inside}{number}."
-        size: dict[str, Any] = {"heads": heads}
         for letter, part in parts.items():
             tensors, size[letter] = part.packed()
-            state |= {f"{at}{replaced[letter]}.{name}": t for name, t in tensors.items()}
-        gone = tuple(f"{path}." for path in PATHS[kind] if path)
-        state |= {f"{at}{n}": t.clone() for n, t in layer.state_dict().items() if not n.startswith(gone)}
+            state |= {f"{inside}{number}.{names[letter]}.{name}": t for name, t in tensors.items()}
+        replaced = tuple(f"{path}." for path in PATHS[kind] if path)
+        rest = {n: t for n, t in layer.state_dict().items() if not n.startswith(replaced)}
+        state |= {f"{inside}{number}.{name}": tensor.clone() for name, tensor in rest.items()}
         sizes.append(size)
     config = copy.deepcopy(model.config)
     config.compact_layers = sizes
     config.architectures = [f"Compact{type(model).__name__}"]
-    of_class = custom_class(config)
-    assert of_class is not None
-    return load_tensors(empty_model(of_class, config), state, base)
-
-
-def _names(kind: str) -> dict[str, str]:
-    """Where the six matrices are in a compacted layer."""
-    attention, output, up, down = PATHS[kind]
-    names = {letter: f"{attention}.{name}" for letter, name in zip("QKV", ("query", "key", "value"), strict=True)}
-    return names | {"O": output or f"{attention}.output", "U": up, "D": down}
+    compact_class = custom_class(config)
+    assert compact_class is not None
+    return load_tensors(empty_model(compact_class, config), state, base)
 
 
 class _Part:
-    """A linear on its way to be smaller, in float64: its weight [rows, columns] and bias [rows]."""
+    """A linear while it is made smaller, in float64: its weight [rows, columns] and bias [rows]."""
 
     def __init__(self, linear: nn.Linear, drop_rows_below: int) -> None:
         self.dtype = linear.weight.dtype
@@ -103,22 +96,18 @@ class _Part:
         """Which columns hold a weight, bool."""
         return self.weight.any(0)
 
-    def keep_rows(self, kept: Tensor) -> None:
-        """Keep these rows, with their biases."""
-        self.weight, self.bias = self.weight[kept], self.bias[kept]
-
     def fold(self, constant: Tensor) -> None:
-        """Take over into the bias what columns read that is the same for every token (0 elsewhere)."""
+        """Add to the bias what inputs that are the same for every token contribute (0 for the others)."""
         self.bias = self.bias + self.weight @ constant
 
     def packed(self) -> tuple[dict[str, Tensor], tuple[int, int, int, int]]:
         """The tensors of a `CompactLinear` and its size."""
         (wide_out, wide_in), weight, tensors = self.weight.shape, self.weight, {}
-        columns, rows = (_worth(self.columns), _worth(self.rows))
+        columns, rows = _kept_if_few(self.columns), _kept_if_few(self.rows)
         if columns is not None:
             tensors["inputs"], weight = columns, weight[:, columns]
         if rows is not None:
-            # All removed rows are written from one row of zeros.
+            # All removed rows are read from one row of zeros.
             tensors["outputs"] = torch.full((wide_out,), len(rows))
             tensors["outputs"][rows] = torch.arange(len(rows))
             weight = torch.cat([weight[rows], weight.new_zeros(1, weight.shape[1])])
@@ -126,21 +115,24 @@ class _Part:
         return tensors, (wide_in, wide_out, weight.shape[1], weight.shape[0])
 
 
-def _worth(load_tensors: Tensor) -> Tensor | None:
-    """Indices of what is filled, at least one; None when too little is empty to be worth skipping."""
-    # The row of zeros counts as filled.
-    if (~load_tensors).sum() - 1 < WORTH_SKIPPING * len(load_tensors):
+def _kept_if_few(kept: Tensor) -> Tensor | None:
+    """Indices of the kept rows or columns, at least one; None when too few are empty to skip them."""
+    # The row of zeros counts as kept.
+    if (~kept).sum() - 1 < SKIP_ABOVE * len(kept):
         return None
-    return load_tensors.nonzero()[:, 0] if load_tensors.any() else torch.zeros(1, dtype=torch.long)
+    return kept.nonzero()[:, 0] if kept.any() else torch.zeros(1, dtype=torch.long)
 
 
 def _feed_forward(parts: dict[str, _Part], act: nn.Module) -> None:
+    """Remove units that are constant or not read."""
     up, down = parts["U"], parts["D"]
     down.fold(torch.where(up.rows, 0, act(up.bias)))
-    kept = _some(up.rows & down.columns)
-    up.keep_rows(kept)
-    down.weight = down.weight[:, kept]
-    # The one unit that stays when none is needed must not be counted twice.
+    kept = up.rows & down.columns
+    if not kept.any():
+        # No linear may be without a row.
+        kept[0] = True
+    up.weight, up.bias, down.weight = up.weight[kept], up.bias[kept], down.weight[:, kept]
+    # A constant unit that stays all the same must not count twice.
     down.weight[:, ~up.rows] = 0
 
 
@@ -151,25 +143,24 @@ def _attention(parts: dict[str, _Part], heads: int) -> int:
     kept_AK = (v.rows & o.columns).view(heads, -1)
     left = kept_AK.any(1)
     if not left.any():
-        # A layer needs a head; this one attends to nothing and writes nothing.
+        # A layer needs a head; this one writes nothing.
         left[0] = True
     each = kept_AK.shape[1]
     spans = [slice(a * each, (a + 1) * each) for a in left.nonzero()[:, 0].tolist()]
     scores = [_score_rows(q, k, span) for span in spans]
     values = [kept_AK.view(-1)[span].nonzero()[:, 0] + span.start for span in spans]
-    # One width for all: torch's fast attention for the CPU takes only keys and values of one.
-    width = max(1, *(len(rows[1]) for rows in scores), *(len(found) for found in values))
+    # One width for all: torch's fast attention on the CPU needs keys and values of one width.
+    width = max(1, *(len(rows[1]) for rows in scores), *(len(kept) for kept in values))
     for part, number in ((q, 0), (k, 2)):
-        part.weight = torch.cat([_padded(found[number], width) for found in scores])
-        part.bias = torch.cat([_padded(found[number + 1], width) for found in scores])
-    o_columns = [_padded(o.weight[:, found].T, width) for found in values]
-    v.weight, v.bias = (torch.cat([_padded(x[found], width) for found in values]) for x in (v.weight, v.bias))
-    o.weight = torch.cat(o_columns).T
+        part.weight = torch.cat([_padded(rows[number], width) for rows in scores])
+        part.bias = torch.cat([_padded(rows[number + 1], width) for rows in scores])
+    v.weight, v.bias = (torch.cat([_padded(x[kept], width) for kept in values]) for x in (v.weight, v.bias))
+    o.weight = torch.cat([_padded(o.weight[:, kept].T, width) for kept in values]).T
     return len(spans)
 
 
-def _score_rows(q: _Part, k: _Part, span: slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rows and biases of a head's Q and K that its attention scores depend on."""
+def _score_rows(q: _Part, k: _Part, span: slice) -> list[Tensor]:
+    """Rows and biases of a head's Q, and of its K, that its attention scores depend on."""
     both = q.rows[span] & k.rows[span]
     alone = ~q.rows[span] & k.rows[span]
     rows = [x[span][both] for x in (q.weight, q.bias, k.weight, k.bias)]
@@ -177,16 +168,9 @@ def _score_rows(q: _Part, k: _Part, span: slice) -> tuple[Tensor, Tensor, Tensor
     if constant_D.any():
         added = (torch.zeros_like(constant_D), torch.ones(()), constant_D, torch.zeros(()))
         rows = [torch.cat([x, new.to(x)[None]]) for x, new in zip(rows, added, strict=True)]
-    return rows[0], rows[1], rows[2], rows[3]
+    return rows
 
 
 def _padded(x: Tensor, width: int) -> Tensor:
-    """Rows of zeros, or zeros, behind x until there are `width`."""
+    """Append zeros to x until it has `width` rows."""
     return torch.cat([x, x.new_zeros(width - len(x), *x.shape[1:])])
-
-
-def _some(kept: Tensor) -> Tensor:
-    """The same, with its first one set when none is: no linear may have no row."""
-    if not kept.any():
-        kept[0] = True
-    return kept

@@ -1,13 +1,10 @@
-"""Sparse inference on the CPU: linears of which few weights are left run as CSR × dense, the rest as they are.
+"""Sparse inference on the CPU: linears with few weights left run as CSR times dense, the others stay as they are.
 
-The weight [rows, columns] is the sparse factor and the tokens are the columns of the dense one, so that a weight is
-read once for many tokens; with the factors the other way round torch is slower than dense. Tokens are taken `TOKENS` at
-a time, so that what a row reads stays in the cache. Indices of 32 bits halve what has to be read.
+The weight [rows, columns] is the sparse factor and tokens are the columns of the dense one, so that a weight is read
+once for many tokens. `TOKENS` at a time keep what a row reads in the cache; 32-bit indices halve the reads.
 
-The product alone is five to eight times as fast as a dense linear at 3 % of the weights and twice at 10 %, but turning
-what goes in and comes out (a nanosecond an element in torch) eats half of that. So linears that follow each other are
-joined, and what is between them is never turned: two turns for the four linears of attention, two for a feed-forward
-block. Measured: docs/results.md, Pruning.
+Transposing input and output costs half of what the product gains. So consecutive linears are joined, with nothing
+transposed between them: one module for the four linears of attention, one for a feed-forward block (docs/results.md).
 """
 
 from __future__ import annotations
@@ -15,8 +12,9 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,17 +26,12 @@ from kdcli.models.custom_class import COMPACT
 from kdcli.models.layout import PATHS, Layout, layout_for, linears
 from kdcli.models.matrices import matrices
 
-TOKENS = 64
-"""Columns of the dense factor that are computed at a time."""
-TRIED_BELOW = 0.35
-"""Density up to which the sparse form is timed at all: nowhere has it won beyond."""
-GAIN = 1.1
-"""How much faster it has to be, for a timing that wavers."""
-ROUNDS = 5
+TOKENS = 64  # Columns of the dense factor that are computed at a time
+TIMED_BELOW = 0.35  # Density up to which the sparse form is timed at all: beyond it never won
+GAIN, ROUNDS, LENGTH = 1.1, 5, 128
+"""Speed-up it must have, as timings vary; rounds of which the best counts; tokens it is timed with."""
 ACTIVATIONS = ("intermediate_act_fn", "activation")
-"""What the module of a feed-forward block calls its activation, where that is all it applies behind its linear."""
-LENGTH = 128
-"""Tokens it is timed with."""
+"""Names of the activation in a feed-forward module that applies nothing else behind its linear."""
 
 
 class SparseLinear(nn.Module):
@@ -52,49 +45,38 @@ class SparseLinear(nn.Module):
         self.csr = _csr(linear.weight.detach())
 
     def product(self, x_IN: Tensor, out: Tensor | None = None) -> Tensor:
-        """Compute [columns, tokens] → [rows, tokens]."""
+        """Compute [columns, tokens] -> [rows, tokens]."""
         return torch.addmm(self.bias[:, None], self.csr, x_IN, out=out)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute [..., columns] → [..., rows]."""
+        """Compute [..., columns] -> [..., rows]."""
         return _by_tokens(x, self.out_features, self.product)
-
-    def extra_repr(self) -> str:
-        kept = self.csr.values().numel() / (self.in_features * self.out_features)
-        return f"in_features={self.in_features}, out_features={self.out_features}, density={kept:.3f}"
 
 
 class SparseFeedForward(nn.Module):
-    """Two sparse linears and the activation in between, without turning what is between them around twice."""
+    """Two sparse linears and the activation in between, transposed once each way."""
 
     def __init__(self, up: SparseLinear, act: nn.Module, down: SparseLinear) -> None:
         super().__init__()
         self.up, self.act, self.down = up, act, down
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute [..., D] → [..., D]."""
+        """Compute [..., D] -> [..., D]."""
         return _by_tokens(x, self.down.out_features, lambda x_DN: self.down.product(self.act(self.up.product(x_DN))))
 
 
 class SparseAttention(nn.Module):
-    """Self-attention and the linear behind it, all four sparse: only what enters and what leaves is turned around.
-
-    The dense products of attention read a factor turned or not at the same speed, so that queries, keys, values and
-    what is mixed of them stay as sparse products write and read them.
-    """
+    """Self-attention and its output linear, all four sparse; only input and output are transposed."""
 
     def __init__(self, parts: Mapping[str, SparseLinear], heads: int) -> None:
         super().__init__()
         self.q, self.k, self.v, self.o = (parts[letter] for letter in "QKVO")
         self.heads, self.scale = heads, (self.q.out_features // heads) ** -0.5
 
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **ignored: Any
-    ) -> tuple[Tensor, None]:
-        """Attend within `attention_mask`: True where a token may look, or what is added to the scores."""
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
+        """Attend within `attention_mask`: bool, True may attend, or a bias that is added to the scores."""
         batch, length, width = hidden_states.shape
         out_BLO = hidden_states.new_empty(batch, length, self.o.out_features)
-        # Nothing is added without a mask, see `_rows`.
         mask_BALL = out_BLO.new_zeros(batch, 1, 1, 1)
         if attention_mask is not None:
             mask_BALL = attention_mask.expand(batch, -1, -1, -1)
@@ -109,7 +91,7 @@ class SparseAttention(nn.Module):
         return out_BLO, None
 
     def _rows(self, x_NI: Tensor, mask_BALL: Tensor, out_NO: Tensor) -> None:
-        """Attend in a few rows of one length, and write what O makes of it."""
+        """Attend in a few rows of one length, and write the output of O."""
         pieces = [slice(at, at + TOKENS) for at in range(0, len(x_NI), TOKENS)]
         qkv_DN = [x_NI.new_empty(part.out_features, len(x_NI)) for part in (self.q, self.k, self.v)]
         for piece in pieces:
@@ -129,25 +111,33 @@ class SparseAttention(nn.Module):
 
 
 def _by_tokens(x: Tensor, rows: int, compute: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply what works on [columns, tokens] to [..., columns], a few tokens at a time."""
+    """Apply a function of [columns, tokens] to [..., columns], a few tokens at a time."""
     x_NI = x.reshape(-1, x.shape[-1])
     out_NO = x.new_empty(len(x_NI), rows)
     for at in range(0, len(x_NI), TOKENS):
-        # Attention and norms would copy an output that lies transposed, and slower.
+        # Copied here: attention and norms would copy a transposed output more slowly.
         out_NO[at : at + TOKENS].copy_(compute(x_NI[at : at + TOKENS].T.contiguous()).T)
     return out_NO.view(*x.shape[:-1], rows)
 
 
+def _csr(weight: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        # Torch warns that its CSR is in beta.
+        warnings.simplefilter("ignore")
+        wide = weight.to_sparse_csr()
+        return torch.sparse_csr_tensor(
+            wide.crow_indices().int(), wide.col_indices().int(), wide.values(), weight.shape, check_invariants=False
+        )
+
+
 def sparsify(model: PreTrainedModel, choose: Callable[[nn.Linear], bool] | None = None) -> PreTrainedModel:
-    """A copy of a model whose linears run sparse where that is faster; everything else is shared with the model.
+    """A copy of a model whose linears run sparse where that is faster; it shares all tensors with the model.
+
+    The copy is for inference: it cannot be saved or trained.
 
     Args:
         model: on the CPU in float32, its removed weights at zero.
-        choose: decides instead of a timing whether a linear runs sparse. Linears of one shape and nearly one density
-            (within 5 %) are timed once.
-
-    Returns:
-        A model for inference; it cannot be saved or trained.
+        choose: decides whether a linear runs sparse; else a timing does, one for all of a shape and nearly a density.
 
     Raises:
         UsageError: not float32 on the CPU, or compacted.
@@ -157,121 +147,78 @@ def sparsify(model: PreTrainedModel, choose: Callable[[nn.Linear], bool] | None 
             raise UsageError(f"sparse inference is for float32 on the CPU, not {parameter.dtype} on {parameter.device}")
     if hasattr(model.config, COMPACT):
         raise UsageError("a compacted model cannot run sparse", "use the masked model it was made of")
+    timed: dict[tuple[tuple[int, int, int], ...], bool] = {}
+
+    def runs_sparse(dense: tuple[nn.Linear, ...], now: Callable[[Tensor], Tensor], make: Callable[[], Any]) -> bool:
+        if choose is not None:
+            return all(map(choose, dense))
+        key = tuple((linear.out_features, linear.in_features, round(_density(linear) * 20)) for linear in dense)
+        if key not in timed:
+            timed[key] = faster_sparse(dense, now, make)
+        return timed[key]
+
     # The copy shares every tensor and has modules of its own.
     small: PreTrainedModel = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
-    layout, timed = layout_for(model.config), _Timed()
+    layout = layout_for(model.config)
     layers = {id(layer): layer for layer in layout.modules(small.base_model)}.values()
     blocks = [block for layer in layers for block in _blocks(layer, layout, str(model.config.model_type))]
     for path, linear in {m.path: m.linear for m in matrices(small)}.items():
-        if choose(linear) if choose else timed.linear(linear):
+        if runs_sparse((linear,), linear, partial(SparseLinear, linear)):
             small.base_model.set_submodule(path, SparseLinear(linear))
     for block in blocks:
-        if all(map(choose, block.linears)) if choose else timed.block(block):
-            block.install(block.joined())
+        if runs_sparse(block.dense, block.now, block.joined):
+            for path in block.paths[1:]:
+                block.layer.set_submodule(path, nn.Identity())
+            block.layer.set_submodule(block.paths[0], block.joined())
     return small.eval()
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Linears of a layer that gain from running sparse together.
+    """Linears of a layer that gain from running sparse together."""
 
-    Attributes:
-        linears: as they were, dense.
-        now: what the layer makes of [1, L, D] with them, each in the form it has by itself.
-        joined: makes the module that does the same at once.
-        install: puts that module into the layer.
-    """
-
-    linears: tuple[nn.Linear, ...]
-    now: Callable[[Tensor], Tensor]
-    joined: Callable[[], nn.Module]
-    install: Callable[[nn.Module], None]
+    layer: nn.Module
+    dense: tuple[nn.Linear, ...]
+    now: Callable[[Tensor], Tensor]  # computes [1, L, D] as the layer does, each linear in its present form
+    joined: Callable[[], nn.Module]  # makes the module that replaces them
+    paths: tuple[str, ...]  # the first gets that module, the others become identities
 
 
-def _blocks(layer: nn.Module, layout: Layout, kind: str) -> list[_Block]:
+def _blocks(layer: nn.Module, layout: Layout, kind: str) -> Iterator[_Block]:
     """The blocks of a layer whose linears can be joined."""
-    found: list[_Block] = []
-    of = {letter: of_letter[0][0] for letter, of_letter in linears(layout, layer).items()}
+    of = {letter: parts[0][0] for letter, parts in linears(layout, layer).items()}
+    at: Callable[[str], Any] = layer.get_submodule
     inside = layout.up.rpartition(".")[0]
-    act = {name: module for name, module in layer.get_submodule(inside).named_children() if name in ACTIVATIONS}
-    # Nothing but the activation may be between the two.
-    if act and layout.gate is None:
-        found.append(_feed_forward(layer, layout, of, *act.popitem()))
+    acts = {name: module for name, module in at(inside).named_children() if name in ACTIVATIONS}
+    # Only where nothing but the activation is between the two.
+    if acts and layout.gate is None:
+        name, act = acts.popitem()
+        yield _Block(
+            layer,
+            (of["U"], of["D"]),
+            lambda x: at(layout.down)(act(at(layout.up)(x))),
+            lambda: SparseFeedForward(SparseLinear(of["U"]), act, SparseLinear(of["D"])),
+            (layout.down, layout.up, f"{inside}.{name}"),
+        )
     if kind in PATHS:
-        found.append(_attention(layer, layout, of, *PATHS[kind][:2]))
-    return found
+        attention, output = PATHS[kind][:2]
+        heads = layout.heads(layer)
+        yield _Block(
+            layer,
+            tuple(of[letter] for letter in "QKVO"),
+            lambda x: at(attention)(x)[0] if output is None else at(output)(at(attention)(x)[0]),
+            lambda: SparseAttention({letter: SparseLinear(of[letter]) for letter in "QKVO"}, heads),
+            (attention,) if output is None else (attention, output),
+        )
 
 
-def _feed_forward(layer: nn.Module, layout: Layout, of: dict[str, nn.Linear], name: str, act: nn.Module) -> _Block:
-    def now(x: Tensor) -> Tensor:
-        out: Tensor = layer.get_submodule(layout.down)(act(layer.get_submodule(layout.up)(x)))
-        return out
-
-    def joined() -> nn.Module:
-        return SparseFeedForward(SparseLinear(of["U"]), act, SparseLinear(of["D"]))
-
-    def install(module: nn.Module) -> None:
-        layer.set_submodule(layout.down, module)
-        layer.set_submodule(layout.up, nn.Identity())
-        layer.set_submodule(f"{layout.up.rpartition('.')[0]}.{name}", nn.Identity())
-
-    return _Block((of["U"], of["D"]), now, joined, install)
-
-
-def _attention(
-    layer: nn.Module, layout: Layout, of: dict[str, nn.Linear], attention: str, output: str | None
-) -> _Block:
-    heads = layout.heads(layer)
-
-    def now(x: Tensor) -> Tensor:
-        out: Tensor = layer.get_submodule(attention)(x)[0]
-        return out if output is None else layer.get_submodule(output)(out)
-
-    def joined() -> nn.Module:
-        return SparseAttention({letter: SparseLinear(of[letter]) for letter in "QKVO"}, heads)
-
-    def install(module: nn.Module) -> None:
-        layer.set_submodule(attention, module)
-        if output is not None:
-            layer.set_submodule(output, nn.Identity())
-
-    return _Block(tuple(of[letter] for letter in "QKVO"), now, joined, install)
-
-
-class _Timed:
-    """What has been timed: linears of one shape and nearly one density once."""
-
-    def __init__(self) -> None:
-        self.known: dict[tuple[tuple[int, int, int], ...], bool] = {}
-
-    def linear(self, linear: nn.Linear) -> bool:
-        """Whether a linear runs faster sparse."""
-        key = (_alike(linear),)
-        if key not in self.known:
-            self.known[key] = faster_sparse(linear)
-        return self.known[key]
-
-    def block(self, block: _Block) -> bool:
-        """Whether a block runs faster joined than as it is."""
-        key = tuple(_alike(linear) for linear in block.linears)
-        if key not in self.known:
-            tried = all(density(linear) <= TRIED_BELOW for linear in block.linears)
-            self.known[key] = tried and faster(block.joined(), block.now, block.linears[0].in_features)
-        return self.known[key]
-
-
-def density(linear: nn.Linear) -> float:
-    """Share of a linear's weights that are not zero."""
+def _density(linear: nn.Linear) -> float:
     return int(linear.weight.count_nonzero()) / linear.weight.numel()
 
 
-def _alike(linear: nn.Linear) -> tuple[int, int, int]:
-    return linear.out_features, linear.in_features, round(density(linear) * 20)
-
-
-def faster_sparse(linear: nn.Linear) -> bool:
-    """Whether a linear runs faster sparse than dense here and now, with as many threads as torch has."""
-    return density(linear) <= TRIED_BELOW and faster(SparseLinear(linear), linear, linear.in_features)
+def faster_sparse(dense: tuple[nn.Linear, ...], now: Callable[[Tensor], Tensor], make: Callable[[], nn.Module]) -> bool:
+    """Whether some linears run faster sparse than `now`, with torch's current number of threads."""
+    return all(_density(linear) <= TIMED_BELOW for linear in dense) and faster(make(), now, dense[0].in_features)
 
 
 def faster(sparse: nn.Module, now: Callable[[Tensor], Tensor], width: int) -> bool:
@@ -292,13 +239,3 @@ def faster(sparse: nn.Module, now: Callable[[Tensor], Tensor], width: int) -> bo
                 form(x)
                 best[i] = min(best[i], time.perf_counter() - begin)
     return best[0] > GAIN * best[1]
-
-
-def _csr(weight: Tensor) -> Tensor:
-    with warnings.catch_warnings():
-        # Torch says that its CSR is new, and that it does not check what it has made itself.
-        warnings.simplefilter("ignore")
-        wide = weight.to_sparse_csr()
-        return torch.sparse_csr_tensor(
-            wide.crow_indices().int(), wide.col_indices().int(), wide.values(), weight.shape, check_invariants=False
-        )

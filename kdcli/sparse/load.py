@@ -1,4 +1,4 @@
-"""A model ready to use: a base under a mask with the head of its task, or a compacted directory."""
+"""Loads a model ready to use: a base under a mask with the head of its task, or a compacted directory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from kdcli.errors import UsageError
 from kdcli.models.custom_class import COMPACT, class_named, custom_class, empty_model, load_tensors
 from kdcli.models.load import load_config, load_weights
 from kdcli.models.matrices import matrices
-from kdcli.sparse.mask_file import MaskFile, MaskInfo, apply_masks, check_base, read_mask
+from kdcli.sparse.mask_file import MaskInfo, apply_masks, check_base, read_mask
 
-PASSING = ("architectures", "dtype", "transformers_version", "_name_or_path", "torch_dtype", "auto_map")
-"""Settings of a configuration that say nothing about a task."""
+NOT_OF_A_TASK = ("architectures", "dtype", "transformers_version", "_name_or_path", "torch_dtype", "auto_map")
+"""Keys of a configuration that say nothing about a task."""
 
 
 def load(base: str | Path, mask: str | Path | None = None, *, trust_remote_code: bool = False) -> PreTrainedModel:
@@ -31,11 +31,11 @@ def load(base: str | Path, mask: str | Path | None = None, *, trust_remote_code:
         mask: a mask file made for this base; the model then has the head of the mask's task.
 
     Returns:
-        The class that the mask names, or without a mask the one the base's configuration names.
+        The class that the mask names, or without a mask the one that the base's configuration names.
 
     Raises:
-        UsageError: see `kdcli.models.load`; a damaged mask file, or one made for other weights; a mask for a compacted
-            model, whose matrices are no longer the base's.
+        UsageError: see `kdcli.models.load`, `read_mask`, `check_base` and `with_head`; a mask for a compacted model,
+            whose matrices are no longer the base's.
     """
     source = str(base)
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
@@ -44,9 +44,11 @@ def load(base: str | Path, mask: str | Path | None = None, *, trust_remote_code:
         return load_weights(source, named or AutoModel, trust_remote_code=trust_remote_code).eval()
     if hasattr(config, COMPACT):
         raise UsageError(f"{source} is compacted already: masks are for the base it was made of")
-    found = read_mask(Path(mask))
+    file = read_mask(Path(mask))
     model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
-    return masked(model, found, source)
+    check_base(file, model, source)
+    apply_masks(model, file.masks)
+    return with_head(model, file.info, file.head, str(file.path))
 
 
 def is_compact(source: str) -> bool:
@@ -55,52 +57,28 @@ def is_compact(source: str) -> bool:
     return file.is_file() and COMPACT in json.loads(file.read_text("utf-8"))
 
 
-def masked(model: PreTrainedModel, found: MaskFile, source: str) -> PreTrainedModel:
-    """Put a mask file onto a base encoder, whose removed weights become zero in place.
-
-    Args:
-        source: what the base is called in messages.
-
-    Raises:
-        UsageError: see `check_base` and `with_head`.
-    """
-    check_base(found, model, source)
-    apply_masks(model, found.masks)
-    return with_head(model, found.info, found.head, str(found.path))
-
-
 def task_part(model: PreTrainedModel, base: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What a task's model has that its base does not: `write_mask`'s head and `MaskInfo.config`.
+    """What a task's model has that its base, as it was loaded, does not: `write_mask`'s head and `MaskInfo.config`.
 
-    Args:
-        model: with a head; its matrices may be masked.
-        base: the encoder as it was loaded.
-
-    Returns:
-        Parameters by their names in `model` without the masked matrices, and settings of the configuration that differ.
+    These are parameters by their names in `model`, without the masked matrices, and settings of the configuration.
     """
-    prefix, own = f"{model.base_model_prefix}.", base.state_dict()
-    masked_names = {f"{m.path}.weight" for m in matrices(base)}
+    prefix, of_base = f"{model.base_model_prefix}.", base.state_dict()
+    masked = {f"{m.path}.weight" for m in matrices(base)}
     head = {}
     for name, tensor in model.state_dict().items():
-        # The prefix is not in a bare encoder's names.
         inner = name.removeprefix(prefix)
-        if inner in masked_names or (inner in own and torch.equal(own[inner].cpu(), tensor.cpu())):
-            continue
-        head[name] = tensor
+        if inner not in masked and not (inner in of_base and torch.equal(of_base[inner].cpu(), tensor.cpu())):
+            head[name] = tensor
     before = base.config.to_dict()
-    changed = {k: v for k, v in model.config.to_dict().items() if k not in PASSING and before.get(k) != v}
+    changed = {k: v for k, v in model.config.to_dict().items() if k not in NOT_OF_A_TASK and before.get(k) != v}
     return head, changed
 
 
 def with_head(base: PreTrainedModel, info: MaskInfo, head: Mapping[str, Tensor], source: str) -> PreTrainedModel:
-    """A task's model around an encoder whose tensors it shares: what is written into one is seen by the other.
-
-    Args:
-        source: what the head is of, for messages.
+    """A task's model around an encoder; the two share the encoder's tensors.
 
     Raises:
-        UsageError: no such class in transformers, or the head lacks parameters of it.
+        UsageError: no such class in transformers, or the head, from `source`, does not fit it.
     """
     if info.architecture is None:
         return base
@@ -114,23 +92,19 @@ def with_head(base: PreTrainedModel, info: MaskInfo, head: Mapping[str, Tensor],
         # JSON has no numbers as keys.
         setattr(config, name, {int(k): v for k, v in value.items()} if name == "id2label" else value)
     model = empty_model(task_class, config)
-    prefix = f"{model.base_model_prefix}."
-    shared = base.state_dict(keep_vars=True)
-    given = {name: shared.get(name.removeprefix(prefix)) for name in model.state_dict()} | dict(head)
-    given = {name: tensor for name, tensor in given.items() if tensor is not None}
-    missing = sorted(set(model.state_dict()) - set(given))
+    prefix, shared = f"{model.base_model_prefix}.", base.state_dict(keep_vars=True)
+    tensors = {name: head.get(name, shared.get(name.removeprefix(prefix))) for name in model.state_dict()}
+    missing = sorted(name for name, tensor in tensors.items() if tensor is None)
     if missing:
         raise UsageError(f"{source} lacks {len(missing)} tensors of {info.architecture}, for example {missing[0]}")
     try:
-        return load_tensors(model, {name: given[name] for name in model.state_dict()}, base)
+        return load_tensors(model, {name: t for name, t in tensors.items() if t is not None}, base)
     except RuntimeError as error:
-        said = str(error).strip().splitlines()[-1].strip()
-        raise UsageError(f"{source} does not fit {info.architecture}: {said}") from None
+        message = str(error).strip().splitlines()[-1].strip()
+        raise UsageError(f"{source} does not fit {info.architecture}: {message}") from None
 
 
 def _class(name: str) -> type[PreTrainedModel] | None:
-    own = class_named(name)
-    if own is not None:
-        return own
-    found = getattr(transformers, name, None) if name else None
-    return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None
+    """A class of kdcli or of transformers by its name."""
+    named = class_named(name) or (getattr(transformers, name, None) if name else None)
+    return named if isinstance(named, type) and issubclass(named, PreTrainedModel) else None

@@ -34,7 +34,7 @@ def out(model) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_gradients_are_those_of_kept_and_removed_weights_in_float64(trained):
+def test_scores_of_kept_and_removed_weights_get_gradients(trained):
     g = torch.Generator().manual_seed(0)
     weight, grad = (torch.randn(6, 5, generator=g) for _ in range(2))
     parametrisation = MaskedWeight(weight)
@@ -49,7 +49,7 @@ def test_gradients_are_those_of_kept_and_removed_weights_in_float64(trained):
     assert torch.equal(given.grad.double(), mask * grad.double()) if trained else given.grad is None
 
 
-def test_half_precision_weights_have_float32_scores_and_gradients_that_are_not_rounded():
+def test_half_precision_weights_have_float32_scores_and_exact_gradients():
     g = torch.Generator().manual_seed(0)
     weight, grad = ((torch.randn(6, 5, generator=g) * 1e-3).bfloat16() for _ in range(2))
     parametrisation = MaskedWeight(weight)
@@ -60,7 +60,7 @@ def test_half_precision_weights_have_float32_scores_and_gradients_that_are_not_r
     assert torch.equal(parametrisation.score.grad, weight.float() * grad.float())
 
 
-def test_nothing_but_weight_and_mask_is_kept_for_the_gradient():
+def test_only_weight_and_mask_are_saved_for_the_backward_pass():
     weight = torch.randn(6, 5)
     parametrisation = MaskedWeight(weight)
     kept = []
@@ -70,70 +70,59 @@ def test_nothing_but_weight_and_mask_is_kept_for_the_gradient():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_masks_remove_just_what_they_say(kind):
-    model, masks = masked(kind)
-    torch.manual_seed(0)
-    plain = tiny_encoder(kind)
-    chosen = masks.masks()
-    with torch.no_grad():
-        for matrix in matrices(plain):
-            rows = slice(None) if matrix.rows is None else matrix.rows
-            matrix.linear.weight[rows] *= chosen[matrix.name]
-    assert torch.allclose(out(model), out(plain), atol=1e-6)
-    assert masks.densities() == {m.name: round(0.5 * m.numel) / m.numel for m in masks.matrices}
-    assert masks.density() == pytest.approx(0.5, abs=1e-3)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_scores_of_fused_linears_are_those_of_their_rows(kind):
+def test_scores_of_fused_linears_are_split_by_rows(kind):
     model, masks = masked(kind)
     model(**PADDED).last_hidden_state.square().sum().backward()
-    for path, parametrisation in masks.parametrisations().items():
+    for path, parametrisation in masks.held.items():
         with torch.no_grad():
             parametrisation.score.copy_(parametrisation.score.grad)
         assert parametrisation.score.grad.abs().sum() > 0, path
     scores, weights = masks.scores(), masks.weights()
     for matrix in masks.matrices:
         assert scores[matrix.name].shape == weights[matrix.name].shape == matrix.shape
-        assert torch.equal(scores[matrix.name], matrix.of(masks.parametrisations()[matrix.path].score.grad))
+        assert torch.equal(scores[matrix.name], matrix.of(masks.held[matrix.path].score.grad))
     means = torch.stack([s.double().sigmoid().mean() for s in scores.values()])
     assert masks.mean_sigmoid().item() == pytest.approx(means.mean().item(), rel=1e-5)
 
 
-def test_the_regulariser_has_the_gradient_of_autograd():
+def test_the_regularizer_has_the_gradient_of_autograd():
     _, masks = masked("modernbert")
-    for parametrisation in masks.parametrisations().values():
+    for parametrisation in masks.held.values():
         nn.init.normal_(parametrisation.score)
     masks.mean_sigmoid(shift=-0.7).backward()
-    for path, parametrisation in masks.parametrisations().items():
+    for path, parametrisation in masks.held.items():
         score = parametrisation.score.detach().double().requires_grad_()
-        parts = [m.of((score + 0.7).sigmoid()).mean() for m in masks.of_path(path)]
+        parts = [m.of((score + 0.7).sigmoid()).mean() for m in masks.matrices if m.path == path]
         (torch.stack(parts).sum() / len(masks.matrices)).backward()
         assert torch.allclose(parametrisation.score.grad.double(), score.grad, rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_folding_leaves_a_stock_model_of_the_same_outputs(kind, tmp_path):
+def test_folding_gives_a_stock_model_of_the_masked_weights(kind, tmp_path):
     model, masks = masked(kind, frozen=True)
-    before, removed = out(model), masks.masks()
+    torch.manual_seed(0)
+    plain = {m.name: m.of(m.linear.weight.detach()) for m in matrices(tiny_encoder(kind))}
+    before, kept = out(model), masks.masks()
+    assert masks.kept() == {m.name: round(0.5 * m.numel) for m in masks.matrices}
+    assert masks.density() == pytest.approx(0.5, abs=1e-3)
     masks.fold()
     assert (out(model) - before).abs().max() <= 1e-6
     assert not any("parametrizations" in name for name in model.state_dict())
     assert all(type(m.linear) is nn.Linear for m in matrices(model))
     for matrix in matrices(model):
-        gone = matrix.of(matrix.linear.weight)[~removed[matrix.name]]
-        assert torch.equal(gone, torch.zeros_like(gone))
-        assert not gone.signbit().any()
+        weight = matrix.of(matrix.linear.weight)
+        assert torch.equal(weight, plain[matrix.name].masked_fill(~kept[matrix.name], 0))
+        assert not weight[~kept[matrix.name]].signbit().any()
     model.save_pretrained(tmp_path)
     assert torch.equal(out(type(model).from_pretrained(tmp_path).eval()), out(model))
 
 
 def test_a_checkpoint_holds_scores_and_no_masks():
     model, masks = masked("modernbert")
-    for parametrisation in masks.parametrisations().values():
+    for parametrisation in masks.held.values():
         nn.init.normal_(parametrisation.score)
     state = {k: v.clone() for k, v in model.state_dict().items()}
-    assert sum(is_score(name) for name in state) == len(masks.parametrisations())
+    assert sum(is_score(name) for name in state) == len(masks.held)
     assert not any(tensor.dtype == torch.bool for tensor in state.values())
     other = tiny_encoder("modernbert")
     restored = attach(other)
@@ -157,7 +146,7 @@ def test_mixed_precision_reaches_the_scores():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = model(**PADDED).last_hidden_state.float().square().mean()
     loss.backward()
-    assert all(p.score.grad.dtype == torch.float32 for p in masks.parametrisations().values())
+    assert all(p.score.grad.dtype == torch.float32 for p in masks.held.values())
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     assert trained
     assert all(map(is_score, trained))

@@ -5,24 +5,28 @@ from __future__ import annotations
 import copy
 import math
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
 from encoders import tiny_encoder
+from hypothesis import strategies as st
 
 from kdcli.errors import UsageError
 from kdcli.pruners import build_pruner, check_settings, defaults, methods
 from kdcli.pruners.cap import FINETUNED, PRETRAINED, contrastive
 from kdcli.pruners.l0 import gates
 from kdcli.pruners.masked import is_score
-from kdcli.training.engine import start, train
+from kdcli.pruners.pruner import kept_share, progress, ramp
+from kdcli.training.engine import train
 from kdcli.training.run_dir import RunDir
+from kdcli.training.session import Session, start
 from kdcli.types import Job, Schedule, StepLoss
 
 CPU = torch.device("cpu")
 KINDS = ["bert", "modernbert", "distilbert"]
 STEPS, DENSITY = 8, 0.4
-# A toy task is learned within some steps at rates that would be too high for a real one.
+# Learning rates for a few steps of a toy task.
 SETTINGS = {
     "smp": {"regularizer": 0.5},
     "magnitude": {},
@@ -32,15 +36,11 @@ SETTINGS = {
     "cap": {"supervised": 0.1},
 }
 LR = {"smp": 5e-2, "l0": 1e-2} | dict.fromkeys(["magnitude", "movement", "soft-movement", "cap"], 3e-3)
-EXACT = ["smp", "magnitude", "movement", "cap"]
-
-
-SIZES = {"modernbert": {"num_hidden_layers": 2}}
 
 
 def tiny(kind):
     torch.manual_seed(0)
-    return tiny_encoder(kind, **SIZES.get(kind, {}))
+    return tiny_encoder(kind, **({"num_hidden_layers": 2} if kind == "modernbert" else {}))
 
 
 class Rows:
@@ -92,12 +92,12 @@ def trained(method, kind, folder=None, stop_after=None, **settings):
     job = Job(
         *({"model": model}, step, Rows(), All(), None),
         batch_weight=lambda batch: len(batch["labels"]),
-        param_group=pruner.pace,
+        param_group=pruner.param_group,
         on_step_end=pruner.after,
     )
     schedule = Schedule(STEPS, 16, lr, 0, stop_after=stop_after, micro_batch_size=16, checkpoint_every=100)
     run = RunDir.claim(folder, "x: 1\n", resume=True) if folder else None
-    outcome = train(start(CPU, torch.float32), CPU, job, schedule, run)
+    outcome = train(Session(start(CPU, torch.float32), CPU), job, schedule, run)
     return model, pruner, before, outcome
 
 
@@ -110,10 +110,10 @@ def test_every_method_is_tested_here():
     assert sorted(SETTINGS) == methods()
 
 
-def test_density_is_the_one_asked_for(case):
+def test_density_is_the_requested_one(case):
     method, _, _, pruner, _, _ = case
     kept, total = sum(pruner.masks.kept().values()), sum(m.numel for m in pruner.masks.matrices)
-    if method in EXACT:
+    if defaults(method).exact:
         assert pruner.density(0) == 1.0
         assert pruner.density(STEPS) == DENSITY
         assert abs(kept - DENSITY * total) <= len(pruner.masks.matrices)
@@ -173,16 +173,15 @@ def test_the_folded_model_is_a_stock_one_of_the_same_outputs(case):
 
 @pytest.mark.parametrize("masking", ["local", "global", "proportional", "threshold"])
 def test_smp_takes_every_masking_function(masking):
-    model, pruner, _, _ = trained("smp", "bert", masking=masking, threshold=0.49)
+    _, pruner, _, _ = trained("smp", "bert", masking=masking, threshold=0.49)
     assert (pruner.density is None) == (masking == "threshold")
     assert 0 < pruner.masks.density() < 1
-    assert model.training is False
 
 
-def test_smp_scores_begin_alike_and_gradients_decide():
+def test_smp_masks_follow_gradients_and_not_the_order_of_equal_scores():
     _, pruner, _, _ = trained("smp", "bert", warmup_fraction=0.0)
     for name, mask in pruner.masks.masks().items():
-        # By lowest index alone, the last row of each matrix would stay empty.
+        # Ties go to the lowest index, so without gradients the last row would be empty.
         assert mask[-1].any(), name
         assert mask.count_nonzero() < mask.numel()
 
@@ -191,13 +190,13 @@ def bound(method, steps=100, lr=1e-2, **settings):
     return build_pruner(method, settings, tiny("bert"), density=0.1, steps=steps, lr=lr)
 
 
-def test_smps_regulariser_rises_with_the_steps_or_with_the_density():
-    for schedule, progress in (("steps", 1 - 0.7**3), ("density", 1 - 0.5**3)):
+def test_the_regularizer_of_smp_rises_with_the_steps_or_with_the_density():
+    for schedule, risen in (("steps", 1 - 0.7**3), ("density", 1 - 0.5**3)):
         pruner = bound("smp", regularizer_schedule=schedule)
         pruner.after(0)
         assert pruner.terms()["regularizer"].item() == 0
         pruner.after(30)
-        assert pruner.terms()["regularizer"].item() == pytest.approx(400 * progress * 0.5, rel=1e-5)
+        assert pruner.terms()["regularizer"].item() == pytest.approx(400 * risen * 0.5, rel=1e-5)
     assert bound("smp", regularizer=0.0).terms() == {}
 
 
@@ -207,8 +206,8 @@ def test_scores_and_weights_have_their_own_rates_and_scores_no_decay():
     for method, lr, expected in (("smp", 2e-2, (1.0, 3e-5 / 2e-2)), ("movement", 3e-5, (1e-2 / 3e-5, 1.0))):
         assert defaults(method).lr == lr
         pruner = bound(method, lr=lr)
-        assert (pruner.pace(score).lr, pruner.pace(weight).lr) == pytest.approx(expected)
-        assert (pruner.pace(score).decayed, pruner.pace(weight).decayed) == (False, True)
+        assert (pruner.param_group(score).lr, pruner.param_group(weight).lr) == pytest.approx(expected)
+        assert (pruner.param_group(score).decayed, pruner.param_group(weight).decayed) == (False, True)
 
 
 def test_magnitude_keeps_the_largest_weights_as_they_change():
@@ -224,7 +223,7 @@ def test_magnitude_keeps_the_largest_weights_as_they_change():
     assert not torch.equal(kept, before)
 
 
-def test_soft_movements_threshold_rises_from_nothing():
+def test_the_threshold_of_soft_movement_rises_from_zero():
     pruner = bound("soft-movement", threshold=0.6)
     pruner.after(10)
     assert pruner.masks.density() == 1.0
@@ -234,8 +233,8 @@ def test_soft_movements_threshold_rises_from_nothing():
 
 
 def test_l0_draws_its_gates_in_training_and_not_in_evaluation():
-    pruner = bound("l0")
-    model, batch = pruner.masks.model, Rows().batch(np.arange(4))
+    model, batch = tiny("bert"), Rows().batch(np.arange(4))
+    build_pruner("l0", {}, model, density=0.1, steps=100, lr=1e-2)
     for parameter in model.modules():
         if isinstance(parameter, torch.nn.Dropout):
             parameter.p = 0.0
@@ -263,7 +262,7 @@ def test_contrast_is_the_formula():
 
 
 @pytest.mark.parametrize(
-    ("method", "settings", "said"),
+    ("method", "settings", "message"),
     [
         ("smpp", {}, "unknown method 'smpp'; did you mean 'smp'?"),
         ("smp", {"temprature": 2.0}, "unknown key 'pruner.temprature' of method smp; did you mean 'temperature'?"),
@@ -271,15 +270,43 @@ def test_contrast_is_the_formula():
         ("movement", {"initial_fraction": 0.7, "final_fraction": 0.6}, "must not be more than 1 together"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(method, settings, said):
+def test_wrong_settings_are_refused(method, settings, message):
     with pytest.raises(UsageError) as raised:
         check_settings(method, settings)
-    assert said in raised.value.message
+    assert message in raised.value.message
 
 
-def test_what_does_not_fit_the_run_is_refused():
+def test_settings_that_do_not_fit_the_run_are_refused():
     with pytest.raises(UsageError, match="more than the 100 steps"):
         bound("smp", warmup_steps=101)
     for density in (0.0, 1.1):
         with pytest.raises(UsageError, match="sparsity of"):
             build_pruner("smp", {}, tiny("bert"), density=density, steps=10, lr=1.0)
+
+
+def test_the_ramp_is_constant_at_both_ends():
+    assert [ramp(t, 100, first=0.1, last=0.2) for t in (0, 10, 45, 80, 100)] == pytest.approx([0, 0, 0.5, 1, 1])
+    assert [ramp(t, 100, last=1.0) for t in (0, 1)] == [0, 1]
+    assert [ramp(t, 10, first=0.5, last=0.5) for t in (4, 5)] == [0, 1]
+
+
+def test_cubic_and_linear_densities_are_the_formulas():
+    assert kept_share(0.4, 0.1, "cubic") == pytest.approx(0.1 + 0.9 * 0.6**3)
+    assert kept_share(0.4, 0.1, "linear") == pytest.approx(0.1 + 0.9 * 0.6)
+    assert progress(0.4, "cubic") == pytest.approx(1 - 0.6**3)
+    assert [kept_share(p, 0.03, "cubic") for p in (0.0, 1.0)] == [1.0, 0.03]
+
+
+@hypothesis.settings(max_examples=40)
+@hypothesis.given(
+    steps=st.integers(1, 50),
+    first=st.floats(0, 0.5),
+    last=st.floats(0, 0.5),
+    final=st.floats(0.01, 1),
+    shape=st.sampled_from(["cubic", "linear"]),
+)
+def test_density_never_rises_and_ends_at_the_final_one(steps, first, last, final, shape):
+    found = [kept_share(ramp(t, steps, first=first, last=last), final, shape) for t in range(steps + 1)]
+    assert found == sorted(found, reverse=True)
+    assert found[-1] == final
+    assert found[0] <= 1

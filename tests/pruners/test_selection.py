@@ -1,4 +1,4 @@
-"""Masking functions: counts are exact, ties have an order, densities are the paper's, whatever the scores."""
+"""Masking functions: exact counts, ordered ties, the paper's densities."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_exactly_the_largest_are_kept_and_the_first_among_equals(seed, rows, col
 
 @pytest.mark.parametrize("keep", [1, 2, 3000, 30_000, 149_999, 299_999])
 @pytest.mark.parametrize("kind", ["normal", "one value", "mostly one value", "rising"])
-def test_large_matrices_are_selected_through_a_sample(keep, kind):
+def test_large_matrices_are_selected_exactly_through_a_sample(keep, kind):
     scores = random(1, 300, 1000)
     if kind == "one value":
         scores.zero_()
@@ -55,7 +55,7 @@ def test_large_matrices_are_selected_through_a_sample(keep, kind):
 
 
 @pytest.mark.parametrize("at", ["above", "below"])
-def test_a_sample_that_misleads_costs_no_exactness(at, monkeypatch):
+def test_the_mask_is_exact_when_the_sample_misleads(at, monkeypatch):
     scores = random(2, 300, 1000)
     monkeypatch.setattr(selection, "_bracket", lambda *_: (-9.0, -8.0) if at == "above" else (8.0, 9.0))
     assert torch.equal(keep_top(scores, 1234), by_sorting(scores, 1234))
@@ -66,10 +66,10 @@ def test_a_transposed_matrix_is_selected_as_it_is_indexed():
     assert torch.equal(keep_top(scores, 11), by_sorting(scores, 11))
 
 
-@pytest.mark.parametrize("keep", [-1, 13])
-def test_more_than_there_are_cannot_be_kept(keep):
-    with pytest.raises(ValueError, match="of 12"):
-        keep_top(torch.zeros(3, 4), keep)
+def test_a_count_outside_the_scores_is_refused():
+    for keep in (-1, 13):
+        with pytest.raises(ValueError, match="of 12"):
+            keep_top(torch.zeros(3, 4), keep)
 
 
 def model_scores(seed: int, layers: int, levels: int = 0) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -88,25 +88,15 @@ def kept(chosen: dict[str, torch.Tensor]) -> dict[str, int]:
 
 @settings(max_examples=50)
 @given(seed=st.integers(0, 99), layers=st.integers(1, 5), density=st.floats(0.0, 1), levels=st.sampled_from([0, 1]))
-def test_local_keeps_the_top_of_each_matrix(seed, layers, density, levels):
+def test_local_keeps_the_top_of_each_matrix_and_global_of_all_together(seed, layers, density, levels):
     scores, _ = model_scores(seed, layers, levels)
-    chosen = local(scores, density)
-    for name, mask in chosen.items():
+    for name, mask in local(scores, density).items():
         assert torch.equal(mask, by_sorting(scores[name], max(1, round(density * scores[name].numel()))))
-
-
-@settings(max_examples=50)
-@given(seed=st.integers(0, 99), layers=st.integers(1, 5), density=st.floats(0.0, 1), levels=st.sampled_from([0, 1]))
-def test_global_keeps_the_top_of_all_together(seed, layers, density, levels):
-    scores, _ = model_scores(seed, layers, levels)
     together = torch.cat([s.flatten() for s in scores.values()])
     expected = by_sorting(together, round(density * len(together))).split([s.numel() for s in scores.values()])
-    chosen = global_(scores, density)
-    for (name, mask), of_all in zip(chosen.items(), expected, strict=True):
-        if of_all.any():
-            assert torch.equal(mask.flatten(), of_all)
-        else:
-            assert torch.equal(mask, by_sorting(scores[name], 1))
+    for (name, mask), of_all in zip(global_(scores, density).items(), expected, strict=True):
+        wanted = of_all.view(mask.shape) if of_all.any() else by_sorting(scores[name], 1)
+        assert torch.equal(mask, wanted)
 
 
 def densities_of_the_paper(sums: np.ndarray, density: float) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Tasks on one base: each as if it had been loaded alone, to the bit."""
+"""Tasks on one base: weights equal those of models loaded apart."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_both_ways_of_writing_leave_the_same_bits(monkeypatch):
     assert same(*found)
 
 
-def test_bare_encoders_and_the_base_left_as_it_was():
+def test_adding_leaves_the_base_and_use_switches_bare_encoders():
     torch.manual_seed(0)
     base = tiny_encoder("bert")
     before, masks = bits(base), random_masks(base, 0.4)
@@ -103,8 +103,7 @@ def test_bare_encoders_and_the_base_left_as_it_was():
     assert bank.tasks == ("all", "some")
     assert same(bits(base), before)
     assert bank.use("some") is base
-    for m in matrices(base):
-        assert torch.equal(m.of(m.linear.weight) != 0, masks[m.name])
+    assert all(torch.equal(m.of(m.linear.weight) != 0, masks[m.name]) for m in matrices(base))
     assert same(bits(bank.use("all")), before)
 
 

@@ -37,9 +37,9 @@ def test_one_linear(density, shape, bias):
 
 
 @pytest.mark.parametrize(
-    "kind", ["bert", "distilbert", "roberta", "electra", "deberta-v2", "convbert", "esm", "albert"]
+    "kind", ["bert", "distilbert", "roberta", "electra", "deberta-v2", "convbert", "esm", "albert", "modernbert"]
 )
-def test_model_computes_the_same(kind):
+def test_a_sparse_model_computes_the_same(kind):
     torch.manual_seed(0)
     model = with_biases(tiny_encoder(kind, initializer_range=0.3))
     apply_masks(model, random_masks(model, 0.2))
@@ -54,22 +54,20 @@ def test_model_computes_the_same(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "joined"), [("bert", 2), ("distilbert", 2), ("electra", 2), ("esm", 0), ("albert", 1)]
+    ("kind", "blocks", "attentions"),
+    [("bert", 2, 2), ("distilbert", 2, 2), ("electra", 2, 2), ("roberta", 2, 2), ("esm", 0, 0), ("albert", 1, 0)],
 )
-def test_feed_forward_is_joined_where_only_an_activation_is_between(kind, joined):
+def test_linears_are_joined_where_all_between_them_is_known(kind, blocks, attentions):
     model = tiny_encoder(kind)
-    assert sum(isinstance(m, SparseFeedForward) for m in sparsify(model, lambda _: True).modules()) == joined
-    only_up = sparsify(model, lambda linear: linear.out_features == 128)
-    assert not any(isinstance(m, SparseFeedForward) for m in only_up.modules())
 
+    def joined(choose):
+        modules = list(sparsify(model, choose).modules())
+        return tuple(sum(isinstance(m, of) for m in modules) for of in (SparseFeedForward, SparseAttention))
 
-@pytest.mark.parametrize(
-    ("kind", "joined"), [("bert", 2), ("distilbert", 2), ("roberta", 2), ("esm", 0), ("albert", 0)]
-)
-def test_attention_is_joined_where_it_is_the_plain_one(kind, joined):
-    model = tiny_encoder(kind)
-    assert sum(isinstance(m, SparseAttention) for m in sparsify(model, lambda _: True).modules()) == joined
-    assert not any(isinstance(m, SparseAttention) for m in sparsify(model, lambda m: m.in_features == 128).modules())
+    assert joined(lambda _: True) == (blocks, attentions)
+    # One dense linear keeps its block apart.
+    assert joined(lambda linear: linear.out_features == 128) == (0, 0)
+    assert joined(lambda linear: linear.in_features == 128) == (0, 0)
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert"])
@@ -89,15 +87,6 @@ def test_joined_attention_at_any_size_and_under_any_mask(kind, implementation, r
         with torch.no_grad():
             expected, found = (m(ids, attention_mask=mask)[0][real] for m in (model, small))
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-
-
-def test_fused_matrices_run_sparse_too():
-    torch.manual_seed(0)
-    model = tiny_encoder("modernbert", initializer_range=0.3)
-    apply_masks(model, random_masks(model, 0.2))
-    with torch.no_grad():
-        found, expected = sparsify(model, lambda _: True)(IDS)[0], model(IDS)[0]
-    assert (found - expected).abs().max() < 1e-4
 
 
 def test_the_model_itself_stays_dense_and_its_tensors_are_shared():
@@ -123,13 +112,14 @@ def test_sparse_runs_what_is_timed_clearly_faster_by_the_best_round(monkeypatch,
     monkeypatch.setattr(csr.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(nn.Linear, "forward", taking("dense", dense))
     monkeypatch.setattr(SparseLinear, "forward", taking("sparse", sparse))
-    assert faster_sparse(linear_of(0.3, 16, 16)) is wins
+    linear = linear_of(0.3, 16, 16)
+    assert faster_sparse((linear,), linear, lambda: SparseLinear(linear)) is wins
     assert rounds["dense"] == rounds["sparse"] > 3
 
 
-def test_dense_linears_are_not_even_timed(monkeypatch):
+def test_dense_linears_are_not_timed(monkeypatch):
     monkeypatch.setattr(csr.time, "perf_counter", None)
-    assert not faster_sparse(linear_of(0.5, 16, 16))
+    assert not faster_sparse((linear_of(0.5, 16, 16),), None, None)
 
 
 def test_linears_and_then_blocks_are_timed_once_for_all_that_are_alike(monkeypatch):
@@ -160,7 +150,8 @@ def test_torch_without_such_a_product_stays_dense(monkeypatch):
         raise RuntimeError("Calling addmm on a sparse CPU tensor requires MKL")
 
     monkeypatch.setattr(torch, "addmm", lacking)
-    assert not faster_sparse(linear_of(0.002, 1024, 1024))
+    linear = linear_of(0.002, 1024, 1024)
+    assert not faster_sparse((linear,), linear, lambda: SparseLinear(linear))
 
 
 def test_what_is_refused():

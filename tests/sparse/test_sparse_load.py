@@ -12,7 +12,6 @@ from pruned import info_for, random_masks
 from transformers import AutoModelForSequenceClassification
 
 import kdcli
-from kdcli.errors import UsageError
 from kdcli.models.matrices import matrices
 from kdcli.sparse.load import load, task_part
 from kdcli.sparse.mask_file import apply_masks, write_mask
@@ -64,13 +63,6 @@ def test_head_and_settings_of_the_task_come_with_the_mask(base, tmp_path):
     assert type(again) is type(model)
     with torch.no_grad():
         assert torch.equal(again(ids).logits, model(ids).logits)
-
-
-def test_base_of_other_weights_is_refused(base, tmp_path):
-    other = tiny_encoder("bert")
-    write_mask(tmp_path / "mask", info_for(other), random_masks(other, 0.3))
-    with pytest.raises(UsageError, match="was made for base"):
-        kdcli.load(tmp_path / "base", mask=tmp_path / "mask")
 
 
 def test_package_without_load_brings_no_torch():

@@ -19,6 +19,7 @@ from kdcli.cli.options import (
     with_options,
 )
 from kdcli.errors import UsageError
+from kdcli.recipe.methods import method_names
 
 
 @app.command()
@@ -32,8 +33,8 @@ def distill(
     method: Annotated[
         str | None,
         typer.Option(
-            help="minilm, minilmv2, tinybert, distilbert, mlm-kd, masked-lm; on tasks tinybert, minilm, minilmv2, pkd, "
-            "soft-targets.",
+            help=f"{', '.join(method_names('kdcli.losses', 'objective', 'text', 'masked'))}; "
+            f"on tasks {', '.join(method_names('kdcli.losses', 'objective', 'task'))}.",
             show_default=False,
         ),
     ] = None,

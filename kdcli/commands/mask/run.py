@@ -1,19 +1,15 @@
-"""`kdcli mask`: look at mask files, compare two, put one onto its base as a masked or a compacted model.
-
-The base is the one the mask names unless another place of the same weights is given. The masks that the authors of
-static model pruning publish (`.npy`) name none, so there it must be given.
-"""
+"""`kdcli mask`: show a mask file, compare two, or save the masked or compacted model."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
+from rich.table import Column, Table
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
@@ -26,90 +22,63 @@ from kdcli.pruners.selection import MASKINGS, down_to_one, select
 from kdcli.report.text import bytes_of, number, percent
 from kdcli.sparse.compact import compact
 from kdcli.sparse.load import with_head
-from kdcli.sparse.mask_file import MaskFile, MaskInfo, apply_masks, check_base, read_mask
-from kdcli.sparse.smp_file import read_smp
+from kdcli.sparse.mask_file import MaskFile, MaskInfo, apply_masks, check_base, read_mask, read_smp
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import numbered
 
-PUBLISHED = ".npy"
-"""Suffix of the authors' files."""
-
 
 @dataclass(frozen=True)
-class Shown:
-    """Facts about a mask, or about two; `table` is how they stand on a terminal."""
+class MaskResult:
+    """Facts for `--json`; a table (header first) and lines for the terminal."""
 
     facts: dict[str, Any]
-    header: list[str]
-    rows: list[list[str]]
-    note: str = ""
+    lines: list[str]
+    table: list[list[str]] = field(default_factory=list)
 
     def to_json(self) -> str:
         """The facts."""
         return json.dumps(self.facts, indent=2)
 
     def renderables(self) -> Iterable[Any]:
-        """A table, and a sentence."""
-        table = Table(*self.header[:1], header_style="bold")
-        for name in self.header[1:]:
-            table.add_column(name, justify="right")
-        for row in self.rows:
-            table.add_row(*row)
-        yield table
-        if self.note:
-            yield self.note
+        """The table, then the lines."""
+        if self.table:
+            header, *rows = self.table
+            shown = Table(header[0], *(Column(name, justify="right") for name in header[1:]), header_style="bold")
+            for row in rows:
+                shown.add_row(*row)
+            yield shown
+        yield from self.lines
 
 
-@dataclass(frozen=True)
-class Made:
-    """A model that was made of a base and a mask."""
-
-    folder: Path
-    facts: dict[str, Any]
-
-    def to_json(self) -> str:
-        """Where it is and how big."""
-        return json.dumps({"folder": str(self.folder), **self.facts}, indent=2)
-
-    def renderables(self) -> Iterable[Any]:
-        """Where it is and how to load it."""
-        yield f"{self.facts['kept']:.1%} of {self.facts['weights']:,} weights kept, {bytes_of(self.facts['bytes'])}"
-        yield f"model in {self.folder}: {self.facts['loads']}"
-
-
-def info(file: Path) -> Shown:
-    """What a mask file says of itself, and how much each type of matrix keeps.
-
-    Raises:
-        UsageError: see `read_mask`.
-    """
-    found = read_mask(file)
-    facts = found.info.model_dump(mode="json") | {"bytes": file.stat().st_size, "scores": bool(found.scores)}
-    kept = _kept(found.masks)
-    facts["density_realised"] = sum(k for k, _ in kept.values()) / sum(n for _, n in kept.values())
-    by_kind: dict[str, list[tuple[int, int]]] = {}
-    for name, counts in kept.items():
-        by_kind.setdefault(name.split(".")[1], []).append(counts)
-    said = found.info
-    rows = [
-        ["base", f"{said.base} ({said.model_type})"],
-        ["base sha256", said.base_sha256],
-        ["task", said.task or ""],
-        ["labels", ", ".join(said.labels)],
-        ["label words", ", ".join(said.label_words)],
-        ["tokens a row", "" if said.max_length is None else str(said.max_length)],
-        ["method", said.method],
-        ["density asked for", f"{percent(said.density)}%"],
+def info(file: Path) -> MaskResult:
+    """What a mask file is for, and how much each kind of matrix keeps; errors as in `read_mask`."""
+    mask = read_mask(file)
+    about, has_scores = mask.info, bool(mask.scores)
+    facts = about.model_dump(mode="json") | {"bytes": file.stat().st_size, "scores": has_scores}
+    facts["density_realised"] = _density(mask.masks.values())
+    by_kind: dict[str, list[Tensor]] = {}
+    for name, of_matrix in mask.masks.items():
+        by_kind.setdefault(name.split(".")[1], []).append(of_matrix)
+    table = [
+        ["mask", file.name],
+        ["base", f"{about.base} ({about.model_type})"],
+        ["base sha256", about.base_sha256],
+        ["task", about.task or ""],
+        ["labels", ", ".join(about.labels)],
+        ["label words", ", ".join(about.label_words)],
+        ["tokens a row", "" if about.max_length is None else str(about.max_length)],
+        ["method", about.method],
+        ["density asked for", f"{percent(about.density)}%"],
         ["density", f"{percent(facts['density_realised'], 4)}%"],
-        *([kind, f"{percent(sum(k for k, _ in of) / sum(n for _, n in of))}%"] for kind, of in by_kind.items()),
-        *([name, number(value)] for name, value in said.metrics.items()),
+        *([kind, f"{percent(_density(masks))}%"] for kind, masks in by_kind.items()),
+        *([name, number(value)] for name, value in about.metrics.items()),
         ["size", bytes_of(facts["bytes"])],
-        ["scores", "kept: another density can be cut" if found.scores else "not kept"],
+        ["scores", "kept: another density can be cut" if has_scores else "not kept"],
     ]
-    return Shown(facts, ["mask", str(file.name)], [row for row in rows if row[1]], "\n".join(down_to_one(found.masks)))
+    return MaskResult(facts, down_to_one(mask.masks), [row for row in table if row[1]])
 
 
-def diff(first: Path, second: Path) -> Shown:
+def diff(first: Path, second: Path) -> MaskResult:
     """How much two masks of the same shapes have in common, matrix by matrix.
 
     Raises:
@@ -118,18 +87,18 @@ def diff(first: Path, second: Path) -> Shown:
     one, other = read_mask(first), read_mask(second)
     if one.info.shapes != other.info.shapes:
         raise UsageError(f"{first} and {second} are for models of other shapes", "compare masks of one base")
-    rows, facts = [], {}
+    table, facts = [["matrix", first.name, second.name, "shared"]], {}
     both_all = either_all = 0
     for name, mask in one.masks.items():
         both, either = int((mask & other.masks[name]).sum()), int((mask | other.masks[name]).sum())
         both_all, either_all = both_all + both, either_all + either
         shares = float(mask.float().mean()), float(other.masks[name].float().mean()), both / max(1, either)
         facts[name] = dict(zip(("first", "second", "shared"), shares, strict=True))
-        rows.append([name, *(f"{share:.1%}" for share in shares)])
+        table.append([name, *(f"{share:.1%}" for share in shares)])
     shared = both_all / max(1, either_all)
     differing = "" if one.info.base_sha256 == other.info.base_sha256 else "They were made for different weights. "
     note = f"{differing}{shared:.1%} of the weights that either keeps are kept by both."
-    return Shown({"shared": shared, "matrices": facts}, ["matrix", first.name, second.name, "shared"], rows, note)
+    return MaskResult({"shared": shared, "matrices": facts}, [note], table)
 
 
 def apply(
@@ -138,91 +107,83 @@ def apply(
     base: str | None,
     sparsity: float | None,
     masking: str,
-    compacted: bool,
-    drop_rows_below: int,
+    compacted: bool = False,
+    drop_rows_below: int = 0,
     output_dir: Path | None,
     trust_remote_code: bool,
-) -> Made:
+) -> MaskResult:
     """Save the model that a mask makes of its base.
 
     Args:
-        base: where the base is; None: where the mask says.
-        sparsity: cut the mask's scores anew, so that this share goes; needs a file that holds scores.
-        masking: how they are cut, see `kdcli.pruners.selection`.
-        compacted: remove what is empty instead of storing zeros.
-        drop_rows_below: see `kdcli.sparse.compact.compact`.
+        base: where the base is; None: where the mask says, which an `.npy` of the SMP authors does not.
+        sparsity, masking: re-threshold the stored scores, see `kdcli.pruners.selection`.
+        compacted, drop_rows_below: remove what is empty, see `kdcli.sparse.compact`, instead of storing zeros.
         output_dir: default runs/mask-NAME, numbered.
 
     Raises:
         UsageError: see `read_mask`, `check_base` and `compact`; no scores to cut; a directory that is not empty.
     """
-    found, model, source = _opened(file, base, trust_remote_code)
-    masks = found.masks if sparsity is None else _cut(found, model, sparsity, masking)
+    mask, model, source = _open(file, base, trust_remote_code)
+    masks = mask.masks if sparsity is None else _cut(mask, model, sparsity, masking)
     folder = output_dir or numbered(f"mask-{file.stem}", taken=False)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"output directory {folder} is not empty", "choose another with -o")
     apply_masks(model, masks)
-    whole = with_head(model, found.info, found.head, str(file))
+    whole = with_head(model, mask.info, mask.head, str(file))
     of_words = kind_of_head(whole.config, type(whole).__name__) == "tokens"
     tokenizer = tokenizer_for(source, of_words=of_words, trust_remote_code=trust_remote_code)
-    if found.info.max_length is not None:
-        tokenizer.model_max_length = found.info.max_length
+    if mask.info.max_length is not None:
+        tokenizer.model_max_length = mask.info.max_length
     if compacted:
         whole = compact(whole, drop_rows_below=drop_rows_below)
     save_model(whole, tokenizer, folder)
     loads = f"{type(whole).__name__}.from_pretrained('{folder}')"
     if is_custom(whole):
-        loads = f"kdcli.load('{folder}'), or from_pretrained(…, trust_remote_code=True)"
-    kept = _kept(masks)
-    total = sum(n for _, n in kept.values())
+        loads = f"kdcli.load('{folder}'), or from_pretrained(..., trust_remote_code=True)"
     for line in (f"{source} under {file}", *down_to_one(masks)):
         Progress.log(line)
-    return Made(
-        folder,
-        {
-            "kept": sum(k for k, _ in kept.values()) / total,
-            "weights": total,
-            "bytes": sum(f.stat().st_size for f in folder.glob("*.safetensors")),
-            "loads": loads,
-        },
+    kept, total = _density(masks.values()), sum(m.numel() for m in masks.values())
+    size = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
+    return MaskResult(
+        {"folder": str(folder), "kept": kept, "weights": total, "bytes": size, "loads": loads},
+        [f"{kept:.1%} of {total:,} weights kept, {bytes_of(size)}", f"model in {folder}: {loads}"],
     )
 
 
-def _opened(file: Path, base: str | None, trust_remote_code: bool) -> tuple[MaskFile, PreTrainedModel, str]:
-    """A mask and the encoder it is for, checked against each other."""
-    if file.suffix == PUBLISHED:
-        if base is None:
-            raise UsageError(f"{file} does not say which model it masks", "give it: --base bert-base-uncased")
-        model = load_weights(base, AutoModel, trust_remote_code=trust_remote_code).eval()
-        masks = read_smp(file, model)
-        kept = _kept(masks)
-        density = sum(k for k, _ in kept.values()) / sum(n for _, n in kept.values())
-        said = MaskInfo(
-            base=base, base_sha256="", model_type=str(model.config.model_type), method="smp", density=density
-        )
-        return MaskFile(said, masks, file), model, base
-    found = read_mask(file)
-    source = base or found.info.base
+def _open(file: Path, base: str | None, trust_remote_code: bool) -> tuple[MaskFile, PreTrainedModel, str]:
+    """A mask, the encoder it is for, checked against each other, and the encoder's source."""
+    published = file.suffix == ".npy"
+    if published and base is None:
+        raise UsageError(f"{file} does not say which model it masks", "give it: --base bert-base-uncased")
+    mask = None if published else read_mask(file)
+    source = base or (mask.info.base if mask else "")
     model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
-    check_base(found, model, source)
-    return found, model, source
+    if mask is None:
+        masks, kind = read_smp(file, model), str(model.config.model_type)
+        density = _density(masks.values())
+        about = MaskInfo(base=source, base_sha256="", model_type=kind, method="smp", density=density)
+        return MaskFile(about, masks, file), model, source
+    check_base(mask, model, source)
+    return mask, model, source
 
 
-def _cut(found: MaskFile, model: PreTrainedModel, sparsity: float, masking: str) -> dict[str, Tensor]:
+def _cut(mask: MaskFile, model: PreTrainedModel, sparsity: float, masking: str) -> Mapping[str, Tensor]:
+    """Masks of another sparsity, from the scores of a mask file."""
     if not 0 <= sparsity < 1:
         raise UsageError(f"--sparsity must be at least 0 and less than 1, got {sparsity:g}", "0.9 removes 90 %")
     if masking not in MASKINGS:
         raise UsageError(f"unknown masking '{masking}'", f"allowed: {', '.join(MASKINGS)}")
-    if not found.scores:
+    if not mask.scores:
         raise UsageError(
-            f"{found.path} holds no scores to cut at another density",
+            f"{mask.path} holds no scores to cut at another density",
             "give scores.safetensors, which a run of prune leaves beside its mask",
         )
     kinds = {m.name: m.kind for m in matrices(model)}
-    scores = {name: tensor.to(torch.float32) for name, tensor in found.scores.items()}
+    scores = {name: tensor.to(torch.float32) for name, tensor in mask.scores.items()}
     return select(masking, scores, kinds, 1 - sparsity)
 
 
-def _kept(masks: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """Weights kept and all, by matrix."""
-    return {name: (int(mask.sum()), mask.numel()) for name, mask in masks.items()}
+def _density(masks: Iterable[Tensor]) -> float:
+    """Share of the weights of some matrices that is kept."""
+    counts = [(int(mask.sum()), mask.numel()) for mask in masks]
+    return sum(kept for kept, _ in counts) / sum(total for _, total in counts)

@@ -7,41 +7,32 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import (
-    TRAINING,
-    Task,
-    invocation_of,
-    show,
-    training_options,
-    with_options,
-)
+from kdcli.cli.options import TRAINING, Task, invocation_of, show, training_options, with_options
+from kdcli.recipe.methods import method_names
+
+METHODS = ", ".join(method_names("kdcli.pruners", "pruner"))
 
 
 @app.command()
 @with_options(*TRAINING)
 def prune(
     model: Annotated[str | None, typer.Argument(help="Hub id, directory, or 'demo'.")] = None,
-    method: Annotated[
-        list[str] | None,
-        typer.Option(help="smp, magnitude, movement, soft-movement, l0 or cap; may be repeated.", show_default=False),
-    ] = None,
+    method: Annotated[list[str] | None, typer.Option(help=f"{METHODS}; repeatable.", show_default=False)] = None,
     sparsity: Annotated[
-        list[float] | None, typer.Option(help="Share of the weights that goes, e.g. 0.9; may be repeated.")
+        list[float] | None, typer.Option(help="Share of the weights to remove, e.g. 0.9; repeatable.")
     ] = None,
     masking: Annotated[str | None, typer.Option(help="local, global, proportional or threshold.")] = None,
     task: Task = None,
-    teacher: Annotated[
-        str | None, typer.Option(help="A model fine-tuned on the task, whose logits are learned too.")
-    ] = None,
+    teacher: Annotated[str | None, typer.Option(help="A model fine-tuned on the task, to learn from too.")] = None,
     **shared: Any,
 ) -> None:
     """Remove weights of an encoder while it learns a task (SMP and its baselines)."""
     given = locals() | shared
-    from kdcli.commands.prune import run as command
     from kdcli.commands.prune.recipes import prune_recipes
+    from kdcli.commands.prune.run import run
 
     own = {"model": model, "task": task, "sparsity": sparsity, "teacher": teacher, "pruner.masking": masking}
-    asked = prune_recipes(
+    recipes = prune_recipes(
         method or [], recipe=shared["recipe"], sets=shared["sets"] or (), options=own | training_options(given)
     )
-    show(command.run(asked, invocation_of(given)), as_json=shared["json"])
+    show(run(recipes, invocation_of(given)), as_json=shared["json"])

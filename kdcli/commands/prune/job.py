@@ -1,7 +1,9 @@
-"""Pruning as the engine sees it: a task's job with a method's masks, terms and paces, and a teacher's soft loss."""
+"""Builds the engine's job of one pruning: the task's loss, the method's masks and terms, a teacher's soft loss."""
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,38 +17,73 @@ from transformers import PreTrainedModel
 
 from kdcli.commands.prune.settings import PruneRecipe
 from kdcli.disk import write_atomic
-from kdcli.downstream.task import PreparedTask, build_job, load_model, order_and_schedule, task_loss
+from kdcli.downstream.task import PreparedTask, build_job, order_and_schedule, task_loss
 from kdcli.models.capture import Capture, capture, prepare_teacher
+from kdcli.models.card import describe
 from kdcli.models.heads import TaskModel
 from kdcli.models.layout import layout_for
+from kdcli.models.load import location
 from kdcli.pruners import Pruner, build_pruner, cap
-from kdcli.teachers.task_teacher import Store, cached_signals, kd_terms, load_teacher
+from kdcli.teachers.task_teacher import CachedSignals, cached_signals, kd_terms, store_in
 from kdcli.teachers.teacher import Teacher
 from kdcli.types import Batch, Job, Needs, Schedule, Signals, StepLoss
 
-TRACE = "pruning.json"
-"""Density and scores over training, beside log.jsonl while the run goes on."""
-
-BINS = 40
-"""Bars of a histogram of scores."""
-
-NOTED = 20
-"""How often density and scores are noted in a run."""
+TRACE = "pruning.json"  # Density and scores over training, in the run directory until the report is written
+TRACE_POINTS, BINS = 20, 40  # Points of the density curve; bars of a histogram of scores
+SAFE_STEP = 0.001  # Share of the weights that scores alone may remove in one step without harm (docs/results.md)
 
 
-def load_soft_teacher(task: PreparedTask, recipe: PruneRecipe, headed: TaskModel) -> TaskModel | None:
-    """The recipe's teacher; None where it names none.
+@dataclass(frozen=True)
+class Pruning:
+    """A model under masks and its job."""
 
-    Raises:
-        UsageError: see `load_teacher`.
+    recipe: PruneRecipe
+    headed: TaskModel
+    dense: dict[str, Any]  # card of the model as it was loaded
+    pruner: Pruner
+    job: Job
+    schedule: Schedule
+    warnings: list[str]
+
+
+def build_pruning(
+    task: PreparedTask, recipe: PruneRecipe, headed: TaskModel, teacher: TaskModel | None, folder: Path | None
+) -> Pruning:
+    """Put masks on a model and make its job.
+
+    Args:
+        teacher: fine-tuned on the task; its logits, and its states for methods that contrast, are learned too.
+        folder: of the run, for the trace (main process) and the teacher's signals; None writes nothing.
     """
-    if recipe.teacher is None:
-        return None
-    return load_teacher(recipe.teacher, task, headed.tokenizer, str(recipe.model), recipe.head.label_map)
+    schedule, source = order_and_schedule(task, recipe)[1], Path(location(str(recipe.model)))
+    dense = describe(headed.model, str(recipe.model), source if source.is_dir() else None)
+    density, steps, lr = 1 - recipe.sparsity[0], schedule.steps, recipe.train.lr
+    pruner = build_pruner(recipe.method, recipe.pruner, headed.model, density=density, steps=steps, lr=lr)
+    inside = {id(p) for p in _encoder(headed.model).values()}
+    for parameter in headed.model.parameters():
+        if id(parameter) not in inside:
+            # A head of label words is never trained; another always is, with its pooler.
+            parameter.requires_grad_(recipe.head.kind == "scratch")
+    job, schedule = _job(task, recipe, headed, pruner, teacher, folder)
+    if not pruner.trains_weights:
+        # Frozen weights in the compute dtype: half the memory and no casts. After `_job`, which runs without autocast.
+        for parameter in _encoder(headed.model).values():
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(task.session.compute_dtype)
+    return Pruning(recipe, headed, dense, pruner, job, schedule, _warnings(recipe, pruner, steps))
 
 
-def _last(model: PreTrainedModel) -> Needs:
-    return Needs(hidden=frozenset({len(layout_for(model.config).modules(model.base_model))}))
+def restore_precision(model: PreTrainedModel, base: PreTrainedModel) -> None:
+    """Give the frozen weights of a masked model their float32 values back, from the encoder it was loaded from."""
+    weights = base.state_dict()
+    for name, parameter in _encoder(model).items():
+        if parameter.dtype != torch.float32:
+            parameter.data = weights[name.replace("parametrizations.weight.original", "weight")].clone()
+
+
+def _encoder(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
+    """Parameters of the encoder; the pooler belongs to the head."""
+    return {name: p for name, p in model.base_model.named_parameters() if not name.startswith("pooler.")}
 
 
 def _job(
@@ -55,161 +92,106 @@ def _job(
     headed: TaskModel,
     pruner: Pruner,
     teacher: TaskModel | None,
-    store: Store | None,
-    trace: Trace,
+    folder: Path | None,
 ) -> tuple[Job, Schedule]:
-    """What the engine is handed: the task's job with the method's terms, paces and masks."""
     plain, schedule = build_job(task, recipe, headed)
-    of_teacher = None
+    trace = Trace(pruner, folder if task.session.is_main else None, schedule.steps)
+    kind, student, contrast = task.data.task.kind, plain.modules["model"], pruner.contrast
+    assert isinstance(student, Capture)
+    taught: CachedSignals | None = None
     if teacher is not None:
-        order, _ = order_and_schedule(task, recipe)
-        # Methods that contrast states need the teacher's too, of which only the first token's would be read.
-        needs, store = (Needs(), store) if pruner.contrast is None else (_last(teacher.model), None)
-        of_teacher = cached_signals(
-            teacher, task, Needs(logits=True) | needs, schedule.steps / order.steps_of_pass, store
-        )
-    kind, kd = task.data.task.kind, recipe.kd
-    listened = plain.modules["model"]
-    assert isinstance(listened, Capture)
-    before: Teacher | None = None
-    if pruner.contrast is not None:
-        listened.needs = listened.needs | _last(headed.model)
-        untouched = load_model(
-            recipe, task.data.task, trust_remote_code=task.session.trust_remote_code
-        ).model.base_model
-        pretrained = prepare_teacher(untouched.to(task.session.device), torch.float32)
-        before = Teacher(str(recipe.model), capture(pretrained, _last(pretrained)))
+        passes = schedule.steps / order_and_schedule(task, recipe)[0].steps_of_pass
+        needs = Needs(logits=True) | (_last_layer(teacher.model) if contrast else Needs())
+        # Whole states, of which only the first token's are read, would fill the store.
+        store = store_in(folder, recipe.cache_gb) if folder is not None and not contrast else None
+        taught = cached_signals(teacher, task, needs, passes, store)
+    pretrained: Teacher | None = None
+    if contrast is not None:
+        student.needs = student.needs | _last_layer(headed.model)
+        # Nothing is removed yet: the folded copy is the model as it was loaded.
+        untouched, masks = copy.deepcopy((headed.model, pruner.masks))
+        masks.fold()
+        encoder = prepare_teacher(untouched.base_model.to(task.session.device), torch.float32)
+        pretrained = Teacher(str(recipe.model), capture(encoder, _last_layer(encoder)))
 
     def step(batch: Batch) -> StepLoss:
-        # First, for what comes first is differentiated last: its gradients, as large as the scores, then are not there
-        # while the activations still are.
+        # The method's terms come first: backward runs them last, when the activations are freed.
         own = pruner.terms() if torch.is_grad_enabled() else {}
-        # Before the model, for it takes out of the batch what no model reads.
-        heard = of_teacher.signals(batch) if of_teacher is not None and "labels" in batch else None
-        loss, signals = task_loss(kind, listened, batch)
-        terms = dict(kd_terms(kind, kd, loss, signals, [heard] if heard else []))
-        if signals.labels is not None and pruner.contrast is not None and before is not None:
-            states = {cap.PRETRAINED: _first(before.signals(batch))}
-            states |= {cap.FINETUNED: _first(heard)} if heard is not None else {}
-            terms |= pruner.contrast(_first(signals), states, signals.labels if kind == "class" else None)
+        # The teacher before the model: it takes keys out of the batch that no model accepts.
+        of_teacher = taught.signals(batch) if taught is not None and "labels" in batch else None
+        loss, signals = task_loss(kind, student, batch)
+        terms = dict(kd_terms(kind, recipe.kd, loss, signals, [of_teacher] if of_teacher else []))
+        if signals.labels is not None and contrast is not None and pretrained is not None:
+            states = {cap.PRETRAINED: _first_token(pretrained.signals(batch))}
+            states |= {cap.FINETUNED: _first_token(of_teacher)} if of_teacher is not None else {}
+            terms |= contrast(_first_token(signals), states, signals.labels if kind == "class" else None)
         terms |= own
         return StepLoss(torch.stack([t.float() for t in terms.values()]).sum(), terms, signals.logits)
 
-    def after(done: int) -> None:
+    def on_step_end(done: int) -> None:
         pruner.after(done)
         trace.after(done)
 
-    examples = plain.examples if of_teacher is None else of_teacher.examples
-    return replace(plain, step=step, on_step_end=after, param_group=pruner.pace, examples=examples), schedule
+    examples = plain.examples if taught is None else taught.examples
+    job = replace(plain, step=step, on_step_end=on_step_end, param_group=pruner.param_group, examples=examples)
+    return job, schedule
 
 
-def _first(signals: Signals) -> Tensor:
+def _last_layer(model: PreTrainedModel) -> Needs:
+    return Needs(hidden=frozenset({len(layout_for(model.config).modules(model.base_model))}))
+
+
+def _first_token(signals: Signals) -> Tensor:
     """The last layer's states of the first tokens, [B, D]."""
     ((_, hidden_BLD),) = signals.hidden.items()
     return hidden_BLD[:, 0]
 
 
-def _thaw_or_freeze_head(headed: TaskModel, recipe: PruneRecipe) -> None:
-    """A head of label words is never trained; another always is, with the pooler that belongs to it."""
-    inside = {id(p) for name, p in headed.model.base_model.named_parameters() if not name.startswith("pooler.")}
-    for parameter in headed.model.parameters():
-        if id(parameter) not in inside:
-            parameter.requires_grad_(recipe.head.kind == "scratch")
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A model under masks, ready to be trained."""
-
-    pruner: Pruner
-    job: Job
-    schedule: Schedule
-
-
-def prepared(
-    task: PreparedTask,
-    recipe: PruneRecipe,
-    headed: TaskModel,
-    teacher: TaskModel | None,
-    *,
-    folder: Path | None,
-    store: Store | None,
-) -> Prepared:
-    """Put masks on a model.
-
-    Args:
-        teacher: see `load_soft_teacher`.
-        store: where what it says may be kept, see `remembered`.
-        folder: where density and scores over training are noted; None notes nothing.
-    """
-    _, schedule = order_and_schedule(task, recipe)
-    pruner = build_pruner(
-        recipe.method,
-        recipe.pruner,
-        headed.model,
-        density=1 - recipe.sparsity[0],
-        steps=schedule.steps,
-        lr=recipe.train.lr,
-    )
-    _thaw_or_freeze_head(headed, recipe)
-    trace = Trace(pruner, folder, max(1, schedule.steps // NOTED), schedule.steps)
-    job, schedule = _job(task, recipe, headed, pruner, teacher, store, trace)
-    if not pruner.trains_weights:
-        # Not before: making the job asks the model once, without autocast.
-        _to_compute_dtype(headed.model, task.session.compute_dtype)
-    return Prepared(pruner, job, schedule)
-
-
-def _to_compute_dtype(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Hold what is frozen in the type it is computed in: half the memory, and nothing to cast in every step."""
-    for parameter in model.parameters():
-        if not parameter.requires_grad:
-            parameter.data = parameter.data.to(dtype)
-
-
-def to_full_precision(model: PreTrainedModel, dense: PreTrainedModel) -> None:
-    """Give a model under masks the frozen weights as they were: those of `dense`, which never went through rounding."""
-    held = dict(dense.named_parameters())
-    for name, parameter in model.named_parameters():
-        before = held.get(name.replace("parametrizations.weight.original", "weight"))
-        if before is not None and parameter.dtype != before.dtype:
-            parameter.data = before.detach().to(parameter.device, copy=True)
+def _warnings(recipe: PruneRecipe, pruner: Pruner, steps: int) -> list[str]:
+    """What to know about a method and a number of steps before hours are spent on them."""
+    if pruner.density is None:
+        return [
+            f"{recipe.method} here has no density that can be asked for: its regularizer, its learning rate of "
+            f"scores and the number of steps decide how much goes, and sparsity {recipe.sparsity[0]:g} is what it is "
+            "compared with"
+        ]
+    densities = [pruner.density(done) for done in range(steps + 1)]
+    most = max((a - b for a, b in itertools.pairwise(densities)), default=0.0)
+    if most <= SAFE_STEP or pruner.regularise is not None or not pruner.masks.scores():
+        return []
+    return [
+        f"{recipe.method} removes up to {most:.2%} of the weights in one of these {steps:,} steps, chosen by their "
+        f"scores alone; models lost what they had learned above about {SAFE_STEP:.1%}: take more steps, or prune less"
+    ]
 
 
 class Trace:
-    """Density and distribution of the scores after every so many steps; goes on where a resumed run does."""
+    """Density and histogram of the scores at some steps; a resumed run continues the file."""
 
-    def __init__(self, pruner: Pruner, folder: Path | None, every: int, steps: int) -> None:
-        self.pruner, self.every, self.steps = pruner, every, steps
+    def __init__(self, pruner: Pruner, folder: Path | None, steps: int) -> None:
+        self.pruner, self.every, self.steps = pruner, max(1, steps // TRACE_POINTS), steps
         self.file = folder / TRACE if folder is not None else None
-        self.points: list[dict[str, Any]] = []
-        self.histograms: list[dict[str, Any]] = []
+        self.lists: dict[str, list[dict[str, Any]]] = {"curve": [], "histograms": []}
         if self.file is not None and self.file.is_file():
-            before = json.loads(self.file.read_text("utf-8"))
-            self.points, self.histograms = before["curve"], before["histograms"]
+            self.lists = json.loads(self.file.read_text("utf-8"))
 
     def after(self, done: int) -> None:
-        """Note what is there after a step."""
-        self.points, self.histograms = (
-            [p for p in noted if p["step"] < done] for noted in (self.points, self.histograms)
-        )
+        """Add a point after a step, if it is one that is traced."""
+        self.lists = {name: [p for p in points if p["step"] < done] for name, points in self.lists.items()}
         if done % self.every and done != self.steps:
             return
-        masks, scores = self.pruner.masks.masks(), self.pruner.masks.scores()
-        kept, total = sum(int(m.sum()) for m in masks.values()), sum(m.numel() for m in masks.values())
-        self.points.append({"step": done, "density": kept / total})
-        if scores:
-            self.histograms.append({"step": done, **_histogram(scores)})
+        self.lists["curve"].append({"step": done, "density": self.pruner.masks.density()})
+        if scores := self.pruner.masks.scores():
+            self.lists["histograms"].append({"step": done, **_histogram(scores)})
         if self.file is not None:
-            write_atomic(self.file, json.dumps({"curve": self.points, "histograms": self.histograms}))
+            write_atomic(self.file, json.dumps(self.lists))
 
 
 def _histogram(scores: Mapping[str, Tensor]) -> dict[str, Any]:
     """Counts of all scores between their extremes."""
     extremes = [(float(s.min()), float(s.max())) for s in scores.values()]
     low, high = min(a for a, _ in extremes), max(b for _, b in extremes)
-    # All scores of a run that has just begun are the same.
+    # Before the first step all scores are equal.
     high = high if high > low else low + 1.0
-    counts = sum(torch.histc(s.float(), BINS, low, high) for s in scores.values())
-    assert isinstance(counts, Tensor)
+    counts = torch.stack([torch.histc(s.float(), BINS, low, high) for s in scores.values()]).sum(0)
     return {"edges": np.linspace(low, high, BINS + 1).tolist(), "counts": counts.long().tolist()}

@@ -1,7 +1,7 @@
-"""`kdcli prune`: an encoder learns a task by what is removed from it; one run for each method and sparsity.
+"""`kdcli prune`: removes weights of an encoder while it learns a task; one stage for each method and sparsity.
 
-Data flow: examples → rows of tokens → logits of the masked model → hard loss, a teacher's soft loss, the method's own
-terms → engine → masks → the masked, the compacted and the sparse form of the model, measured beside the dense one.
+A batch of token ids -> logits under the masks -> hard loss, a teacher's soft loss, the method's own terms -> engine.
+After training: the masked, the compact and the sparse form, measured beside the dense model.
 """
 
 from __future__ import annotations
@@ -13,128 +13,176 @@ from pathlib import Path
 from typing import Any
 
 from kdcli.bench.latency import Latency
-from kdcli.commands.prune.job import load_soft_teacher, prepared
-from kdcli.commands.prune.one_run import COMPACT, DENSE, MASKED, PruneRun, run_inside
+from kdcli.commands.prune.job import Pruning, build_pruning
+from kdcli.commands.prune.save import COMPACT, DENSE, MASKED, save_and_report
 from kdcli.commands.prune.settings import PruneRecipe
-from kdcli.downstream.task import PreparedTask, load_model, order_and_schedule, prepare, quality_of
+from kdcli.downstream import task as tasks
+from kdcli.downstream.task import PreparedTask, order_and_schedule
 from kdcli.errors import UsageError
-from kdcli.models.card import describe
 from kdcli.models.heads import TaskModel
 from kdcli.pruners import check_settings, defaults
 from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.recipe.sections import Invocation
-from kdcli.report.dry_run import Estimate, estimate_stage
+from kdcli.report.dry_run import Estimate
 from kdcli.report.finish import RunResult, write_report
-from kdcli.training.launch import choose_output_dir, run_command
+from kdcli.report.stages import StageJob, run_command
+from kdcli.teachers.task_teacher import delete_signals, load_teacher
+from kdcli.training.launch import choose_output_dir
+from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
 from kdcli.training.session import Session
+from kdcli.types import Outcome
+
+Recipes = Sequence[Resolved[PruneRecipe]]
+
+
+@dataclass
+class PruneStage:
+    """One method and sparsity, in a directory of its own."""
+
+    name: str  # in the report that compares several
+    resolved: Resolved[PruneRecipe]
+    folder: Path
+    task: PreparedTask
+    teacher: TaskModel | None
+    dry_run: bool
+    headed: TaskModel | None = None  # loaded already, for `build` to use
+    built: Pruning | None = None
+
+    def build(self) -> StageJob:
+        """Load the model, put masks on it and make the job."""
+        task, recipe = self.task, self.resolved.recipe
+        Progress.log(f"{recipe.method}, sparsity {recipe.sparsity[0]:g}")
+        headed = self.headed or _load(recipe, task)
+        self.headed = None
+        built = build_pruning(task, recipe, headed, self.teacher, None if self.dry_run else self.folder)
+        for warning in built.warnings:
+            Progress.log(warning)
+        order, _ = order_and_schedule(task, recipe)
+        tasks.log_padding(order)
+        # A dry run keeps no model beyond its own stage.
+        self.built = None if self.dry_run else built
+        return StageJob(built.job, built.schedule, order.steps_of_pass, {DENSE: built.dense})
+
+    def finish(self, outcome: Outcome) -> None:
+        """Predict, save every form of the model and report."""
+        assert self.built is not None
+        task, built, self.built = self.task, self.built, None
+        if outcome.best_step is not None:
+            Progress.log(f"the best weights are those of step {outcome.best_step}")
+        # Saved with the tokenizer: whoever evaluates the model cuts its rows here too.
+        built.headed.tokenizer.model_max_length = task.max_length
+        predictions = tasks.predict(task.session, task.evaluator, built.headed)
+        if task.session.is_main:
+            delete_signals(self.folder)
+            save_and_report(task, built, self.folder, outcome, predictions)
 
 
 @dataclass(frozen=True)
-class _Runs:
-    """All runs of an invocation, checked and ready."""
+class PruneRun:
+    """All stages of a command, checked."""
 
     resolved: Resolved[PruneRecipe]
     invocation: Invocation
     folder: Path
-    runs: list[PruneRun]
-    task: PreparedTask
-    teacher: TaskModel | None
+    stages: list[PruneStage]
+
+    def report(self) -> None:
+        """Compare several stages; a single one wrote the report."""
+        if len(self.stages) > 1 and self.stages[0].task.session.is_main:
+            combine(self.folder, self.resolved.recipe, self.stages)
 
 
-def run(asked: Sequence[Resolved[PruneRecipe]], invocation: Invocation) -> RunResult | Estimate | None:
-    """Prune once for each method and sparsity and report.
+def run(recipes: Recipes, invocation: Invocation) -> RunResult | Estimate | None:
+    """Prune once for each method and sparsity and report; with several, compare them.
 
     Args:
-        asked: a recipe for each method, alike but for what belongs to the method.
-
-    Returns:
-        The report, of several runs the one that compares them; the estimate of a dry run; None in a process that has
-        nothing to print.
+        recipes: one for each method, alike but for what belongs to the method.
 
     Raises:
-        KdcliError: see `kdcli.errors`; nothing was claimed or written if recipe, models or data cannot be used.
+        KdcliError: see `run_command`.
     """
-    recipe, methods = asked[0].recipe, [of.recipe.method for of in asked]
-    if recipe.model is None or recipe.task is None:
+    first, methods = recipes[0].recipe, [r.recipe.method for r in recipes]
+    if first.model is None or first.task is None:
         raise UsageError("prune needs a model and a task", "kdcli prune MODEL --task TASK --sparsity 0.9")
-    for of in asked:
-        check_settings(of.recipe.method, of.recipe.pruner)
-    for what, given in (("method", methods), ("sparsity", [f"{s:g}" for s in recipe.sparsity])):
+    for each in recipes:
+        check_settings(each.recipe.method, each.recipe.pruner)
+    for what, given in (("method", methods), ("sparsity", [f"{s:g}" for s in first.sparsity])):
         if twice := [one for one in given if given.count(one) > 1]:
-            raise UsageError(f"{what} {twice[0]} was asked for twice", "give each once")
-    complete = [_by_method(of) for of in asked]
-    return run_command(complete[0], invocation, prepare=partial(_prepared, complete), probe=_dry_run, run=_train)
+            raise UsageError(f"{what} {twice[0]} was given twice", "give each once")
+    complete = [_with_defaults(each) for each in recipes]
+    return run_command(complete[0], invocation, partial(_prepare, complete))
 
 
-def _prepared(
-    asked: Sequence[Resolved[PruneRecipe]],
-    first: Resolved[PruneRecipe],
-    invocation: Invocation,
-    session: Session,
-) -> _Runs:
+def _with_defaults(resolved: Resolved[PruneRecipe]) -> Resolved[PruneRecipe]:
+    """Fill keys that nobody gave with those of the method's authors: learning rate, teacher's share, head."""
+    values, origin = defaults(resolved.recipe.method), f"method {resolved.recipe.method}"
+    keys = {"train.lr": values.lr, "kd.weight": values.teacher, "head.kind": values.head}
+    return defaulted(resolved, keys, origin)
+
+
+def _prepare(recipes: Recipes, first: Resolved[PruneRecipe], invocation: Invocation, session: Session) -> PruneRun:
     """Check models and data against each other and tokenise; claims nothing."""
     recipe = first.recipe
     folder = choose_output_dir(f"prune-{Path(str(recipe.model)).name}-{recipe.task}", first, invocation, session)
-    runs = _runs(asked, folder)
-    task, headed = prepare(recipe, session, trust_remote_code=invocation.trust_remote_code)
-    teacher = load_soft_teacher(task, recipe, headed)
-    # What a later run would stumble over is found before the first begins: each method has a head of its own.
-    for of in asked[1:]:
-        load_model(of.recipe, task.data.task, trust_remote_code=invocation.trust_remote_code)
-    for run in runs:
-        order_and_schedule(task, run.resolved.recipe)
-    return _Runs(first, invocation, folder, runs, task, teacher)
+    task, headed = tasks.prepare(recipe, session, trust_remote_code=session.trust_remote_code)
+    teacher = None
+    if recipe.teacher is not None:
+        label_map = recipe.head.label_map
+        teacher = load_teacher(recipe.teacher, task, headed.tokenizer, str(recipe.model), label_map)
+    for head, each in {repr(each.recipe.head): each.recipe for each in recipes}.items():
+        # Methods differ in their heads: one that cannot be made is an error before the first stage begins.
+        if head != repr(recipe.head):
+            _load(each, task)
+    stages = [
+        PruneStage(name, resolved, path, task, teacher, invocation.dry_run)
+        for name, resolved, path in stage_recipes(recipes, folder)
+    ]
+    for stage in stages:
+        order_and_schedule(task, stage.resolved.recipe)
+    stages[0].headed = headed
+    return PruneRun(first, invocation, folder, stages)
 
 
-def _train(all_of: _Runs) -> RunResult:
-    """Prune once for each method and sparsity in a claimed directory."""
-    task, recipe, folder = all_of.task, all_of.resolved.recipe, all_of.folder
-    found = [run_inside(task, of, all_of.teacher, folder) for of in all_of.runs]
-    if len(found) > 1 and task.session.is_main:
-        return _together(task, recipe, folder, all_of.runs, found)
-    return found[0]
+def _load(recipe: PruneRecipe, task: PreparedTask) -> TaskModel:
+    return tasks.load_model(recipe, task.data.task, trust_remote_code=task.session.trust_remote_code)
 
 
-def _by_method(resolved: Resolved[PruneRecipe]) -> Resolved[PruneRecipe]:
-    """What nobody said is as the method's authors had it: learning rate, the teacher's share, the head."""
-    of_method, origin = defaults(resolved.recipe.method), f"method {resolved.recipe.method}"
-    found = {"train.lr": of_method.lr, "kd.weight": of_method.teacher, "head.kind": of_method.head}
-    return defaulted(resolved, found, origin)
+def stage_recipes(recipes: Recipes, folder: Path) -> list[tuple[str, Resolved[PruneRecipe], Path]]:
+    """Name, recipe and directory of each stage: `METHOD/`, `sparsity-S/` or both where there are several of either.
 
-
-def _runs(asked: Sequence[Resolved[PruneRecipe]], folder: Path) -> list[PruneRun]:
-    """One run for each method and sparsity, in `METHOD/`, `sparsity-S/` or `METHOD/sparsity-S/` where there are several
-    of the one, of the other or of both; a method that no density can be asked of has one run."""
-    found = []
-    for resolved in asked:
+    A method whose density cannot be chosen has one stage.
+    """
+    stages = []
+    for resolved in recipes:
         recipe = resolved.recipe
         exact = defaults(recipe.method).exact and recipe.pruner.get("masking") != "threshold"
         several = exact and len(recipe.sparsity) > 1
         for sparsity in recipe.sparsity if exact else recipe.sparsity[:1]:
             own = Resolved(recipe.model_copy(update={"sparsity": [sparsity]}), resolved.origins)
-            inside = [recipe.method] * (len(asked) > 1) + [f"sparsity-{sparsity:g}"] * several
-            shown = [recipe.method] * (len(asked) > 1) + [f"{100 * sparsity:g} %"] * (several or len(asked) == 1)
-            found.append(PruneRun(" ".join(shown), own, folder.joinpath(*inside)))
-    return found
+            parts = [recipe.method] * (len(recipes) > 1) + [f"sparsity-{sparsity:g}"] * several
+            name = [recipe.method] * (len(recipes) > 1) + [f"{100 * sparsity:g} %"] * (several or len(recipes) == 1)
+            stages.append((" ".join(name), own, folder.joinpath(*parts)))
+    return stages
 
 
-def _together(
-    task: PreparedTask, recipe: PruneRecipe, folder: Path, runs: list[PruneRun], found: list[RunResult]
-) -> RunResult:
-    """The report that compares the runs; each has its own, with the latencies."""
+def combine(folder: Path, recipe: PruneRecipe, stages: Sequence[PruneStage]) -> None:
+    """Write the report that compares the stages; latencies stay in each stage's own."""
     cards: dict[str, dict[str, Any]] = {}
     evaluations: list[dict[str, Any]] = []
     pruning: list[dict[str, Any]] = []
-    for of, result in zip(runs, found, strict=True):
-        report, name = result.report, of.name
-        # The form whose size says what was won; with zeros in it every model is as big as the dense one.
+    for stage in stages:
+        report, name = RunResult.read(stage.folder).report, stage.name
+        # The compact form shows the gain: with zeros every model is as big as the dense one.
         form = COMPACT if COMPACT in report.models else MASKED
         cards.setdefault(DENSE, report.models[DENSE].model_dump())
         cards[name] = report.models[form].model_dump()
         evaluations += [e.model_dump() | {"model": name} for e in report.evaluations if e.model == form]
         pruning += [p.model_dump() | {"model": name} for p in report.pruning]
-    return write_report(
+    first, *others = dict.fromkeys(stage.resolved.recipe.method for stage in stages)
+    notes = [*stages[0].task.notes, *(f"{stage.name}: {stage.folder}" for stage in stages)]
+    notes += [f"recipe.yaml here is that of {first}; each run has its own"] if others else []
+    write_report(
         RunDir(folder),
         command="prune",
         recipe=recipe.model_dump(),
@@ -142,29 +190,8 @@ def _together(
         folders={},
         latency=Latency(),
         outcome=None,
-        quality=quality_of(evaluations),
-        notes=[*task.notes, *(f"{of.name}: {of.folder}" for of in runs), *_whose_recipe(runs)],
+        quality=tasks.quality_of(evaluations),
+        notes=notes,
         evaluations=evaluations,
         pruning=pruning,
     )
-
-
-def _whose_recipe(runs: list[PruneRun]) -> list[str]:
-    """Which run's recipe a report of several methods holds."""
-    first, *others = dict.fromkeys(of.resolved.recipe.method for of in runs)
-    return [f"recipe.yaml here is that of {first}; each run has its own"] if others else []
-
-
-def _dry_run(all_of: _Runs) -> Estimate:
-    """Train every run for a few steps, for what they take, and leave nothing behind."""
-    task, runs, teacher = all_of.task, all_of.runs, all_of.teacher
-    card: dict[str, Any] = {}
-    stages = []
-    for of in runs:
-        recipe = of.resolved.recipe
-        headed = load_model(recipe, task.data.task, trust_remote_code=task.session.trust_remote_code)
-        card = card or describe(headed.model, DENSE, None)
-        ready = prepared(task, recipe, headed, teacher, folder=None, store=None)
-        order, _ = order_and_schedule(task, recipe)
-        stages.append(estimate_stage(task.session, ready.job, ready.schedule, of.folder, order.steps_of_pass))
-    return Estimate({DENSE: card}, stages)

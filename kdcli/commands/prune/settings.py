@@ -1,4 +1,4 @@
-"""What a recipe of `kdcli prune` may hold."""
+"""The recipe of `kdcli prune`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kdcli.downstream.settings import (
-    FinetuneTrainSettings,
-    TaskRecipe,
-)
+from kdcli.downstream.settings import FinetuneTrainSettings, TaskRecipe
 from kdcli.recipe.sections import KdSettings, Section
 
 
 class PruneTrainSettings(FinetuneTrainSettings):
-    """`train:` of `prune`: what the paper trains scores with."""
+    """`train:` of `prune`: the paper's learning rate of scores, no warm-up and no decay."""
 
     lr: float = Field(2e-2, gt=0)
     warmup_fraction: float = Field(0.0, ge=0, lt=1)
@@ -22,11 +19,11 @@ class PruneTrainSettings(FinetuneTrainSettings):
 
 
 class PruneRecipe(TaskRecipe):
-    """What `kdcli prune` needs to know.
+    """All keys of a `prune` recipe.
 
-    `sparsity` is the share of the layers' weights that goes, several are run in turn; `pruner` holds the keys of the
-    method's own `Settings`; `drop_rows_below` lets compaction take rows with fewer weights for empty; `cache_gb` is how
-    much of the disk may hold what a teacher says, until it is over.
+    `sparsity` is the share of the layers' weights to remove; each value is a run. `pruner` holds the keys of the
+    method's own `Settings`. `drop_rows_below` makes compaction drop rows with fewer weights. `cache_gb` is the disk
+    budget for cached teacher signals, deleted at the end of the run.
     """
 
     verb: Literal["prune"] = "prune"
@@ -43,4 +40,4 @@ class PruneRecipe(TaskRecipe):
 
 
 RECIPES: dict[str, type[Section]] = {"prune": PruneRecipe}
-"""Folder of `recipes/` and settings model of each kind of recipe of this verb."""
+"""Folder of `recipes/` -> settings model, for each kind of recipe of this verb."""

@@ -1,0 +1,181 @@
+"""Saves a pruned model in every form (masked, compact, mask file), measures the forms and writes the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModel, PreTrainedModel
+
+from kdcli.bench.environment import versions
+from kdcli.bench.latency import Subject
+from kdcli.commands.prune.job import TRACE, Pruning, restore_precision
+from kdcli.commands.prune.settings import PruneRecipe
+from kdcli.downstream.predictions import Prediction, summed_up
+from kdcli.downstream.task import PreparedTask, predict, quality_of
+from kdcli.errors import MachineError
+from kdcli.models.card import describe
+from kdcli.models.custom_class import is_custom
+from kdcli.models.heads import AUTO_CLASS, TaskModel
+from kdcli.models.layout import layout_for
+from kdcli.models.load import load_weights, location, save_model
+from kdcli.models.matrices import matrices
+from kdcli.models.modeling_kdcli import PATHS
+from kdcli.pruners.selection import down_to_one
+from kdcli.report.finish import measure, write_report
+from kdcli.report.text import bytes_of
+from kdcli.sparse.compact import compact
+from kdcli.sparse.load import task_part
+from kdcli.sparse.mask_file import MaskInfo, base_hash, write_mask
+from kdcli.training.run_dir import RunDir
+from kdcli.types import Outcome
+
+DENSE, MASKED, COMPACT, SPARSE = "dense", "masked", "compact", "sparse"
+"""Models of a report: as loaded, with zeros, without its empty rows, with sparse linears."""
+MASK, SCORES = "mask/mask.safetensors", "mask/scores.safetensors"
+"""In a folder of their own: the safetensors beside a model's config.json are its weights."""
+WORST = 20  # Mistakes of a model that its report shows
+LOSSLESS = 1e-4
+"""Largest difference between the logits of the masked and the compact model, relative to the largest logit."""
+
+
+def save_and_report(
+    task: PreparedTask, built: Pruning, folder: Path, outcome: Outcome, predictions: list[Prediction]
+) -> None:
+    """Save every form of the trained model, measure them beside the dense one, report."""
+    recipe, headed, pruner = built.recipe, built.headed, built.pruner
+    model, masks, scores = headed.model.cpu(), pruner.masks.masks(), pruner.masks.scores()
+    evaluations = task.evaluator.evaluations(MASKED, task.data.split, predictions, WORST)
+    loads = "anywhere with trust_remote_code, for its class lies beside it" if is_custom(model) else "anywhere"
+    notes = [*built.warnings, *down_to_one(masks), *task.notes]
+    notes.append(f"masked: zeros in a model that is not faster and loads {loads}")
+    if pruner.trains_weights:
+        pruner.masks.fold()
+        notes.append(f"no mask file: {recipe.method} trains the weights too, so a mask alone would not make the model")
+    else:
+        base = load_weights(str(recipe.model), AutoModel, trust_remote_code=task.session.trust_remote_code)
+        restore_precision(model, base)
+        pruner.masks.fold()
+        metrics = summed_up({e["set"]: e["metrics"] for e in evaluations}, None)
+        head, info = _mask_info(task, recipe, model, base, metrics)
+        write_mask(folder / MASK, info, masks, head=head)
+        if scores:
+            write_mask(folder / SCORES, info, masks, head=head, scores=scores)
+        notes.append(f"mask: {bytes_of((folder / MASK).stat().st_size)} beside the base ({MASK})")
+    save_model(model, headed.tokenizer, folder)
+    cards = {DENSE: built.dense, MASKED: describe(model, str(folder), folder)}
+    subjects = [Subject(MASKED, str(folder))]
+    if task.session.device.type == "cpu":
+        subjects.append(Subject(SPARSE, str(folder), "sparse"))
+    if model.config.model_type in PATHS:
+        small = compact(model, drop_rows_below=recipe.drop_rows_below)
+        save_model(small, headed.tokenizer, folder / COMPACT)
+        cards[COMPACT] = describe(small, str(folder / COMPACT), folder / COMPACT)
+        subjects.insert(1, Subject(COMPACT, str(folder / COMPACT)))
+        further, note = _evaluate_compact(task, headed, small, evaluations, recipe.drop_rows_below)
+        evaluations += further
+        notes.append(note)
+    else:
+        notes.append(f"no compact form: {model.config.model_type} has none ({', '.join(sorted(PATHS))} have)")
+    latency = measure([Subject(DENSE, location(str(recipe.model))), *subjects], recipe.measure, task.session)
+    write_report(
+        RunDir(folder),
+        command="prune",
+        recipe=recipe.model_dump(),
+        cards=cards,
+        folders={MASKED: folder},
+        latency=latency,
+        outcome=outcome,
+        quality=quality_of(evaluations),
+        notes=notes,
+        auto_class=AUTO_CLASS[task.data.task.kind].__name__,
+        evaluations=evaluations,
+        pruning=[_pruning(recipe, model, masks, json.loads((folder / TRACE).read_text("utf-8")))],
+    )
+    (folder / TRACE).unlink()
+
+
+def _mask_info(
+    task: PreparedTask, recipe: PruneRecipe, model: PreTrainedModel, base: PreTrainedModel, metrics: dict[str, float]
+) -> tuple[dict[str, Tensor], MaskInfo]:
+    """Head and header of a mask file, from the pruned model and the encoder as it was loaded."""
+    head, config = task_part(model, base)
+    return head, MaskInfo(
+        base=str(recipe.model),
+        base_sha256=base_hash(base),
+        model_type=str(base.config.model_type),
+        method=recipe.method,
+        density=1 - recipe.sparsity[0],
+        task=task.data.task.name,
+        architecture=type(model).__name__,
+        config=config,
+        labels=task.data.task.labels,
+        label_words=tuple(recipe.head.words or task.data.task.words) if recipe.head.kind != "scratch" else (),
+        max_length=task.max_length,
+        metrics=metrics,
+        versions=versions(),
+    )
+
+
+def _evaluate_compact(
+    task: PreparedTask, headed: TaskModel, small: PreTrainedModel, evaluations: list[dict[str, Any]], dropped: int
+) -> tuple[list[dict[str, Any]], str]:
+    """Evaluations of the compact model and a note: those of the masked one, after a check, unless rows were dropped."""
+    if dropped > 1:
+        session = replace(task.session, device=torch.device("cpu"))
+        predictions = predict(session, task.evaluator, replace(headed, model=small))
+        found = task.evaluator.evaluations(COMPACT, task.data.split, predictions, WORST)
+        return found, f"compact: rows with fewer than {dropped} weights are gone too"
+    rows = task.evaluator.features.rows
+    batch = {k: v for k, v in rows.batch(np.arange(min(8, len(rows)))).items() if k != "labels"}
+    with torch.no_grad():
+        masked, compacted = headed.model(**batch), small(**batch)
+    names = [name for name in ("logits", "start_logits", "end_logits") if name in masked]
+    largest = max(float(masked[name].abs().max()) for name in names)
+    difference = max(float((masked[name] - compacted[name]).abs().max()) for name in names) / max(1.0, largest)
+    # Not `>`: a NaN must fail too.
+    if not difference <= LOSSLESS:
+        raise MachineError(f"the compacted model differs from the masked one by {difference:.1e}, which is a bug")
+    note = f"compact: nothing but what was empty is gone; logits differ by at most {difference:.0e}"
+    return [e | {"model": COMPACT} for e in evaluations], note
+
+
+def _pruning(
+    recipe: PruneRecipe, model: PreTrainedModel, masks: Mapping[str, Tensor], trace: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What is kept where: a `kdcli.report.schema.Pruning`."""
+    rows: list[dict[str, Any]] = [
+        {"name": m.name, "layer": m.layer, "kind": m.kind, "weights": m.numel, "kept": int(masks[m.name].sum())}
+        for m in matrices(model)
+    ]
+    layout = layout_for(model.config)
+    layers = layout.modules(model.base_model)
+    numbers = dict.fromkeys(row["layer"] for row in rows)
+    return {
+        "model": MASKED,
+        "method": recipe.method,
+        "masking": recipe.pruner.get("masking"),
+        "sparsity": recipe.sparsity[0],
+        "density": sum(row["kept"] for row in rows) / sum(row["weights"] for row in rows),
+        "matrices": rows,
+        "heads": [_kept_by_head(masks, number, layout.heads(layers[number - 1])) for number in numbers],
+        "curve": trace["curve"],
+        "histograms": trace["histograms"],
+    }
+
+
+def _kept_by_head(masks: Mapping[str, Tensor], layer: int, heads: int) -> list[float]:
+    """Share of the weights of Q, K, V (rows) and O (columns) that each head keeps; grouped K and V count for each."""
+    width = len(masks[f"{layer}.Q"]) // heads
+    shares = []
+    for kind in "QKVO":
+        mask = masks[f"{layer}.{kind}"]
+        by_group = (mask.T if kind == "O" else mask).float().mean(1).view(-1, width).mean(1)
+        shares.append(by_group.repeat_interleave(heads // len(by_group)))
+    return torch.stack(shares).mean(0).tolist()
