@@ -71,6 +71,15 @@ Task = Annotated[
     typer.Option(help="sst2, mnli, squad …; 'own' for your own files.", metavar="TASK", rich_help_panel=TRAIN),
 ]
 
+Metric = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A metric of the evaluate library, by name or script; may be repeated.",
+        metavar="NAME|DIRECTORY",
+        rich_help_panel=TRAIN,
+    ),
+]
+
 
 def with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a verb these options of `_shared` behind its own, as keywords, and make the libraries ready for it."""

@@ -149,7 +149,7 @@ def test_a_base_is_judged_under_its_mask(base, given, pruned, tmp_path):
     assert metrics == {"mask.safetensors": pytest.approx(own), "mask.safetensors (2)": pytest.approx(own)}
     refused = kdcli("evaluate", base, base, "--task", "own", "--data", data, "--mask", out / MASK)
     assert refused.exit_code == 2
-    assert "--mask is of one model" in refused.output
+    assert "--mask takes one model" in refused.output
 
 
 def test_labelled_words_stand_apart_under_a_mask_too(tmp_path):
