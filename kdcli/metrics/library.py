@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -85,16 +86,15 @@ class LibraryMetric:
             references = [self._as_string(r) for r in references]
         try:
             result = self.module.compute(predictions=list(predictions), references=list(references))
-            numbers = {k: float(v) for k, v in dict(result).items() if np.ndim(v) == 0 and np.isreal(v)}
+            finite = {k: float(v) for k, v in result.items() if isinstance(v, Real) and math.isfinite(v)}
         except Exception as error:  # noqa: BLE001  # the code of a metric can raise anything
             raise UsageError(
                 f"metric '{self.name}' fails on task {self.task.name}: {_message(error)}",
                 f"it gets predictions and references of kind {self.task.kind}, see docs/evaluate.md",
             ) from None
-        finite = {f"{self.name}.{k}": v for k, v in numbers.items() if math.isfinite(v)}
         if not finite:
             raise UsageError(f"metric '{self.name}' returns no finite number on task {self.task.name}: {result}")
-        return finite
+        return {f"{self.name}.{key}": value for key, value in finite.items()}
 
     def _takes_strings(self) -> bool:
         features = self.module.features
@@ -141,10 +141,9 @@ def _load(source: str, trust_remote_code: bool) -> evaluate.EvaluationModule:
         )
     try:
         return evaluate.load(source, keep_in_memory=True)
-    except (FileNotFoundError, ConnectionError) as error:
+    except (FileNotFoundError, ConnectionError):
         raise UsageError(
-            f"metric '{source}' was found neither in the cache of the evaluate library nor on the hub: "
-            f"{_message(error)}",
+            f"metric '{source}' was found neither in the cache of the evaluate library nor on the hub",
             "check the name and the network, or give a script with --trust-remote-code",
         ) from None
     except Exception as error:  # noqa: BLE001  # the code of a metric can raise anything
