@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from kdcli.metrics.bootstrap import Scorer
+from kdcli.metrics.bootstrap import Array, Scorer
 from kdcli.types import Kind, Task
 
 MODULES: dict[Kind, str] = {
@@ -34,8 +34,14 @@ def scorer(task: Task, predictions: Sequence[Any], references: Sequence[Any], la
     """
     if len(predictions) != len(references) or not len(references):
         raise ValueError(f"{len(predictions)} predictions, {len(references)} references")
-    # Imported by kind: SciPy's and seqeval's imports take seconds that other tasks need not wait.
+    # Imported by kind: SciPy and seqeval take seconds that other tasks need not wait.
     module = importlib.import_module(f"kdcli.metrics.{MODULES[task.kind]}")
-    settings = {"language": language} if task.kind == "span" else {}
-    score: Scorer = module.scorer(task, predictions, references, **settings)
+    score_all: Scorer = module.scorer(task, predictions, references, *([language] if task.kind == "span" else []))
+
+    def score(indices: Array) -> dict[str, float]:
+        scores = score_all(indices)
+        if unknown := [name for name in task.metrics if name not in scores]:
+            raise ValueError(f"no metric {unknown[0]!r} for tasks of kind {task.kind}")
+        return {name: float(scores[name]) for name in task.metrics}
+
     return score

@@ -26,9 +26,9 @@ def scorer(task: Task, predictions: Sequence[int], references: Sequence[int]) ->
     classes = len(task.labels)
     cell = _numbers(references, classes) * classes + _numbers(predictions, classes)
 
-    def score(indices: Array) -> dict[str, float]:
+    def score(indices: Array) -> dict[str, Any]:
         counts_CC = np.bincount(cell[indices], minlength=classes * classes).reshape(classes, classes)
-        return {name: _metric(name, counts_CC.astype(np.float64)) for name in task.metrics}
+        return _metrics(counts_CC.astype(np.float64))
 
     return score
 
@@ -76,20 +76,19 @@ def f1(found: Array, predicted: Array, true: Array) -> Array:
     return 2.0 * found / np.maximum(np.add(predicted, true), 1.0)
 
 
-def _metric(name: str, counts_CC: Array) -> float:
-    """One metric of a confusion matrix; scikit-learn is too slow for thousands of resamples."""
+def _metrics(counts_CC: Array) -> dict[str, float]:
+    """The metrics of a confusion matrix; scikit-learn is too slow for thousands of resamples."""
     found, predicted, true, n = counts_CC.diagonal(), counts_CC.sum(axis=0), counts_CC.sum(axis=1), counts_CC.sum()
-    if name == "accuracy":
-        return float(found.sum() / n)
-    if name == "matthews":
-        # Gorodkin 2004, equation 8: the correlation of the two as indicators.
-        spread = (n * n - predicted @ predicted) * (n * n - true @ true)
-        return float((found.sum() * n - predicted @ true) / np.sqrt(spread)) if spread else 0.0
-    if name == "f1" and len(counts_CC) == 2:
-        return float(f1(found, predicted, true)[1])
-    if name in ("f1", "macro_f1"):
-        return float(f1(found, predicted, true)[predicted + true > 0].mean())
-    raise ValueError(f"no metric {name!r} for classes")
+    f1_C = f1(found, predicted, true)
+    macro_f1 = f1_C[predicted + true > 0].mean()
+    # Gorodkin 2004, equation 8: the correlation of the two as indicators.
+    spread = (n * n - predicted @ predicted) * (n * n - true @ true)
+    return {
+        "accuracy": found.sum() / n,
+        "f1": f1_C[1] if len(counts_CC) == 2 else macro_f1,
+        "macro_f1": macro_f1,
+        "matthews": (found.sum() * n - predicted @ true) / np.sqrt(spread) if spread else 0.0,
+    }
 
 
 def _numbers(values: Any, classes: int) -> Array:

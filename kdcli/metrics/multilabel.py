@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -25,15 +26,14 @@ def scorer(task: Task, predictions: Sequence[Sequence[int]], references: Sequenc
     predicted, true = _indicators(predictions, len(task.labels)), _indicators(references, len(task.labels))
     found, exact = predicted * true, (predicted == true).all(axis=1)
 
-    def score(indices: Array) -> dict[str, float]:
+    def score(indices: Array) -> dict[str, Any]:
         times = np.bincount(indices, minlength=len(true)).astype(np.float64)
         found_C, predicted_C, true_C = times @ found, times @ predicted, times @ true
-        scores = {
-            "micro_f1": float(f1(found_C.sum(), predicted_C.sum(), true_C.sum())),
-            "macro_f1": float(f1(found_C, predicted_C, true_C).mean()),
-            "exact": float(times @ exact / len(indices)),
+        return {
+            "micro_f1": f1(found_C.sum(), predicted_C.sum(), true_C.sum()),
+            "macro_f1": f1(found_C, predicted_C, true_C).mean(),
+            "exact": times @ exact / len(indices),
         }
-        return {name: scores[name] for name in task.metrics}
 
     return score
 

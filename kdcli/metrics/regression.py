@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
@@ -31,20 +32,16 @@ def scorer(task: Task, predictions: Sequence[float], references: Sequence[float]
             "the weights are broken or overflow in this dtype: try float32",
         )
 
-    def score(indices: Array) -> dict[str, float]:
-        return {name: _metric(name, predicted[indices], true[indices]) for name in task.metrics}
+    def score(indices: Array) -> dict[str, Any]:
+        p, t = predicted[indices], true[indices]
+        constant = _constant(p) or _constant(t)
+        return {
+            "pearson": 0.0 if constant else pearsonr(p, t).statistic,
+            "spearman": 0.0 if constant else spearmanr(p, t).statistic,
+            "mse": np.mean((t - p) ** 2),
+        }
 
     return score
-
-
-def _metric(name: str, predicted: Array, true: Array) -> float:
-    if name == "mse":
-        return float(np.mean((true - predicted) ** 2))
-    if name not in ("pearson", "spearman"):
-        raise ValueError(f"no metric {name!r} for scores")
-    if _constant(predicted) or _constant(true):
-        return 0.0
-    return float((pearsonr if name == "pearson" else spearmanr)(predicted, true).statistic)
 
 
 def _constant(values: Array) -> bool:

@@ -72,7 +72,7 @@ def scorer(
     golds = [_golds(task, r["answers"], language) for r in references]
     raw = np.array([score_answer(p["text"], gold, language) for p, gold in zip(predictions, golds, strict=True)])
     if not task.impossible:
-        return _plain(task, raw)
+        return lambda indices: dict(zip(("exact", "f1"), raw[indices].mean(axis=0), strict=True))
     no_answer = np.array([p["no_answer"] for p in predictions], dtype=np.float64)
     if wrong_scores := int(np.isnan(no_answer).sum()):
         raise UsageError(
@@ -80,7 +80,7 @@ def scorer(
             "the weights are broken or overflow in this dtype: try float32",
         )
     answerable = np.array([bool(r["answers"]) for r in references])
-    return _with_unanswerable(task, raw, no_answer, answerable, np.array([p["text"] != "" for p in predictions]))
+    return _with_unanswerable(raw, no_answer, answerable, np.array([p["text"] != "" for p in predictions]))
 
 
 def _golds(task: Task, answers: Sequence[str], language: str) -> list[str]:
@@ -88,15 +88,7 @@ def _golds(task: Task, answers: Sequence[str], language: str) -> list[str]:
     return [a for a in answers if _words(a, language)] if task.impossible else list(answers)
 
 
-def _plain(task: Task, raw: Array) -> Scorer:
-    def score(indices: Array) -> dict[str, float]:
-        scores = dict(zip(("exact", "f1"), raw[indices].mean(axis=0), strict=True))
-        return {name: float(scores[name]) for name in task.metrics}
-
-    return score
-
-
-def _with_unanswerable(task: Task, raw: Array, no_answer: Array, answerable: Array, has_text: Array) -> Scorer:
+def _with_unanswerable(raw: Array, no_answer: Array, answerable: Array, has_text: Array) -> Scorer:
     """Arrays are [n]; `raw` [n, 2] is exact and F1 of the predicted texts."""
     at_zero = np.where((no_answer > 0)[:, None], ~answerable[:, None], raw)
     # The gain of the text over no answer. The official script counts any text as wrong for an unanswerable question,
@@ -118,12 +110,12 @@ def _with_unanswerable(task: Task, raw: Array, no_answer: Array, answerable: Arr
         # Never answering is best: threshold 0 as in the official script, or just below all scores.
         return silent, min(0.0, float(np.nextafter(no_answer[times > 0].min(), -np.inf)))
 
-    def score(indices: Array) -> dict[str, float]:
+    def score(indices: Array) -> dict[str, Any]:
         times = np.bincount(indices, minlength=len(raw)).astype(np.float64)
         n, with_answer = float(times.sum()), float(times @ answerable)
         exact, exact_at = best(gains[:, 0], times)
         f1, f1_at = best(gains[:, 1], times)
-        scores: dict[str, Any] = {
+        return {
             "exact": times @ at_zero[:, 0] / n,
             "f1": times @ at_zero[:, 1] / n,
             "best_exact": exact / n,
@@ -133,7 +125,6 @@ def _with_unanswerable(task: Task, raw: Array, no_answer: Array, answerable: Arr
             "answer_f1": (times * answerable) @ at_zero[:, 1] / max(with_answer, 1.0),
             "no_answer_accuracy": (times * ~answerable) @ at_zero[:, 0] / max(n - with_answer, 1.0),
         }
-        return {name: float(scores[name]) for name in task.metrics}
 
     return score
 

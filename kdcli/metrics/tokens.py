@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from seqeval.metrics.sequence_labeling import get_entities  # type: ignore[import-untyped]
@@ -29,15 +30,14 @@ def scorer(task: Task, predictions: Sequence[Sequence[str]], references: Sequenc
     """
     counts = np.array([_counts(p, r) for p, r in zip(predictions, references, strict=True)], dtype=np.float64)
 
-    def score(indices: Array) -> dict[str, float]:
+    def score(indices: Array) -> dict[str, Any]:
         found, predicted, true, right, words = np.bincount(indices, minlength=len(counts)) @ counts
-        scores = {
-            "f1": float(f1(found, predicted, true)),
-            "precision": float(found / max(predicted, 1.0)),
-            "recall": float(found / max(true, 1.0)),
-            "accuracy": float(right / max(words, 1.0)),
+        return {
+            "f1": f1(found, predicted, true),
+            "precision": found / max(predicted, 1.0),
+            "recall": found / max(true, 1.0),
+            "accuracy": right / max(words, 1.0),
         }
-        return {name: scores[name] for name in task.metrics}
 
     return score
 

@@ -61,30 +61,6 @@ def test_a_card_without_kernels_gets_the_line_to_install(p100, capsys):
     assert "Compile with" not in message
 
 
-def test_a_card_that_fails_although_there_are_kernels(p100, capsys):
-    p100(["sm_60", "sm_70"], "CUDA error: unspecified launch failure")
-    message = refused(capsys, 3, "cuda")
-    assert "run nvidia-smi" in message
-    assert "pip install" not in message
-
-
-@pytest.mark.parametrize(
-    ("built", "card", "has"),
-    [
-        (["sm_60"], (6, 0), True),
-        (["sm_60"], (6, 1), True),
-        (["sm_61"], (6, 0), False),
-        (["compute_50"], (6, 0), True),
-        (["compute_70"], (6, 0), False),
-        (["sm_90a"], (9, 0), True),
-        (["gfx906"], (9, 0), False),
-        ([], (6, 0), False),
-    ],
-)
-def test_which_builds_have_kernels(built, card, has):
-    assert there.has_kernels(built, *card) is has
-
-
 @pytest.mark.parametrize("wanted", ["gpu", "cuda:", "cuda:x", "cpu:0", "auto:0", ""])
 def test_an_unknown_device_names_the_known(capsys, wanted):
     assert "allowed: auto, cpu, cuda, cuda:INDEX" in refused(capsys, 2, wanted)

@@ -226,15 +226,6 @@ def driver() -> str | None:
     return lines[0] if lines else None
 
 
-def has_kernels(built: Sequence[str], major: int, minor: int) -> bool:
-    """True if a build has machine code for a compute capability, or portable code (`compute_`) of an older one."""
-    for kind, number in re.findall(r"\b(sm|compute)_(\d+)", " ".join(built)):
-        own = divmod(int(number), 10)
-        if (own[0] == major and own[1] <= minor) or (kind == "compute" and own <= (major, minor)):
-            return True
-    return False
-
-
 def choose_device(wanted: str, install: Mapping[str, str]) -> torch.device:
     """Pick a device and run a small kernel on it; `install` maps compute capability to the pip line that fits."""
     found = re.fullmatch(r"auto|cpu|cuda(?::(\d{1,3}))?", wanted)
@@ -259,13 +250,8 @@ def choose_device(wanted: str, install: Mapping[str, str]) -> torch.device:
         stop(
             3,
             f"{built} cannot run on {torch.cuda.get_device_name(device)} (compute capability {major}.{minor}; this "
-            f"torch has {', '.join(arch_list)}): {str(error).splitlines()[0]}\n"
-            + (
-                "the card or its driver failed: run nvidia-smi"
-                if has_kernels(arch_list, major, minor)
-                else f"install a torch with kernels for it: {(known or ['an older one'])[-1]}"
-            )
-            + "; or use --device cpu",
+            f"torch has {', '.join(arch_list)}): {str(error).splitlines()[0]}\nrun nvidia-smi to check the card; "
+            f"install a torch with kernels for it: {(known or ['an older one'])[-1]}; or use --device cpu",
         )
     return device
 

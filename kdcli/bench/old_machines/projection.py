@@ -13,12 +13,13 @@ root mean square. Nothing is fitted to published speed-ups, which come out withi
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kdcli.bench.shapes import PRESETS, shape
+from kdcli.bench.shapes import PRESETS
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.training.device import device_table
 from kdcli.types import ModelShape
@@ -50,52 +51,30 @@ class Operator:
     kernels: int = 1
     product: tuple[int, int, int, int] | None = None
 
-    @property
-    def multiply_adds(self) -> int:
-        """Of all repetitions."""
-        return self.times * math.prod(self.product or (0,))
 
-
-@dataclass(frozen=True)
-class Projection:
-    """A projected forward pass; `shares` of the seconds by operator class, `launches` among them."""
-
-    device: str
-    seconds: float
-    shares: Mapping[str, float]
-
-    @property
-    def label(self) -> str:
-        """The caption that has to stand beside the number."""
-        return (
-            f"projection, not measured: roofline for {self.device.upper()} in fp32, "
-            f"kernels as in the papers' code of 2019 and 2020, rates as of {device_table()['as_of']}"
-        )
-
-
-def project(model: str | ModelShape, device: str, *, batch_size: int, seq_len: int) -> Projection:
-    """Project one forward pass of BERT in float32 (without TF32) over full-length inputs.
+def project(model: ModelShape, card: Mapping[str, Any], batch_size: int, seq_len: int) -> dict[str, float]:
+    """Seconds of one forward pass of BERT in float32 (without TF32) over full-length inputs, by operator class.
 
     Args:
-        model: `6x384`, `4x312:1200@12`, or its sizes.
-        device: a card of devices.toml, in any case.
-        batch_size, seq_len: sequences, and tokens of each.
+        card: a row of devices.toml.
+    """
+    seconds = {"launches": 0.0}
+    for op in operators(model, batch_size, seq_len):
+        seconds[op.kind] = seconds.get(op.kind, 0.0) + op.times * _operator_seconds(op, card)
+        seconds["launches"] += op.times * op.kernels * card["launch_us"] * 1e-6
+    return seconds
+
+
+def find_card(name: str) -> dict[str, Any]:
+    """A card of devices.toml, in any case.
 
     Raises:
-        UsageError: unknown card; malformed shape; batch size or length below 1.
+        UsageError: unknown.
     """
     cards: dict[str, dict[str, Any]] = {card["name"]: card for card in device_table()["card"]}
-    card = cards.get(device.strip().lower())
-    if card is None:
-        raise UsageError(f"unknown card '{device}'; known: {', '.join(cards)}{did_you_mean(device.lower(), cards)}")
-    if batch_size < 1 or seq_len < 1:
-        raise UsageError(f"batch size {batch_size} and length {seq_len}: both must be at least 1")
-    seconds: dict[str, float] = {}
-    for op in operators(shape(model) if isinstance(model, str) else model, batch_size, seq_len):
-        seconds[op.kind] = seconds.get(op.kind, 0.0) + op.times * _operator_seconds(op, card)
-        seconds["launches"] = seconds.get("launches", 0.0) + op.times * op.kernels * card["launch_us"] * 1e-6
-    total = sum(seconds.values())
-    return Projection(card["name"], total, {kind: spent / total for kind, spent in seconds.items()})
+    if (key := name.strip().lower()) not in cards:
+        raise UsageError(f"unknown card '{name}'; known: {', '.join(cards)}{did_you_mean(key, cards)}")
+    return cards[key]
 
 
 def operators(model: ModelShape, batch_size: int, seq_len: int) -> list[Operator]:
@@ -134,31 +113,29 @@ def table(
 ) -> list[dict[str, Any]]:
     """Rows of report.json by card, cell (batch size, tokens) and model, with the published speed-up if there is one.
 
-    The first model is the baseline of every `speedup`. Errors as in `project`.
+    The first model is the baseline of every `speedup`. Raises as `find_card`.
     """
     published = {(p.device, p.cells[0], name): s for p in PRESETS.values() for name, s in p.published.items()}
     rows: list[dict[str, Any]] = []
-    for device in devices:
-        for batch_size, seq_len in cells:
-            baseline: float | None = None
-            for name, sizes in models.items():
-                projected = project(sizes, device, batch_size=batch_size, seq_len=seq_len)
-                baseline = baseline or projected.seconds
-                speedup = baseline / projected.seconds
-                printed = published.get((projected.device, (batch_size, seq_len), name))
-                rows.append(
-                    {
-                        "model": name,
-                        "device": projected.device,
-                        "batch_size": batch_size,
-                        "seq_len": seq_len,
-                        "milliseconds": projected.seconds * 1e3,
-                        "speedup": speedup,
-                        "published": printed,
-                        "error": speedup / printed - 1 if printed else None,
-                        "note": projected.label,
-                    }
-                )
+    for card, cell in itertools.product(map(find_card, devices), cells):
+        seconds = {name: sum(project(sizes, card, *cell).values()) for name, sizes in models.items()}
+        baseline = next(iter(seconds.values()))
+        for name, of_model in seconds.items():
+            speedup, printed = baseline / of_model, published.get((card["name"], tuple(cell), name))
+            rows.append(
+                {
+                    "model": name,
+                    "device": card["name"],
+                    "batch_size": cell[0],
+                    "seq_len": cell[1],
+                    "milliseconds": of_model * 1e3,
+                    "speedup": speedup,
+                    "published": printed,
+                    "error": speedup / printed - 1 if printed else None,
+                    "note": f"projection, not measured: roofline for {card['name'].upper()} in fp32, kernels as in the "
+                    f"papers' code of 2019 and 2020, rates as of {device_table()['as_of']}",
+                }
+            )
     return rows
 
 
