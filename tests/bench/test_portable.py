@@ -75,23 +75,16 @@ def test_writing_again_is_fine_and_another_file_is_left_alone(tmp_path):
     assert paths[1].read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("shapes", "cells", "words"),
-    [
-        ([], [(1, 8)], 9),
-        (["6x384"], [], 9),
-        (["6x384"], [(0, 8)], 9),
-        (["6x384"], [(1, 8)], 0),
-        (["6y384"], [(1, 8)], 9),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_and_nothing_written(tmp_path, shapes, cells, words):
-    with pytest.raises(UsageError):
-        write_portable(tmp_path / "new", shapes, cells, words)
+def test_what_cannot_be_measured_is_refused_and_nothing_written(tmp_path):
+    for shapes, cell, words in (
+        ([], (1, 8), 9),
+        (["6x384"], (0, 8), 9),
+        (["6x384"], (1, 8), 0),
+        (["6y384"], (1, 8), 9),
+    ):
+        with pytest.raises(UsageError):
+            write_portable(tmp_path / "new", shapes, [cell], words)
     assert not (tmp_path / "new").exists()
-
-
-def test_a_folder_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError, match="file could not be written"):
         write_portable(tmp_path / "file", ["6x384"], [(1, 8)])
@@ -100,11 +93,9 @@ def test_a_folder_that_is_a_file(tmp_path):
 def test_there_and_back(result):
     found = read_portable(result)
     rows = [LatencyRow.model_validate(row) for row in found["rows"]]
-    assert [(r.model, r.batch_size, r.seq_len) for r in rows] == [
-        ("2x32@4", 1, 8),
-        ("1x16:40@2", 1, 8),
-        ("2x32@4", 3, 12),
-        ("1x16:40@2", 3, 12),
+    cells = [(1, 8), (3, 12)]
+    assert [(r.model, (r.batch_size, r.seq_len)) for r in rows] == [
+        (m, c) for c in cells for m in ("2x32@4", "1x16:40@2")
     ]
     for row in rows:
         assert (row.backend, row.device, row.dtype, row.padding) == ("portable", "cpu", "fp32", "random")
@@ -132,30 +123,15 @@ def test_an_earlier_result_is_not_overwritten(result, monkeypatch, capsys):
     assert result.read_bytes() == before
 
 
-def overcommits() -> bool:
-    """Whether this system hands out memory that it has not got."""
-    setting = Path("/proc/sys/vm/overcommit_memory")
-    return not setting.is_file() or setting.read_text().strip() == "1"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(overcommits(), reason="memory that is not there is only missed when it is used")
-def test_a_cell_that_does_not_fit_is_a_failure_beside_the_others(tmp_path):
-    # In the second cell the feed-forward part of the second shape takes 1.3 TB.
-    write_portable(tmp_path, ["1x8@1", "1x8:999999@1"], [(1, 4), (20_000, 16), (2, 4)], vocab_size=50)
-    done = run(tmp_path, *FAST)
-    assert done.returncode == 0, done.stderr
-    found = read_portable(tmp_path / "result.json")
-    assert [(r["model"], r["batch_size"]) for r in found["rows"]] == [
-        *(("1x8@1", 1), ("1x8:999999@1", 1), ("1x8@1", 20_000), ("1x8@1", 2), ("1x8:999999@1", 2)),
-    ]
+def test_a_cell_that_did_not_fit_is_a_failure(result, tmp_path):
+    raw = json.loads(result.read_text())
+    times = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "mean_ms", "iqr_over_p50")
+    raw["rows"][1] |= dict.fromkeys(times) | {"n": 0, "status": "out of memory"}
+    (tmp_path / "changed.json").write_text(json.dumps(raw))
+    found = read_portable(tmp_path / "changed.json")
+    assert [r["model"] for r in found["rows"]] == ["2x32@4", "2x32@4", "1x16:40@2"]
     failure = Failure.model_validate(found["failures"][0])
-    assert (failure.model, failure.batch_size, failure.seq_len) == ("1x8:999999@1", 20_000, 16)
-    assert failure.reason == "out of memory"
-    assert list(found["speedup"]) == ["1x8:999999@1_vs_1x8@1", "1x8:999999@1_vs_1x8@1@2x4"]
-    assert [row["status"] for row in json.loads((tmp_path / "result.json").read_text())["rows"]].count(
-        "out of memory"
-    ) == 1
+    assert (failure.model, failure.batch_size, failure.reason) == ("1x16:40@2", 1, "out of memory")
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
@@ -179,11 +155,9 @@ def test_an_interruption_keeps_the_finished_cells(tmp_path, sent):
     [
         (None, "shapes.json belongs beside this file"),
         ("{", "cannot be used: JSONDecodeError"),
-        ("[]", "cannot be used"),
         ({"schema": 2}, "has schema 2; this file reads 1"),
         ({"cells": []}, "at least one shape and one cell"),
         ({"cells": [[0, 8]]}, "every number whole and at least 1"),
-        ({"cells": [[1, 8, 2]]}, "cannot be used: ValueError"),
         ({"shapes": {"a": {"layers": 1, "hidden": 10, "ffn": 4, "heads": 3}}}, "heads must divide the hidden width"),
         ({"shapes": {"a": {"layers": 1}}}, "cannot be used: TypeError"),
     ],
@@ -235,17 +209,13 @@ def changed(result: Path, tmp_path: Path, *keys: str | int, value: object) -> Pa
     [
         (["schema"], 2, "has schema 2; this kdcli reads 1"),
         (["kind"], "other", "is not a result of measure_encoders.py"),
-        (["rows"], [], "rows: List should have at least 1 item"),
         (["rows", 0, "p50_ms"], -1.0, r"rows\.0\.p50_ms: Input should be greater than 0"),
         (["rows", 0, "mean_ms"], float("nan"), r"mean_ms: Input should be a finite number"),
         (["rows", 0, "n"], "4", r"n: Input should be a valid integer"),
-        (["rows", 0, "status"], "fine", "status"),
-        (["rows", 0, "iqr_over_p50"], -0.1, "iqr_over_p50: Input should be greater than or equal to 0"),
         (["rows", 0, "model"], "9x9", "a row names 9x9, which is not among the models"),
         (["rows", 0, "model"], "1x16:40@2", "a model has two rows in a cell"),
         (["rows", 0, "status"], "out of memory", "status 'out of memory' contradicts the times"),
         (["rows", 0, "more"], 1, "Extra inputs"),
-        (["environment"], None, "environment: Input should be an object"),
     ],
 )
 def test_a_damaged_or_foreign_result_names_its_file(result, tmp_path, keys, value, said):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import evaluate
@@ -89,30 +90,18 @@ def test_a_selection_is_scored_like_a_data_set_of_its_own(kind):
 
 
 @pytest.mark.parametrize("kind", TASKS)
-def test_only_what_the_task_names_is_reported(kind):
+def test_the_metrics_of_a_task_are_those_it_names(kind):
     task, (predictions, references) = TASKS[kind], judged(kind)
-    every = TaskMetric(task).compute(predictions=predictions, references=references)
+    every = scorer(task, predictions, references)(np.arange(N))
     for name in task.metrics:
-        one = Task(task.name, task.kind, task.texts, (name,), labels=task.labels, impossible=task.impossible)
-        assert TaskMetric(one).compute(predictions=predictions, references=references) == {name: every[name]}
-
-
-@pytest.mark.parametrize("kind", TASKS)
-def test_a_name_that_is_no_metric_of_the_kind_is_refused(kind):
-    wrong = Task("t", kind, TEXT, ("bleu",), labels=TASKS[kind].labels)
-    with pytest.raises((ValueError, KeyError), match="bleu"):
-        TaskMetric(wrong).compute(predictions=judged(kind)[0], references=judged(kind)[1])
-
-
-@pytest.mark.parametrize("kind", TASKS)
-def test_lengths_that_do_not_match_are_refused(kind):
-    predictions, references = judged(kind)
+        one = replace(task, metrics=(name,))
+        assert scorer(one, predictions, references)(np.arange(N)) == {name: every[name]}
+    with pytest.raises(ValueError, match=f"no metric 'bleu' for tasks of kind {kind}"):
+        scorer(replace(task, metrics=("bleu",)), predictions, references)(np.arange(N))
     with pytest.raises(ValueError, match="59 predictions, 60 references"):
-        scorer(TASKS[kind], predictions[1:], references)
-    with pytest.raises(ValueError, match="Mismatch in the number of predictions"):
-        TaskMetric(TASKS[kind]).compute(predictions=predictions[1:], references=references)
+        scorer(task, predictions[1:], references)
     with pytest.raises(ValueError, match="0 predictions, 0 references"):
-        scorer(TASKS[kind], [], [])
+        scorer(task, [], [])
 
 
 def test_metrics_need_neither_network_nor_cache(tmp_path):
