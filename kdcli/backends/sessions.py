@@ -1,4 +1,4 @@
-"""Model files in the engines that run them: ONNX Runtime and OpenVINO, on the CPU. Both are optional extras."""
+"""Runs model files with ONNX Runtime and OpenVINO on the CPU. Both are optional extras."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Array = np.ndarray[Any, Any]
 
 
 class Caller:
-    """A loaded file: `feed` makes its inputs of a batch, a call runs it and gives its outputs in order.
+    """A loaded file: `feed` turns a batch into inputs, a call runs it and returns the outputs in order.
 
-    The outputs may be overwritten by the next call.
+    The next call may overwrite the outputs.
     """
 
     def __init__(self, names: Sequence[str], run: Callable[[Mapping[str, Array]], list[Array]]) -> None:
@@ -27,34 +27,33 @@ class Caller:
         self._run = run
 
     def feed(self, batch: Batch) -> dict[str, Array]:
-        """The inputs the file takes, as arrays on the CPU; a mask or token types that the batch lacks are filled in."""
+        """The inputs of the file as arrays on the CPU; a missing mask or missing token types are filled in."""
         ids_BL = batch["input_ids"]
         absent = {"attention_mask": torch.ones_like(ids_BL), "token_type_ids": torch.zeros_like(ids_BL)}
         whole = absent | batch
         return {name: np.ascontiguousarray(whole[name].cpu().numpy()) for name in self.names}
 
-    def __call__(self, fed: Mapping[str, Array]) -> list[Array]:
-        return self._run(fed)
+    def __call__(self, inputs: Mapping[str, Array]) -> list[Array]:
+        return self._run(inputs)
 
 
 def onnx_caller(path: Path, *, threads: int) -> Caller:
-    """Load an ONNX file with ONNX Runtime on the CPU; `threads` 0 leaves their number to it."""
+    """Load an ONNX file with ONNX Runtime; with `threads` 0 it chooses their number."""
     runtime = library("onnxruntime", "onnx")
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    # Its notes about nodes and fused operators are for its developers.
+    # Errors only: its warnings about nodes and fused operators are for its developers.
     options.log_severity_level = 3
     session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return Caller([i.name for i in session.get_inputs()], lambda fed: session.run(None, fed))
+    return Caller([i.name for i in session.get_inputs()], lambda inputs: session.run(None, inputs))
 
 
 def openvino_caller(path: Path, *, threads: int, precision: str = "f32") -> Caller:
-    """Load an OpenVINO file on the CPU, tuned for latency.
+    """Load an OpenVINO file, tuned for latency; with `threads` 0 OpenVINO chooses their number.
 
     Args:
-        threads: 0 leaves their number to OpenVINO.
-        precision: `f32` or `bf16`, in which it computes. Left to itself OpenVINO takes the fastest that the processor
-            has, so that one file gives other numbers elsewhere.
+        precision: of the computation, `f32` or `bf16`. By default OpenVINO takes the fastest one of the processor, so
+            that the same file gives other numbers on another machine.
     """
     openvino = library("openvino", "openvino")
     settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
@@ -62,17 +61,17 @@ def openvino_caller(path: Path, *, threads: int, precision: str = "f32") -> Call
         settings["INFERENCE_NUM_THREADS"] = threads
     request = openvino.Core().compile_model(path, "CPU", settings).create_infer_request()
 
-    def run(fed: Mapping[str, Array]) -> list[Array]:
-        return list(request.infer(fed, share_inputs=True, share_outputs=True).values())
+    def run(inputs: Mapping[str, Array]) -> list[Array]:
+        return list(request.infer(inputs, share_inputs=True, share_outputs=True).values())
 
     return Caller([i.any_name for i in request.get_compiled_model().inputs], run)
 
 
 def library(name: str, extra: str) -> Any:
-    """Import an optional library, which an extra of kdcli brings.
+    """Import an optional library of one of kdcli's extras.
 
     Raises:
-        MachineError: it is missing or broken; the hint is the line that installs it.
+        MachineError: it is missing or broken; the hint installs it.
     """
     try:
         return importlib.import_module(name)

@@ -1,1 +1,1 @@
-"""Measuring, and what this machine can run."""
+"""Latency measurements, and a check of the machine."""

@@ -1,4 +1,4 @@
-"""Reports of several runs as one: what they measured side by side, nothing measured again."""
+"""Combine reports of several runs into one; nothing is measured again."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from typing import Any
 from kdcli.bench.old_machines.portable import read_portable
 from kdcli.errors import UsageError
 
-REPORT = "report.json"
-
 
 @dataclass
 class Gathered:
-    """Parts of a report, each model under the name of its run; `shapes` are models by name that have no card yet."""
+    """Parts of a report, each model under the name of its run; `shapes` maps names without a card to their shape."""
 
     cards: dict[str, dict[str, Any]] = field(default_factory=dict)
     shapes: dict[str, str] = field(default_factory=dict)
@@ -30,30 +28,25 @@ def gather(sources: Sequence[Path]) -> Gathered:
     """Read run directories, `report.json` files and results of the portable runner.
 
     Raises:
-        UsageError: not there, damaged, or of another form (the file is named).
+        UsageError: a file is missing, damaged, or neither a report nor a portable result.
     """
-    found = Gathered()
+    gathered = Gathered()
     for source in sources:
-        file = source / REPORT if source.is_dir() else source
+        file = source / "report.json" if source.is_dir() else source
         raw = _read(file)
         if "models" in raw and "command" in raw:
-            _add(found, source.name if source.is_dir() else source.stem, raw, file)
+            _add_report(gathered, source.name if source.is_dir() else source.stem, raw, file)
         else:
-            result = read_portable(file)
-            found.rows += [row | {"model": f"{file.stem}: {row['model']}"} for row in result["rows"]]
-            found.shapes |= {f"{file.stem}: {row['model']}": row["model"] for row in result["rows"]}
-            found.speedups |= {f"{file.stem}: {key}": speedup for key, speedup in result["speedup"].items()}
-            found.notes.append(f"{file.stem}: {json.dumps(result['environment'], ensure_ascii=False)}")
-    return found
+            _add_portable(gathered, file)
+    return gathered
 
 
 def _read(file: Path) -> dict[str, Any]:
     try:
         raw = json.loads(file.read_text("utf-8"))
     except OSError as error:
-        raise UsageError(
-            f"{file} cannot be read: {error.strerror}", "give a run directory, its report.json, or a portable result"
-        ) from None
+        hint = "give a run directory, its report.json, or a portable result"
+        raise UsageError(f"{file} cannot be read: {error.strerror}", hint) from None
     except ValueError as error:
         raise UsageError(f"{file} is not valid JSON: {error}") from None
     if not isinstance(raw, dict):
@@ -61,16 +54,22 @@ def _read(file: Path) -> dict[str, Any]:
     return raw
 
 
-def _add(found: Gathered, run: str, raw: dict[str, Any], file: Path) -> None:
+def _add_report(gathered: Gathered, run: str, raw: dict[str, Any], file: Path) -> None:
     try:
         names = {name: run if len(raw["models"]) == 1 else f"{run}: {name}" for name in raw["models"]}
-        found.cards |= {names[name]: card for name, card in raw["models"].items()}
-        found.rows += [row | {"model": names[row["model"]]} for row in raw["latency"]]
-        for key, speedup in raw["speedup"].items():
-            found.speedups[f"{run}: {key}"] = speedup
-        for task, of in raw["quality"].items():
-            known = {names[m]: metrics for m, metrics in of.items() if m in names}
-            if known:
-                found.quality.setdefault(task, {}).update(known)
+        gathered.cards |= {names[name]: card for name, card in raw["models"].items()}
+        gathered.rows += [row | {"model": names[row["model"]]} for row in raw["latency"]]
+        gathered.speedups |= {f"{run}: {key}": speedup for key, speedup in raw["speedup"].items()}
+        for task, by_model in raw["quality"].items():
+            if known := {names[m]: metrics for m, metrics in by_model.items() if m in names}:
+                gathered.quality.setdefault(task, {}).update(known)
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{file} is not a report of kdcli: {type(error).__name__} {error}") from None
+
+
+def _add_portable(gathered: Gathered, file: Path) -> None:
+    result = read_portable(file)
+    gathered.rows += [row | {"model": f"{file.stem}: {row['model']}"} for row in result["rows"]]
+    gathered.shapes |= {f"{file.stem}: {row['model']}": row["model"] for row in result["rows"]}
+    gathered.speedups |= {f"{file.stem}: {key}": speedup for key, speedup in result["speedup"].items()}
+    gathered.notes.append(f"{file.stem}: {json.dumps(result['environment'], ensure_ascii=False)}")

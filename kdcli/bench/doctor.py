@@ -1,4 +1,4 @@
-"""`kdcli doctor`: what this machine can run, each thing tried."""
+"""`kdcli doctor`: tries the processor and every GPU with a kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kdcli.training.device import choose_device, choose_dtype, device_table, no_
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found."""
+    """The result of `examine`, as JSON and as a table."""
 
     facts: dict[str, Any]
 
@@ -36,12 +36,12 @@ class Diagnosis:
 
 
 def examine() -> Diagnosis:
-    """Try the processor and every CUDA device with a kernel; where there is none, say why."""
+    """Run a kernel on the processor and on every CUDA device; without CUDA, say why there is none."""
     devices = {"cpu": _verdict("cpu")}
     if torch.cuda.is_available():
         devices |= {name: _verdict(name) for name in (f"cuda:{i}" for i in range(torch.cuda.device_count()))}
     else:
-        devices["cuda"] = _refusal(no_cuda())
+        devices["cuda"] = _failure(no_cuda())
     facts = {"environment": environment(), "versions": versions(), "devices": devices}
     return Diagnosis(facts | {"devices_known_as_of": device_table()["as_of"]})
 
@@ -50,12 +50,12 @@ def _verdict(name: str) -> str:
     try:
         device = choose_device(name)
     except MachineError as error:
-        return _refusal(error)
+        return _failure(error)
     works = "works"
     if device.type == "cuda":
         works += " (compute capability {}.{})".format(*torch.cuda.get_device_capability(device))
     return f"{works}; --dtype auto is {str(choose_dtype('auto', device)).removeprefix('torch.')}"
 
 
-def _refusal(error: MachineError) -> str:
+def _failure(error: MachineError) -> str:
     return f"{error.message}\n{error.hint or ''}"

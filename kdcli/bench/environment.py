@@ -1,15 +1,16 @@
-"""What a measurement was taken on: enough to repeat it, nothing that names a person or a host."""
+"""The machine and the versions that a measurement was taken with; nothing that names a person or a host."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+
+from kdcli.bench.old_machines.measure_encoders import cpu_name
 
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "numpy")
 
@@ -17,7 +18,7 @@ LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "s
 def environment() -> dict[str, Any]:
     """Processor, cores, memory, GPUs, operating system and Python."""
     return {
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "physical_cores": psutil.cpu_count(logical=False) or 1,
         "logical_cores": psutil.cpu_count() or 1,
         "memory_bytes": psutil.virtual_memory().total,
@@ -29,22 +30,13 @@ def environment() -> dict[str, Any]:
 
 
 def latency_threads() -> int:
-    """Threads latency is measured with: the physical cores this process may use, whatever a launcher set."""
+    """Threads for latency: the physical cores that this process may use, whatever a launcher set."""
     cores = psutil.cpu_count(logical=False) or 1
     return min(cores, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else cores
 
 
 def versions() -> dict[str, str]:
-    """Versions of kdcli and of the libraries a result depends on."""
+    """Versions of kdcli and of the libraries that results depend on."""
     from kdcli import __version__
 
     return {"kdcli": __version__} | {name: importlib.metadata.version(name) for name in LIBRARIES}
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.machine()

@@ -1,7 +1,7 @@
 """Latency of several models, measured interleaved in one worker process.
 
-Run one after the other, the same pair of models has given speed-ups between 2.6x and 23x on a shared machine; taken in
-turns the drift hits all alike. A speed-up is the median of the ratios within each round, with the quartiles beside it.
+On a shared machine, one model after the other gave speed-ups between 2.6x and 23x for the same pair; interleaved, the
+drift hits all alike. A speed-up is the median of the ratios within each round, with quartiles.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ CELLS = ((1, 128), (8, 128))
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured: a model under a backend.
+    """A model on a backend.
 
     Attributes:
-        name: of the model in the report.
-        source: directory, hub id, or a shape such as `6x384`, for which random weights do.
+        name: the model's name in the report.
+        source: directory, hub id, or a shape such as `6x384`, which gets random weights.
         backend, precision: see `kdcli.backends.runners`.
     """
 
@@ -42,14 +42,14 @@ class Subject:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How it is measured.
+    """How to measure.
 
     Attributes:
+        min_runs, min_seconds: a cell ends when each subject has so many runs and all together took so long.
         cells: (batch size, tokens).
-        padding: `full` has none; `random` draws lengths from a quarter of a cell's tokens up; `data` takes `lengths`.
-        lengths: tokens of real examples, for `data`; longer ones are cut to the cell's.
-        texts: real text on which backends are compared with torch in float32; random ids where there is none.
-        min_runs, min_seconds: every cell goes on until each subject ran so often and all together ran so long.
+        padding: `full` has none; `random` draws lengths from a quarter of a cell's tokens up; `data` draws `lengths`.
+        lengths: tokens of real examples, cut to the cell's tokens.
+        texts: real text on which backends are compared with torch in float32; without it, random ids.
     """
 
     device: str
@@ -64,7 +64,7 @@ class Protocol:
 
 @dataclass
 class Latency:
-    """What was measured, as it stands in report.json; `interrupted` when the user stopped it before its end."""
+    """The measurements, with keys as in report.json; `interrupted` is set by Ctrl-C."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     speedups: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -72,31 +72,27 @@ class Latency:
     agreements: list[dict[str, Any]] = field(default_factory=list)
     interrupted: bool = False
 
-    def add(self, answer: dict[str, Any]) -> None:
-        """Take over what a worker said."""
-        self.rows += answer.get("rows", [])
-        self.speedups |= answer.get("speedups", {})
-        self.failures += answer.get("failures", [])
-        self.agreements += answer.get("agreements", [])
+    def add(self, message: dict[str, Any]) -> None:
+        """Add a message of a worker."""
+        self.rows += message.get("rows", [])
+        self.speedups |= message.get("speedups", {})
+        self.failures += message.get("failures", [])
+        self.agreements += message.get("agreements", [])
 
 
 def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
     """Measure base encoders; the first subject is the baseline of every speed-up.
 
-    A cell that does not fit, or a subject whose output is wrong, is a failure in the result and the rest goes on;
-    Ctrl-C keeps the cells that are measured.
+    A subject that does not fit or has wrong output is a failure in the result; Ctrl-C keeps the finished cells.
 
     Raises:
-        MachineError: the worker died; its last line, or the signal that ended it, is given.
+        MachineError: the worker died, with its last line or its signal.
     """
-    request = {
-        "subjects": [dataclasses.asdict(subject) for subject in subjects],
-        "threads": latency_threads(),
-        **dataclasses.asdict(protocol),
-    }
-    found = Latency()
+    request = {"subjects": [dataclasses.asdict(s) for s in subjects], "threads": latency_threads()}
+    request |= dataclasses.asdict(protocol)
+    latency = Latency()
     with tempfile.TemporaryFile("w+") as errors:
-        # -P: a file called, say, types.py in the user's directory must not stand in for a module.
+        # -P: a file types.py in the current directory must not shadow a module.
         worker = subprocess.Popen(
             [sys.executable, "-P", "-m", "kdcli.bench.worker"],
             stdin=subprocess.PIPE,
@@ -111,19 +107,18 @@ def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
                 worker.stdin.write(json.dumps(request))
                 worker.stdin.close()
             for line in worker.stdout:
-                # Libraries print too; what the worker says is JSON.
+                # Libraries print too; messages of the worker are JSON.
                 if line.startswith("{"):
-                    found.add(json.loads(line))
+                    latency.add(json.loads(line))
             code = worker.wait()
         except KeyboardInterrupt:
             worker.kill()
             worker.wait()
-            found.interrupted = True
-            return found
+            latency.interrupted = True
+            return latency
         errors.seek(0)
-        said = errors.read().strip().splitlines()
+        lines = errors.read().strip().splitlines() or ["it left no message"]
     if code:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "failed"
-        last = (said or ["it left no message"])[-1]
-        raise MachineError(f"the latency worker {how}: {last}", "--set measure.latency=false skips it")
-    return found
+        raise MachineError(f"the latency worker {how}: {lines[-1]}", "--set measure.latency=false skips it")
+    return latency

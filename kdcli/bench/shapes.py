@@ -1,5 +1,4 @@
-"""Shapes as models without weights: what `kdcli benchmark` measures or projects when nothing has been trained yet, and
-the shapes, batches and lengths of published latency tables."""
+"""Shapes as untrained BERT models for `kdcli benchmark`, and the protocols of published latency tables."""
 
 from __future__ import annotations
 
@@ -12,11 +11,9 @@ from kdcli.models.shape import GRAMMAR, parse_shape
 from kdcli.types import ModelShape
 
 VOCABULARY = 30_522
-"""Words of uncased BERT, the vocabulary of every shape in the papers."""
+"""Vocabulary of uncased BERT, which every shape in the papers has."""
 
-HEADS = 12
-TOKENS = 128
-"""Length of the one sequence that `counts` counts, as in kdcli.models.card."""
+MOST_HEADS = 12
 
 
 @dataclass(frozen=True)
@@ -24,11 +21,11 @@ class Preset:
     """A latency protocol.
 
     Attributes:
-        shapes: what it measures, the baseline first; empty where the user names the models.
+        shapes: the measured shapes, baseline first; empty if the user names the models.
         cells: (batch size, tokens).
-        published: shape → published speed-up over the first shape; empty where nothing was published.
-        device: the card it was published for, a name of devices.toml.
-        source: where it was published.
+        published: shape -> published speed-up over the first shape.
+        device: the card of the publication, a name in devices.toml.
+        source: the publication.
     """
 
     shapes: tuple[str, ...]
@@ -39,7 +36,7 @@ class Preset:
 
 
 PRESETS: Mapping[str, Preset] = {
-    # Neither paper states its batch: the protocol both refer to is that of BERT-PKD, 128 sequences of 128 tokens.
+    # Neither paper states its batch; both refer to the protocol of BERT-PKD, 128 sequences of 128 tokens.
     "minilm": Preset(
         shapes=("12x768", "6x768", "12x384", "6x384", "4x384", "3x384"),
         cells=((128, 128),),
@@ -59,65 +56,38 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def shape(text: str) -> ModelShape:
-    """Read `LxH[:FFN][@HEADS]` without a teacher to take the rest from: FFN is 4·H, heads the largest divisor of H up
-    to 12.
+    """Read `LxH[:FFN][@HEADS]` without a teacher; FFN defaults to 4H, heads to the largest divisor of H up to 12.
 
     Raises:
         UsageError: malformed, zero, or heads that do not divide the width.
     """
-    found = GRAMMAR.fullmatch(text.strip())
-    layers, hidden = (int(found[1]), int(found[2])) if found else (1, 1)
-    heads = max(h for h in range(1, HEADS + 1) if hidden % h == 0)
-    # A teacher of just that size: whatever is left out comes from it, and nothing is too large. Width 0 is refused.
+    match = GRAMMAR.fullmatch(text.strip())
+    layers, hidden = (int(match[1]), int(match[2])) if match else (1, 1)
+    heads = max(h for h in range(1, MOST_HEADS + 1) if hidden % h == 0)
+    # A teacher of the same size supplies the defaults and no limit; `parse_shape` refuses width 0.
     return parse_shape(text, ModelShape(layers, max(hidden, 1), 4 * max(hidden, 1), heads))
 
 
 def config_of(text: str, vocab_size: int = VOCABULARY) -> BertConfig:
-    """The configuration of BERT in a shape; 512 positions, two token types.
-
-    Raises:
-        UsageError: as `shape`.
-    """
-    of = shape(text)
+    """The BERT configuration of a shape, with 512 positions and two token types; errors as in `shape`."""
+    sizes = shape(text)
     return BertConfig(
         vocab_size=vocab_size,
-        hidden_size=of.hidden,
-        num_hidden_layers=of.layers,
-        num_attention_heads=of.heads,
-        intermediate_size=of.ffn,
+        hidden_size=sizes.hidden,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        intermediate_size=sizes.ffn,
     )
 
 
-def counts(text: str, vocab_size: int = VOCABULARY) -> dict[str, int]:
-    """Size and work of BERT in a shape, the ways the papers count them.
+def paper_params(text: str, vocab_size: int = VOCABULARY) -> dict[str, int]:
+    """Parameters of a BERT shape as MiniLM's table 4 counts them: word embeddings, and the encoder layers.
 
-    `params_embedding` (word embeddings only) and `params_transformer` (the layers only) are the two columns of MiniLM's
-    table 4, all of whose twelve numbers they equal as printed. `params_total` is the whole encoder: also positions,
-    token types, their normalisation and the pooler.
-
-    `multiply_adds` is of one sequence of 128 tokens: the matrix products of the layers, the two of attention, and the
-    pooler. `flops` is twice that, and it is what TinyBERT's table 1 prints: its 22.5 G, 11.3 G and 1.2 G are additions
-    and multiplications counted apart, on 128 tokens. Here they come out as 22.35, 11.18 and 1.25 G: 0.7 and 1.1 % less
-    and 3.9 % more than printed (as printed, 1.2 has two digits). One more H×H product over all tokens would give
-    22.50, 11.33 and 1.27. Its parameters: 109 M and 67.0 M come out (109.5, 67.0); its 14.5 M for 4x312:1200@12 is
-    14.35 M here, 1.0 % less; with the H×768 matrix that fits the student to its teacher, which the authors' code keeps
-    in the model, it is 14.59 M.
-
-    Raises:
-        UsageError: as `shape`.
+    All twelve numbers of that table are reproduced as printed. Errors as in `shape`.
     """
-    of = shape(text)
-    matrices = 4 * of.hidden**2 + 2 * of.hidden * of.ffn
-    vectors = 4 * of.hidden + of.ffn + of.hidden + 4 * of.hidden
-    embedding, transformer = vocab_size * of.hidden, of.layers * (matrices + vectors)
-    config = config_of(text, vocab_size)
-    around = (config.max_position_embeddings + config.type_vocab_size + 2) * of.hidden
-    pooler = of.hidden**2 + of.hidden
-    multiply_adds = of.layers * (TOKENS * matrices + 2 * TOKENS**2 * of.hidden) + of.hidden**2
+    sizes = shape(text)
+    layer = 4 * sizes.hidden**2 + 2 * sizes.hidden * sizes.ffn + 9 * sizes.hidden + sizes.ffn
     return {
-        "params_embedding": embedding,
-        "params_transformer": transformer,
-        "params_total": embedding + around + transformer + pooler,
-        "multiply_adds": multiply_adds,
-        "flops": 2 * multiply_adds,
+        "paper_params_embedding": vocab_size * sizes.hidden,
+        "paper_params_transformer": sizes.layers * layer,
     }

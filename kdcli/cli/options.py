@@ -75,6 +75,15 @@ Task = Annotated[
     typer.Option(help="sst2, mnli, squad …; 'own' for your own files.", metavar="TASK", rich_help_panel=TRAIN),
 ]
 
+Metric = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A metric of the evaluate library, by name or script; may be repeated.",
+        metavar="NAME|DIRECTORY",
+        rich_help_panel=TRAIN,
+    ),
+]
+
 
 def with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add these options of `_shared` behind a verb's own, and configure the libraries before it runs."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import expit, log_softmax
-from sklearn.metrics import precision_recall_fscore_support
 from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.labelled.features import Array, Encoded, encode
@@ -19,13 +18,16 @@ from kdcli.metrics.classification import confusion, per_class
 from kdcli.metrics.spans import score_answer
 from kdcli.types import Example, Task
 
+if TYPE_CHECKING:
+    from kdcli.metrics.library import LibraryMetric
+
 
 @dataclass(frozen=True)
 class Prediction:
     """What a model says of one example.
 
     Attributes:
-        value: in the format of the task's metrics, see `kdcli.metrics.FORMATS`.
+        value: in the format of the task's metrics, see `kdcli.metrics.scorer`.
         shown: the same for people and for prediction files.
         scores: probabilities of the classes, where there are classes; of a `span` how much better no answer would be.
         badness: how wrong it is: a loss, an absolute error, or one minus F1; 0 where the label is withheld.
@@ -130,6 +132,7 @@ class Evaluator:
     features: Features
     bounds: Mapping[str, tuple[int, int]]
     choose_on: str | None = None
+    extra_metrics: Sequence[LibraryMetric] = ()
 
     @classmethod
     def of(
@@ -153,6 +156,22 @@ class Evaluator:
     def task(self) -> Task:
         """The task that is judged."""
         return self.features.task
+
+    def with_metrics(self, names: Sequence[str], *, trust_remote_code: bool) -> Evaluator:
+        """The same with metrics of the `evaluate` library, each tried on the references of the first set.
+
+        Raises:
+            UsageError: see `kdcli.metrics.library`.
+        """
+        if not names:
+            return self
+        # Imported on demand: the library takes seconds.
+        from kdcli.metrics.library import load_metrics
+
+        begin, end = next(iter(self.bounds.values()))
+        references = [reference(self.task, e) for e in self.features.examples[begin:end]]
+        loaded = load_metrics(names, self.task, references, trust_remote_code=trust_remote_code)
+        return replace(self, extra_metrics=loaded)
 
     def scorers(self, predictions: Sequence[Prediction]) -> dict[str, Scorer]:
         """Set → its scorer, see `kdcli.metrics.scorer`."""
@@ -188,6 +207,8 @@ class Evaluator:
         found = []
         for (name, (begin, end)), metrics in zip(self.bounds.items(), self.by_set(predictions).values(), strict=True):
             examples, of_set = self.features.examples[begin:end], predictions[begin:end]
+            values, references = [p.value for p in of_set], [reference(self.task, e) for e in examples]
+            extra = {k: v for metric in self.extra_metrics for k, v in metric.compute(values, references).items()}
             found.append(
                 {
                     "model": model,
@@ -195,9 +216,9 @@ class Evaluator:
                     "set": name,
                     "split": split,
                     "n": end - begin,
-                    "metrics": metrics,
+                    "metrics": metrics | extra,
                     "confusion": self._confusion(examples, of_set),
-                    "per_class": self._per_class(examples, of_set),
+                    "per_class": per_class(self.task, values, references),
                     "worst": self._worst(examples, of_set, self.language(name), worst),
                 }
             )
@@ -209,30 +230,6 @@ class Evaluator:
         truth: list[Any] = [e.label for e in examples]
         counts = confusion([p.value for p in predictions], truth, len(self.task.labels))
         return {"labels": list(self.task.labels), "counts": counts.astype(int).tolist()}
-
-    def _per_class(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, Any]:
-        task = self.task
-        truth: list[Any] = [reference(task, e) for e in examples]
-        said = [p.value for p in predictions]
-        if task.kind == "class":
-            rows: Any = per_class(said, truth, len(task.labels))
-            names: Sequence[str] = task.labels
-        elif task.kind == "multi":
-            rows = zip(*precision_recall_fscore_support(truth, said, average=None, zero_division=0.0), strict=True)
-            names = task.labels
-        elif task.kind == "tokens":
-            flat = [[label for words in of for label in words] for of in (truth, said)]
-            names = [n for n in task.labels if n != "O"]
-            rows = zip(
-                *precision_recall_fscore_support(*flat, labels=names, average=None, zero_division=0.0), strict=True
-            )
-        else:
-            return {}
-        keys = ("precision", "recall", "f1")
-        return {
-            name: dict(zip(keys, map(float, row[:3]), strict=True)) | {"support": int(row[3])}
-            for name, row in zip(names, rows, strict=True)
-        }
 
     def _worst(
         self, examples: Sequence[Example], predictions: Sequence[Prediction], language: str, count: int
@@ -263,7 +260,8 @@ def summed_up(by_set: Mapping[str, Mapping[str, float]], choose_on: str | None) 
         total = dict(by_set[choose_on])
     else:
         first = next(iter(by_set.values()))
-        total = {m: float(np.mean([of[m] for of in by_set.values()])) for m in first}
+        shared = [m for m in first if all(m in of for of in by_set.values())]
+        total = {m: float(np.mean([of[m] for of in by_set.values()])) for m in shared}
     if len(by_set) > 1:
         total |= {f"{name}/{m}": value for name, of in by_set.items() for m, value in of.items()}
     return total

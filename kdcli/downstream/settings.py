@@ -84,12 +84,14 @@ class TaskRecipe(OnTask):
 class FinetuneRecipe(TaskRecipe):
     """What `kdcli finetune` needs to know.
 
+    `metrics` are names, scripts or directories of the `evaluate` library, reported beside the task's own metrics.
     `grid` holds recipe keys with a list of values each; every combination is run with `seeds` seeds from `train.seed`
     on.
     """
 
     verb: Literal["finetune"] = "finetune"
     seeds: int = Field(1, gt=0)
+    metrics: list[str] = Field(default_factory=list)
     grid: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -17,7 +17,7 @@ from kdcli.data.labelled.spans import misplaced
 from kdcli.data.labelled.task_data import Labelled, check_training, open_labelled
 from kdcli.data.tasks import OWN
 from kdcli.downstream.predictions import Evaluator, Features, Prediction
-from kdcli.downstream.settings import LabelledSettings, TaskRecipe
+from kdcli.downstream.settings import FinetuneRecipe, LabelledSettings, TaskRecipe
 from kdcli.errors import UsageError
 from kdcli.losses.hard import hard_loss, labelled
 from kdcli.models.capture import Capture, capture, params_without_grad
@@ -90,6 +90,8 @@ def prepare(
     how = features_of(recipe.data, data.task, headed)
     train = Features.of(data.task, data.train, headed.tokenizer, **how)
     evaluator = Evaluator.of(data.task, data.sets, headed.tokenizer, choose_on=recipe.choose_on, **how)
+    if isinstance(recipe, FinetuneRecipe):
+        evaluator = evaluator.with_metrics(recipe.metrics, trust_remote_code=trust_remote_code)
     cut = train.rows.truncated / len(data.train)
     said = "need more than one window of" if data.task.kind == "span" else "were cut at"
     notes.append(f"{cut:.1%} of the training examples {said} {how['max_length']} tokens")
@@ -157,6 +159,12 @@ def open_judged(task: str, data: LabelledSettings, model: str, *, trust_remote_c
         labels=named if own else None,
         log=Progress.log,
     )
+
+
+def evaluator_of(data: Labelled, settings: LabelledSettings, headed: TaskModel) -> tuple[Evaluator, int]:
+    """The evaluated sets as a fine-tuned model reads them, and its tokens a row; see `features_of`."""
+    how = features_of(settings, data.task, headed, as_tuned=True)
+    return Evaluator.of(data.task, data.sets, headed.tokenizer, **how), how["max_length"]
 
 
 def load_model(recipe: TaskRecipe, task: Task, *, new_head: bool = True, trust_remote_code: bool) -> TaskModel:

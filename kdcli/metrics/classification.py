@@ -1,4 +1,4 @@
-"""Metrics of tasks that give each example one of C classes."""
+"""Metrics of tasks with one of C classes for each example."""
 
 from __future__ import annotations
 
@@ -6,33 +6,29 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from kdcli.metrics.bootstrap import Array, Scorer
 from kdcli.types import Task
 
 
 def scorer(task: Task, predictions: Sequence[int], references: Sequence[int]) -> Scorer:
-    """Score by `accuracy`, `f1`, `macro_f1`, `matthews`, from the counts of each true class with each predicted one.
+    """Score by `accuracy`, `f1`, `macro_f1`, `matthews`.
 
-    `f1` is that of class 1 when there are two, else the same as `macro_f1`, which is the mean over the classes that
-    occur, as truth or as prediction. An F1 without anything to find or found is 0, and so is Matthews' correlation
-    of a constant.
+    `f1` is that of class 1 for two classes, else `macro_f1`: the mean over the classes that occur as truth or
+    prediction. F1 with a denominator of 0 and Matthews' correlation of a constant are 0.
 
     Args:
-        predictions, references: numbers of classes, [n].
+        predictions, references: class numbers, [n].
 
     Raises:
         ValueError: a number that is no class of the task.
     """
     classes = len(task.labels)
-    predicted, true = _numbers(predictions, classes), _numbers(references, classes)
-    cell = true * classes + predicted
+    cell = _numbers(references, classes) * classes + _numbers(predictions, classes)
 
-    def score(indices: Array) -> dict[str, float]:
-        """Metric → value over the examples of the given numbers, [n] int64, repeated ones counted each time."""
+    def score(indices: Array) -> dict[str, Any]:
         counts_CC = np.bincount(cell[indices], minlength=classes * classes).reshape(classes, classes)
-        return {name: _metric(name, counts_CC.astype(np.float64)) for name in task.metrics}
+        return _metrics(counts_CC.astype(np.float64))
 
     return score
 
@@ -43,47 +39,60 @@ def confusion(predictions: Sequence[int], references: Sequence[int], classes: in
     Raises:
         ValueError: a number that is no class.
     """
-    true, predicted = _numbers(references, classes), _numbers(predictions, classes)
-    counts: Array = confusion_matrix(true, predicted, labels=np.arange(classes))
-    return counts
+    cell = _numbers(references, classes) * classes + _numbers(predictions, classes)
+    return np.bincount(cell, minlength=classes * classes).reshape(classes, classes)
 
 
-def per_class(
-    predictions: Sequence[int], references: Sequence[int], classes: int
-) -> list[tuple[float, float, float, int]]:
-    """Precision, recall, F1 and number of true examples of each class; 0 where one is undefined.
+def per_class(task: Task, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, dict[str, float]]:
+    """Class -> precision, recall, f1 and support, 0 where undefined; {} for `score` and `span`.
+
+    Args:
+        predictions, references: as in `kdcli.metrics.scorer`; of `tokens` the words are counted, without `O`.
 
     Raises:
         ValueError: a number that is no class.
     """
-    true, predicted = _numbers(references, classes), _numbers(predictions, classes)
-    columns = precision_recall_fscore_support(true, predicted, labels=np.arange(classes), zero_division=0)
-    return [(float(p), float(r), float(f1), int(support)) for p, r, f1, support in zip(*columns, strict=True)]
+    names = [name for name in task.labels if task.kind != "tokens" or name != "O"]
+    if task.kind == "class":
+        counts = confusion(predictions, references, len(names))
+        columns: Any = counts.diagonal(), counts.sum(axis=0), counts.sum(axis=1)
+    elif task.kind == "multi":
+        predicted, true = np.asarray(predictions), np.asarray(references)
+        columns = (predicted * true).sum(axis=0), predicted.sum(axis=0), true.sum(axis=0)
+    elif task.kind == "tokens":
+        predicted, true = (np.array([tag for tags in rows for tag in tags]) for rows in (predictions, references))
+        columns = zip(*(((predicted == n) & (true == n), predicted == n, true == n) for n in names), strict=True)
+        columns = [[int(np.sum(of_label)) for of_label in column] for column in columns]
+    else:
+        return {}
+    return {
+        name: {"precision": f / max(p, 1), "recall": f / max(t, 1), "f1": 2 * f / max(p + t, 1), "support": int(t)}
+        for name, f, p, t in zip(names, *(map(float, column) for column in columns), strict=True)
+    }
 
 
 def f1(found: Array, predicted: Array, true: Array) -> Array:
-    """F1 of counts: of those predicted and those that are there, how many are both; 0 where there are none."""
+    """F1 of counts: both predicted and true, predicted, true; 0 where there are none."""
     return 2.0 * found / np.maximum(np.add(predicted, true), 1.0)
 
 
-def _metric(name: str, counts_CC: Array) -> float:
-    """One metric of the counts that `confusion` makes; thousands of resamples take scikit-learn too long."""
+def _metrics(counts_CC: Array) -> dict[str, float]:
+    """The metrics of a confusion matrix; scikit-learn is too slow for thousands of resamples."""
     found, predicted, true, n = counts_CC.diagonal(), counts_CC.sum(axis=0), counts_CC.sum(axis=1), counts_CC.sum()
-    if name == "accuracy":
-        return float(found.sum() / n)
-    if name == "matthews":
-        # Gorodkin 2004, equation 8: the correlation of the two as indicators.
-        spread = (n * n - predicted @ predicted) * (n * n - true @ true)
-        return float((found.sum() * n - predicted @ true) / np.sqrt(spread)) if spread else 0.0
-    if name == "f1" and len(counts_CC) == 2:
-        return float(f1(found, predicted, true)[1])
-    if name in ("f1", "macro_f1"):
-        return float(f1(found, predicted, true)[predicted + true > 0].mean())
-    raise ValueError(f"no metric {name!r} for classes")
+    f1_C = f1(found, predicted, true)
+    macro_f1 = f1_C[predicted + true > 0].mean()
+    # Gorodkin 2004, equation 8: the correlation of the two as indicators.
+    spread = (n * n - predicted @ predicted) * (n * n - true @ true)
+    return {
+        "accuracy": found.sum() / n,
+        "f1": f1_C[1] if len(counts_CC) == 2 else macro_f1,
+        "macro_f1": macro_f1,
+        "matthews": (found.sum() * n - predicted @ true) / np.sqrt(spread) if spread else 0.0,
+    }
 
 
-def _numbers(given: Any, classes: int) -> Array:
-    numbers = np.asarray(given, dtype=np.int64)
+def _numbers(values: Any, classes: int) -> Array:
+    numbers = np.asarray(values, dtype=np.int64)
     if numbers.size and (numbers.min() < 0 or numbers.max() >= classes):
-        raise ValueError(f"classes {numbers.min()} … {numbers.max()}, allowed are 0 … {classes - 1}")
+        raise ValueError(f"classes {numbers.min()} to {numbers.max()}, allowed are 0 to {classes - 1}")
     return numbers

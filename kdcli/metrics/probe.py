@@ -1,4 +1,4 @@
-"""Linear probes: how much of a task can be read, without fine-tuning, from a frozen encoder's last hidden states."""
+"""Linear probes on the last hidden states of a frozen encoder, without fine-tuning."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.data.demo import TASKS, demo_task
@@ -17,28 +15,32 @@ Features = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def probe_demo(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, dict[str, float]]:
-    """Accuracy of a logistic regression on each demo task: task → {"accuracy": fraction of validation examples}."""
+    """Accuracy of a logistic regression on the validation split of each demo task: task -> {"accuracy": share}."""
+    # Imported here: scikit-learn takes a second that a run without probes need not wait.
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
     model.eval()
-    found = {}
+    scores = {}
     for task in TASKS:
         train, validation = (demo_task(task, split) for split in ("train", "validation"))
         scaler = StandardScaler()
         x_train = scaler.fit_transform(_means(model, tokenizer, [e.text for e in train]))
         fitted = LogisticRegression(max_iter=2000, C=0.1).fit(x_train, [e.label for e in train])
         x_validation = scaler.transform(_means(model, tokenizer, [e.text for e in validation]))
-        found[task] = {"accuracy": float(fitted.score(x_validation, [e.label for e in validation]))}
-    return found
+        scores[task] = {"accuracy": float(fitted.score(x_validation, [e.label for e in validation]))}
+    return scores
 
 
 @torch.no_grad()
 def _means(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Features:
-    """Mean over real tokens of the last hidden states, [texts, D]; texts of about one length share a batch."""
+    """Mean over real tokens of the last hidden states, [texts, D]; texts of similar length share a batch."""
     device = next(model.parameters()).device
     order = np.argsort([len(text) for text in texts], kind="stable")
     rows = []
     for start in range(0, len(texts), BATCH):
-        together = [texts[i] for i in order[start : start + BATCH]]
-        batch = tokenizer(together, padding=True, truncation=True, return_tensors="pt").to(device)
+        chosen = [texts[i] for i in order[start : start + BATCH]]
+        batch = tokenizer(chosen, padding=True, truncation=True, return_tensors="pt").to(device)
         hidden_BLD = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
         real_BL1 = batch["attention_mask"][:, :, None].to(hidden_BLD.dtype)
         rows.append(((hidden_BLD * real_BL1).sum(1) / real_BL1.sum(1)).float().cpu().numpy())

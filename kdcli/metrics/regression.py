@@ -1,19 +1,19 @@
-"""Metrics of tasks that give each example a number, by SciPy and scikit-learn."""
+"""Metrics of tasks with a number for each example; correlations by SciPy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
-from sklearn.metrics import mean_squared_error
 
 from kdcli.errors import UsageError
 from kdcli.metrics.bootstrap import Array, Scorer
 from kdcli.types import Task
 
 CONSTANT = 1e-13
-"""Deviation relative to the mean below which SciPy takes a correlation for rounding errors."""
+"""Deviation relative to the mean below which SciPy treats the values as constant."""
 
 
 def scorer(task: Task, predictions: Sequence[float], references: Sequence[float]) -> Scorer:
@@ -29,24 +29,19 @@ def scorer(task: Task, predictions: Sequence[float], references: Sequence[float]
     if wrong := int((~np.isfinite(predicted)).sum()):
         raise UsageError(
             f"{wrong} of {len(predicted)} predictions of task {task.name} are not finite",
-            "the model's weights are broken or its number format is too narrow: try float32",
+            "the weights are broken or overflow in this dtype: try float32",
         )
 
-    def score(indices: Array) -> dict[str, float]:
-        """Metric → value over the examples of the given numbers, [n] int64, repeated ones counted each time."""
-        return {name: _metric(name, predicted[indices], true[indices]) for name in task.metrics}
+    def score(indices: Array) -> dict[str, Any]:
+        p, t = predicted[indices], true[indices]
+        constant = _constant(p) or _constant(t)
+        return {
+            "pearson": 0.0 if constant else pearsonr(p, t).statistic,
+            "spearman": 0.0 if constant else spearmanr(p, t).statistic,
+            "mse": np.mean((t - p) ** 2),
+        }
 
     return score
-
-
-def _metric(name: str, predicted: Array, true: Array) -> float:
-    if name == "mse":
-        return float(mean_squared_error(true, predicted))
-    if name not in ("pearson", "spearman"):
-        raise ValueError(f"no metric {name!r} for scores")
-    if _constant(predicted) or _constant(true):
-        return 0.0
-    return float((pearsonr if name == "pearson" else spearmanr)(predicted, true).statistic)
 
 
 def _constant(values: Array) -> bool:

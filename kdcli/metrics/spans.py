@@ -1,4 +1,4 @@
-"""Metrics of tasks that find an answer in a context, as the official scripts of SQuAD 1.1, SQuAD 2.0 and MLQA."""
+"""Metrics of extractive question answering, as the official scripts of SQuAD 1.1, SQuAD 2.0 and MLQA."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ ARTICLES = {
     "ar": r"\sال^|ال",
     "zh": None,
 }
-"""Language → the articles that are not judged; the expressions of mlqa_evaluation_v1.py, oddities included."""
+"""Language -> articles to ignore; the expressions of mlqa_evaluation_v1.py, oddities included."""
 
 CHINESE = re.compile("([\u4e00-\u9fa5])")
-"""What is a word each in Chinese."""
+"""Characters that are words of their own in Chinese."""
 
 
 def score_answer(prediction: str, answers: Sequence[str], language: str = "en") -> tuple[float, float]:
-    """How well an answer fits the best of the gold answers: (exact, F1 over words), each 0 … 1.
+    """Compare an answer with the best of the gold answers: (exact, F1 over words), each 0 to 1.
 
-    Case, punctuation, articles and spaces do not count. `en` is as in SQuAD, where only ASCII punctuation is left
-    out; the other languages are as in MLQA.
+    Case, punctuation, articles and spaces do not count. `en` follows SQuAD, which ignores only ASCII punctuation; the
+    other languages follow MLQA.
 
     Args:
-        answers: none when the question has no answer, of which only an empty prediction is right.
+        answers: empty for a question without an answer; then only an empty prediction is right.
 
     Raises:
         UsageError: a language without rules.
@@ -52,80 +52,70 @@ def score_answer(prediction: str, answers: Sequence[str], language: str = "en") 
 def scorer(
     task: Task, predictions: Sequence[Mapping[str, Any]], references: Sequence[Mapping[str, Any]], language: str = "en"
 ) -> Scorer:
-    """Score by `exact` and `f1` and, of a task with questions that have no answer, by what SQuAD 2.0 adds.
+    """Score by `exact` and `f1`; a task with unanswerable questions also has the metrics that SQuAD 2.0 adds.
 
-    There, `exact` and `f1` take an answer for none when its `no_answer` is above 0; `answer_f1` is that F1 over the
-    questions with an answer and `no_answer_accuracy` the share right of those without (0 when there are none of
-    them). `best_exact` and `best_f1` are reached with `best_exact_threshold` and `best_f1_threshold` in place of 0.
+    There, a `no_answer` above 0 turns a prediction into no answer. `answer_f1` is F1 over the answerable questions,
+    `no_answer_accuracy` the share right of the others (0 without any). `best_exact` and `best_f1` are the results with
+    the best thresholds in place of 0: `best_exact_threshold` and `best_f1_threshold`.
 
     Args:
         predictions: `{"id", "text", "no_answer"}` each.
         references: `{"id", "answers"}` each.
 
     Raises:
-        ValueError: ids that are not the same in the same order.
+        ValueError: other ids, or another order.
         UsageError: a language without rules, or a `no_answer` that is not a number.
     """
-    if (of_predictions := [p["id"] for p in predictions]) != (of_references := [r["id"] for r in references]):
-        wrong = next(pair for pair in zip(of_predictions, of_references, strict=True) if pair[0] != pair[1])
-        raise ValueError(f"prediction {wrong[0]!r} where {wrong[1]!r} is judged")
+    for p, r in zip(predictions, references, strict=True):
+        if p["id"] != r["id"]:
+            raise ValueError(f"prediction {p['id']!r} beside reference {r['id']!r}")
     golds = [_golds(task, r["answers"], language) for r in references]
     raw = np.array([score_answer(p["text"], gold, language) for p, gold in zip(predictions, golds, strict=True)])
     if not task.impossible:
-        return _plain(task, raw)
+        return lambda indices: dict(zip(("exact", "f1"), raw[indices].mean(axis=0), strict=True))
     no_answer = np.array([p["no_answer"] for p in predictions], dtype=np.float64)
     if wrong_scores := int(np.isnan(no_answer).sum()):
         raise UsageError(
             f"{wrong_scores} of {len(no_answer)} predictions of task {task.name} are not a number",
-            "the model's weights are broken or its number format is too narrow: try float32",
+            "the weights are broken or overflow in this dtype: try float32",
         )
     answerable = np.array([bool(r["answers"]) for r in references])
-    return _with_unanswerable(task, raw, no_answer, answerable, np.array([p["text"] != "" for p in predictions]))
+    return _with_unanswerable(raw, no_answer, answerable, np.array([p["text"] != "" for p in predictions]))
 
 
 def _golds(task: Task, answers: Sequence[str], language: str) -> list[str]:
-    """SQuAD 2.0 does not judge by a gold answer that has nothing but articles and punctuation; 1.1 and MLQA do."""
+    """The gold answers that count: SQuAD 2.0 drops those of articles and punctuation only, 1.1 and MLQA do not."""
     return [a for a in answers if _words(a, language)] if task.impossible else list(answers)
 
 
-def _plain(task: Task, raw: Array) -> Scorer:
-    def score(indices: Array) -> dict[str, float]:
-        """Metric → value over the examples of the given numbers, [n] int64, repeated ones counted each time."""
-        scores = dict(zip(("exact", "f1"), raw[indices].mean(axis=0), strict=True))
-        return {name: float(scores[name]) for name in task.metrics}
-
-    return score
-
-
-def _with_unanswerable(task: Task, raw: Array, no_answer: Array, answerable: Array, has_text: Array) -> Scorer:
-    """Arrays are [n], but `raw`: [n, 2], exact and F1 of the answers as they are."""
+def _with_unanswerable(raw: Array, no_answer: Array, answerable: Array, has_text: Array) -> Scorer:
+    """Arrays are [n]; `raw` [n, 2] is exact and F1 of the predicted texts."""
     at_zero = np.where((no_answer > 0)[:, None], ~answerable[:, None], raw)
-    # What it changes to give the answer in place of none. The official script counts any text as wrong where there
-    # is no answer, even "the", which by `exact` is as good as none.
+    # The gain of the text over no answer. The official script counts any text as wrong for an unanswerable question,
+    # even "the", which `exact` treats as empty.
     gains = np.where(answerable[:, None], raw, -has_text[:, None].astype(np.float64))
     order = np.argsort(no_answer, kind="stable")
     ordered = no_answer[order]
-    # A threshold cannot part equal scores, though the official script does, in the order of the data.
+    # A threshold cannot separate equal scores, though the official script does, in the order of the data.
     ends = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))
 
     def best(gain: Array, times: Array) -> tuple[float, float]:
-        """The most examples right by any threshold, and the lowest such threshold."""
+        """The most examples right with any threshold, and the lowest such threshold."""
         silent = float(times @ ~answerable)
         right = silent + np.cumsum((gain * times)[order])[ends]
-        # Rounded, since the same numbers summed in another order must be a tie.
+        # Rounded: the same numbers summed in another order must tie.
         at = int(np.argmax(np.round(right, 9)))
         if right[at] > silent + 1e-9:
             return float(right[at]), float(ordered[ends[at]])
-        # Silent throughout: at 0 as in the official script, where that is below all scores.
+        # Never answering is best: threshold 0 as in the official script, or just below all scores.
         return silent, min(0.0, float(np.nextafter(no_answer[times > 0].min(), -np.inf)))
 
-    def score(indices: Array) -> dict[str, float]:
-        """Metric → value over the examples of the given numbers, [n] int64, repeated ones counted each time."""
+    def score(indices: Array) -> dict[str, Any]:
         times = np.bincount(indices, minlength=len(raw)).astype(np.float64)
         n, with_answer = float(times.sum()), float(times @ answerable)
         exact, exact_at = best(gains[:, 0], times)
         f1, f1_at = best(gains[:, 1], times)
-        scores: dict[str, Any] = {
+        return {
             "exact": times @ at_zero[:, 0] / n,
             "f1": times @ at_zero[:, 1] / n,
             "best_exact": exact / n,
@@ -135,17 +125,14 @@ def _with_unanswerable(task: Task, raw: Array, no_answer: Array, answerable: Arr
             "answer_f1": (times * answerable) @ at_zero[:, 1] / max(with_answer, 1.0),
             "no_answer_accuracy": (times * ~answerable) @ at_zero[:, 0] / max(n - with_answer, 1.0),
         }
-        return {name: float(scores[name]) for name in task.metrics}
 
     return score
 
 
 def _words(text: str, language: str) -> list[str]:
-    """What of an answer is judged; the words of the official scripts' `normalize_answer`."""
+    """The words of an answer that count, as in `normalize_answer` of the official scripts."""
     if language not in ARTICLES:
-        raise UsageError(
-            f"no rules to compare answers in language {language!r}", f"there are rules for {', '.join(ARTICLES)}"
-        )
+        raise UsageError(f"no rules to compare answers in language {language!r}", f"allowed: {', '.join(ARTICLES)}")
     kept = "".join(c for c in text.lower() if not _punctuation(c, language))
     if articles := ARTICLES[language]:
         kept = re.sub(articles, " ", kept)

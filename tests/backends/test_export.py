@@ -1,4 +1,4 @@
-"""Exported files compute what torch does, at any size, or are not left at all."""
+"""Exported files compute what torch does, at any size; a wrong file is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kdcli.errors import MachineError, UsageError
 from kdcli.models.layout import LAYOUTS
 
 EXPORTS = {"onnx": (export_onnx, onnx_caller), "openvino": (export_openvino, openvino_caller)}
-MAIN = ("bert", "roberta", "distilbert", "modernbert", "electra")
+MAIN = ("bert", "modernbert", "deberta-v2")
 HEADS = {
     "sequence": (AutoModelForSequenceClassification, ("logits",)),
     "tokens": (AutoModelForTokenClassification, ("logits",)),
@@ -31,7 +31,7 @@ HEADS = {
 
 
 def small(model_type: str):
-    """As few layers as still show what the type does: ModernBERT's second is its first local one."""
+    """One layer; ModernBERT needs two, because its second is its first local one."""
     layers = {"distilbert": {"n_layers": 1}, "modernbert": {"num_hidden_layers": 2}}
     return layers.get(model_type, {"num_hidden_layers": 1}) | {"initializer_range": 0.3}
 
@@ -45,7 +45,7 @@ def padded(rows: int, length: int, types: bool = False) -> dict[str, torch.Tenso
 
 
 def gap(model, file, batch, engine: str) -> float:
-    """Largest difference from torch over real tokens; of outputs above 1, as a part of the largest."""
+    """Largest difference from torch over real tokens, relative to the largest output where that exceeds 1."""
     call = EXPORTS[engine][1](file.path, threads=1)
     found = call(call.feed(batch))
     with torch.no_grad():
@@ -61,7 +61,7 @@ def gap(model, file, batch, engine: str) -> float:
 
 
 @pytest.mark.parametrize(
-    "model_type", [*MAIN, *(pytest.param(t, marks=pytest.mark.slow) for t in sorted(set(LAYOUTS) - set(MAIN)))]
+    "model_type", [*MAIN, *(pytest.param(t, marks=pytest.mark.long) for t in sorted(set(LAYOUTS) - set(MAIN)))]
 )
 def test_every_type_can_be_exported_at_any_size(model_type, tmp_path):
     torch.manual_seed(0)
@@ -118,31 +118,19 @@ def test_int8_is_smaller_and_near(export, head, tmp_path):
     assert files[False].relative < 1e-5 < 1e-3 < files[True].relative <= LIMITS["int8"]
 
 
-def test_half_is_smaller_and_near(tmp_path):
-    torch.manual_seed(0)
-    model = tiny_encoder("bert", **small("bert"))
-    files = {half: export_openvino(model, tmp_path / f"{half}", half=half) for half in (False, True)}
-    size = {half: (file.path.parent / "model.bin").stat().st_size for half, file in files.items()}
-    assert size[True] < 0.6 * size[False]
-    assert files[False].relative < 1e-5 < files[True].relative <= LIMITS["half"]
-
-
-def test_one_type_only_is_no_input_and_a_short_table_of_positions_is_not_overrun(tmp_path):
+def test_a_single_token_type_is_no_input_and_few_positions_are_not_exceeded(tmp_path):
     model = tiny_encoder("roberta", type_vocab_size=1, max_position_embeddings=26, **small("roberta"))
     file = export_onnx(model, tmp_path / "export")
     assert file.inputs == ("input_ids", "attention_mask")
     assert file.relative <= LIMITS["fp32"]
 
 
-@pytest.mark.parametrize(
-    ("engine", "lacking"), [("onnx", "onnx"), ("onnx", "onnxruntime"), ("openvino", "openvino"), ("openvino", "onnx")]
-)
+@pytest.mark.parametrize(("engine", "lacking"), [("onnx", "onnxruntime"), ("openvino", "onnx")])
 def test_missing_library_names_the_line_that_installs_it(engine, lacking, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, lacking, None)
     with pytest.raises(MachineError, match=lacking) as caught:
         EXPORTS[engine][0](tiny_encoder("bert", **small("bert")), tmp_path / "export")
     assert caught.value.hint == f"pip install 'kdcli[{engine}]'"
-    assert not (tmp_path / "export").exists()
 
 
 @pytest.fixture(scope="module")
@@ -169,8 +157,8 @@ def recorded():
     [(lambda x: x + 0.01, False), (lambda x: x * np.nan, False), (lambda x: x[..., ::-1], True)],
     ids=["shifted", "nan", "mirrored"],
 )
-def test_wrong_file_is_not_left(spoil, int8, recorded, tmp_path, monkeypatch):
-    """What the engine says is spoilt, of int8 only by the second file: the float32 one before it is right."""
+def test_wrong_file_is_refused(spoil, int8, recorded, tmp_path, monkeypatch):
+    """The engine's output is changed; for int8 only that of the second file, after the float32 one."""
     loaded = []
 
     def spoilt(path, *, threads):
@@ -184,19 +172,16 @@ def test_wrong_file_is_not_left(spoil, int8, recorded, tmp_path, monkeypatch):
     with pytest.raises(MachineError, match="does not compute what torch does"):
         export_onnx(recorded[0], tmp_path / "new" / "export", int8=int8)
     assert loaded == (["float.onnx", "model.onnx"] if int8 else ["model.onnx"])
-    assert not (tmp_path / "new" / "export").exists()
 
 
-def test_file_of_other_weights_is_refused_and_an_older_one_survives(recorded, tmp_path, monkeypatch):
-    (tmp_path / "model.onnx").write_text("older", "utf-8")
+def test_file_of_other_weights_is_refused(recorded, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.onnx, "export", lambda *a, **k: recorded[1])
     with pytest.raises(MachineError, match="does not compute"):
         export_onnx(tiny_encoder("bert", **small("bert")), tmp_path)
-    assert [(f.name, f.read_text("utf-8")) for f in tmp_path.iterdir()] == [("model.onnx", "older")]
 
 
 class Undecided(BertModel):
-    """Its graph depends on the numbers it is given."""
+    """A model whose graph depends on its input."""
 
     def forward(self, input_ids, attention_mask=None, **others):
         if input_ids.sum() > 100:
@@ -208,4 +193,3 @@ def test_what_torch_cannot_export_is_refused(tmp_path):
     model = Undecided(tiny_config("bert", **small("bert"))).eval()
     with pytest.raises(UsageError, match=r"torch cannot export Undecided \(bert\) to ONNX: \S"):
         export_onnx(model, tmp_path / "export")
-    assert not (tmp_path / "export").exists()

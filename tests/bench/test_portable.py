@@ -1,4 +1,4 @@
-"""Latency from old machines, there and back: processes of the file that is written, and what it brings."""
+"""The file for old machines as a process, and its results read back."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from kdcli.errors import MachineError, UsageError
 from kdcli.report.schema import Failure, LatencyRow, Speedup
 from kdcli.training.device import known_devices
 
+SOURCES = ("measure_encoders.py", "shapes.json")
 FAST = ["--device", "cpu", "--min-runs", "4", "--min-seconds", "0.01"]
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the file as a user does, in its folder, with nothing of kdcli to be found."""
+    """Run the file as a user does, in its folder, without kdcli on the path."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     command = [sys.executable, "measure_encoders.py", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
@@ -53,10 +54,7 @@ def result(tmp_path_factory):
 
 def test_what_is_written(tmp_path):
     paths = write_portable(tmp_path / "new" / "folder", ["12x768", " 6x384 "], [(1, 128), (8, 128), (1, 128)])
-    assert [p.relative_to(tmp_path / "new" / "folder").as_posix() for p in paths] == [
-        "measure_encoders.py",
-        "shapes.json",
-    ]
+    assert paths == [tmp_path / "new" / "folder" / name for name in SOURCES]
     assert paths[0].read_bytes() == Path(measure_encoders.__file__).read_bytes()
     plan = json.loads(paths[1].read_text())
     assert plan["shapes"] == {
@@ -72,28 +70,21 @@ def test_writing_again_is_fine_and_another_file_is_left_alone(tmp_path):
     paths = write_portable(tmp_path, ["6x384"], [(1, 128)])
     assert write_portable(tmp_path, ["6x384"], [(1, 128)]) == paths
     before = paths[1].read_bytes()
-    with pytest.raises(UsageError, match=r"shapes\.json is there already"):
+    with pytest.raises(UsageError, match=r"shapes\.json exists with other content"):
         write_portable(tmp_path, ["3x384"], [(1, 128)])
     assert paths[1].read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("shapes", "cells", "words"),
-    [
-        ([], [(1, 8)], 9),
-        (["6x384"], [], 9),
-        (["6x384"], [(0, 8)], 9),
-        (["6x384"], [(1, 8)], 0),
-        (["6y384"], [(1, 8)], 9),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_and_nothing_written(tmp_path, shapes, cells, words):
-    with pytest.raises(UsageError):
-        write_portable(tmp_path / "new", shapes, cells, words)
+def test_what_cannot_be_measured_is_refused_and_nothing_written(tmp_path):
+    for shapes, cell, words in (
+        ([], (1, 8), 9),
+        (["6x384"], (0, 8), 9),
+        (["6x384"], (1, 8), 0),
+        (["6y384"], (1, 8), 9),
+    ):
+        with pytest.raises(UsageError):
+            write_portable(tmp_path / "new", shapes, [cell], words)
     assert not (tmp_path / "new").exists()
-
-
-def test_a_folder_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError, match="file could not be written"):
         write_portable(tmp_path / "file", ["6x384"], [(1, 8)])
@@ -102,11 +93,9 @@ def test_a_folder_that_is_a_file(tmp_path):
 def test_there_and_back(result):
     found = read_portable(result)
     rows = [LatencyRow.model_validate(row) for row in found["rows"]]
-    assert [(r.model, r.batch_size, r.seq_len) for r in rows] == [
-        ("2x32@4", 1, 8),
-        ("1x16:40@2", 1, 8),
-        ("2x32@4", 3, 12),
-        ("1x16:40@2", 3, 12),
+    cells = [(1, 8), (3, 12)]
+    assert [(r.model, (r.batch_size, r.seq_len)) for r in rows] == [
+        (m, c) for c in cells for m in ("2x32@4", "1x16:40@2")
     ]
     for row in rows:
         assert (row.backend, row.device, row.dtype, row.padding) == ("portable", "cpu", "fp32", "random")
@@ -116,17 +105,13 @@ def test_there_and_back(result):
     speedups = {key: Speedup.model_validate(value) for key, value in found["speedup"].items()}
     assert list(speedups) == ["1x16:40@2_vs_2x32@4", "1x16:40@2_vs_2x32@4@3x12"]
     assert found["failures"] == found["notes"] == []
+    sums = json.loads(result.read_text())["sha256"]
+    assert sums == {p: hashlib.sha256((result.parent / p).read_bytes()).hexdigest() for p in SOURCES}
     environment = found["environment"]
     assert environment["torch"].startswith("2.")
     assert environment["latency_threads"] >= 1
     assert environment["cpu"]
     assert len(environment["load_average"]) == 3
-
-
-def test_the_result_says_what_it_was_measured_with(result):
-    sums = json.loads(result.read_text())["sha256"]
-    assert sums == {p: hashlib.sha256((result.parent / p).read_bytes()).hexdigest() for p in sums}
-    assert set(sums) == {"measure_encoders.py", "shapes.json"}
 
 
 def test_an_earlier_result_is_not_overwritten(result, monkeypatch, capsys):
@@ -138,34 +123,19 @@ def test_an_earlier_result_is_not_overwritten(result, monkeypatch, capsys):
     assert result.read_bytes() == before
 
 
-def overcommits() -> bool:
-    """Whether this system hands out memory that it has not got."""
-    setting = Path("/proc/sys/vm/overcommit_memory")
-    return not setting.is_file() or setting.read_text().strip() == "1"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(overcommits(), reason="memory that is not there is only missed when it is used")
-def test_a_cell_that_does_not_fit_is_a_failure_beside_the_others(tmp_path):
-    # In the second cell the feed-forward part of the second shape takes 1.3 TB.
-    write_portable(tmp_path, ["1x8@1", "1x8:999999@1"], [(1, 4), (20_000, 16), (2, 4)], vocab_size=50)
-    done = run(tmp_path, *FAST)
-    assert done.returncode == 0, done.stderr
-    found = read_portable(tmp_path / "result.json")
-    assert [(r["model"], r["batch_size"]) for r in found["rows"]] == [
-        *(("1x8@1", 1), ("1x8:999999@1", 1), ("1x8@1", 20_000), ("1x8@1", 2), ("1x8:999999@1", 2)),
-    ]
+def test_a_cell_that_did_not_fit_is_a_failure(result, tmp_path):
+    raw = json.loads(result.read_text())
+    times = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "mean_ms", "iqr_over_p50")
+    raw["rows"][1] |= dict.fromkeys(times) | {"n": 0, "status": "out of memory"}
+    (tmp_path / "changed.json").write_text(json.dumps(raw))
+    found = read_portable(tmp_path / "changed.json")
+    assert [r["model"] for r in found["rows"]] == ["2x32@4", "2x32@4", "1x16:40@2"]
     failure = Failure.model_validate(found["failures"][0])
-    assert (failure.model, failure.batch_size, failure.seq_len) == ("1x8:999999@1", 20_000, 16)
-    assert failure.reason == "out of memory"
-    assert list(found["speedup"]) == ["1x8:999999@1_vs_1x8@1", "1x8:999999@1_vs_1x8@1@2x4"]
-    assert [row["status"] for row in json.loads((tmp_path / "result.json").read_text())["rows"]].count(
-        "out of memory"
-    ) == 1
+    assert (failure.model, failure.batch_size, failure.reason) == ("1x16:40@2", 1, "out of memory")
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_keeps_the_finished_cells(tmp_path, sent):
+def test_an_interruption_keeps_the_finished_cells(tmp_path, sent):
     write_portable(tmp_path, ["1x16@2"], [(1, 4), (2, 4), (3, 4)], vocab_size=50)
     slowly = ["--device", "cpu", "--min-runs", "1", "--min-seconds", "1.5"]
     process = script(tmp_path / "measure_encoders.py", *slowly)
@@ -176,7 +146,7 @@ def test_interrupted_it_keeps_the_finished_cells(tmp_path, sent):
     assert "interrupted; result.json holds the finished cells" in said
     found = read_portable(tmp_path / "result.json")
     assert [(r["batch_size"], r["seq_len"]) for r in found["rows"]] == [(1, 4)]
-    assert found["notes"] == ["result.json is of a measurement that was interrupted; only the finished cells are in it"]
+    assert found["notes"] == ["result.json: the measurement was interrupted; only its finished cells are here"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["measure_encoders.py", "result.json", "shapes.json"]
 
 
@@ -185,11 +155,9 @@ def test_interrupted_it_keeps_the_finished_cells(tmp_path, sent):
     [
         (None, "shapes.json belongs beside this file"),
         ("{", "cannot be used: JSONDecodeError"),
-        ("[]", "cannot be used"),
         ({"schema": 2}, "has schema 2; this file reads 1"),
         ({"cells": []}, "at least one shape and one cell"),
         ({"cells": [[0, 8]]}, "every number whole and at least 1"),
-        ({"cells": [[1, 8, 2]]}, "cannot be used: ValueError"),
         ({"shapes": {"a": {"layers": 1, "hidden": 10, "ffn": 4, "heads": 3}}}, "heads must divide the hidden width"),
         ({"shapes": {"a": {"layers": 1}}}, "cannot be used: TypeError"),
     ],
@@ -204,9 +172,9 @@ def test_a_plan_that_cannot_be_used_names_its_file(tmp_path, capsys, plan, said)
     with pytest.raises(SystemExit) as caught:
         measure_encoders.read_plan(path)
     assert caught.value.code == 2
-    told = capsys.readouterr().err
-    assert str(path) in told
-    assert said in told
+    message = capsys.readouterr().err
+    assert str(path) in message
+    assert said in message
 
 
 @pytest.mark.parametrize(
@@ -241,20 +209,13 @@ def changed(result: Path, tmp_path: Path, *keys: str | int, value: object) -> Pa
     [
         (["schema"], 2, "has schema 2; this kdcli reads 1"),
         (["kind"], "other", "is not a result of measure_encoders.py"),
-        (["rows"], [], "rows: List should have at least 1 item"),
-        (["rows", 0, "p50_ms"], -1.0, r"rows\.0\S*\.p50_ms: Input should be greater than 0"),
-        (["rows", 0, "p50_ms"], 1e9, "the percentiles do not ascend"),
+        (["rows", 0, "p50_ms"], -1.0, r"rows\.0\.p50_ms: Input should be greater than 0"),
         (["rows", 0, "mean_ms"], float("nan"), r"mean_ms: Input should be a finite number"),
         (["rows", 0, "n"], "4", r"n: Input should be a valid integer"),
-        (["rows", 0, "status"], "fine", "status"),
-        (["rows", 0, "iqr_over_p50"], -0.1, "iqr_over_p50: Input should be greater than or equal to 0"),
-        (["rows", 0, "model"], "9x9", "the row of 9x9 is of none of the models"),
-        (["rows", 0, "model"], "1x16:40@2", "a model stands twice in a cell"),
-        (["rows", 0, "seq_len"], 9, "speed-up 1x16:40@2_vs_2x32@4 is of no two rows"),
+        (["rows", 0, "model"], "9x9", "a row names 9x9, which is not among the models"),
+        (["rows", 0, "model"], "1x16:40@2", "a model has two rows in a cell"),
+        (["rows", 0, "status"], "out of memory", "status 'out of memory' contradicts the times"),
         (["rows", 0, "more"], 1, "Extra inputs"),
-        (["speedup", "1x16:40@2_vs_2x32@4", "low"], 1e9, "between the quartiles"),
-        (["speedup", "x_vs_y"], {"median": 1.0, "low": 1.0, "high": 1.0, "batch_size": 1, "seq_len": 8}, "of no two"),
-        (["environment"], None, "environment: Input should be an object"),
     ],
 )
 def test_a_damaged_or_foreign_result_names_its_file(result, tmp_path, keys, value, said):
@@ -265,12 +226,6 @@ def test_a_damaged_or_foreign_result_names_its_file(result, tmp_path, keys, valu
     assert caught.value.hint
 
 
-def test_a_status_that_does_not_go_with_the_spread(result, tmp_path):
-    is_ok = json.loads(result.read_text())["rows"][0]["status"] == "ok"
-    with pytest.raises(UsageError, match="does not go with an iqr_over_p50"):
-        read_portable(changed(result, tmp_path, "rows", 0, "status", value="noisy" if is_ok else "ok"))
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"schema": 1}'])
 def test_what_is_no_result_at_all(tmp_path, content):
     path = tmp_path / "some.json"
@@ -279,22 +234,14 @@ def test_what_is_no_result_at_all(tmp_path, content):
         read_portable(path)
 
 
-def test_every_way_of_cutting_a_result_short_is_found(result, tmp_path):
-    content = result.read_bytes()
-    for length in range(0, len(content.rstrip()), 37):
-        (tmp_path / "cut.json").write_bytes(content[:length])
-        with pytest.raises(UsageError, match=r"cut\.json"):
-            read_portable(tmp_path / "cut.json")
-
-
 def test_a_file_that_is_missing_or_a_folder(tmp_path):
     for path in (tmp_path / "none.json", tmp_path):
-        with pytest.raises(UsageError, match="could not be read"):
+        with pytest.raises(UsageError, match="cannot be read"):
             read_portable(path)
 
 
 def test_a_result_of_another_version_of_the_file_is_noted(result, tmp_path):
     path = changed(result, tmp_path, "sha256", "measure_encoders.py", value="0" * 64)
     assert read_portable(path)["notes"] == [
-        "changed.json was measured by another version of measure_encoders.py than that of this kdcli"
+        "changed.json was measured by another version of measure_encoders.py than this kdcli has"
     ]

@@ -1,4 +1,4 @@
-"""`kdcli benchmark` through its runner: what is asked of the worker, what is reported, gates, refusals."""
+"""`kdcli benchmark`: requests to the worker, report, gates, refusals."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 from forked import script
 from typer.testing import CliRunner
 
-from kdcli.bench import latency
 from kdcli.bench.latency import Latency
 from kdcli.cli import app
 from kdcli.commands.benchmark import run as command
 from kdcli.commands.benchmark import scores as backend_scores
+from kdcli.commands.benchmark.settings import BenchmarkRecipe
+from kdcli.errors import KdcliError
 from kdcli.report.sections.latency import speedup_of
 
 SMALL = ["2x24:48@12", "1x24:48@12"]
@@ -27,7 +28,7 @@ def run(*arguments):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Every request of a worker; the answer is made up, the first subject taking 8 ms and each further one half."""
+    """Every request to a worker; each subject takes half as long as the one before, the first 8 ms."""
     requests = []
 
     def measured(subjects, protocol):
@@ -59,18 +60,6 @@ def row(subject, protocol, batch_size, seq_len, ms, status="ok"):
     }
 
 
-@pytest.mark.slow
-def test_two_shapes_for_real(tmp_path):
-    result = run(*SMALL, *FEW, "-o", tmp_path / "out", "--json")
-    assert result.exit_code == 0, result.output
-    report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
-    assert json.loads(result.stdout) == report
-    assert [r["model"] for r in report["latency"]] == SMALL
-    assert list(report["speedup"]) == [f"{SMALL[1]}_vs_{SMALL[0]}"]
-    assert report["command"] == "benchmark"
-    assert (tmp_path / "out" / "latency.csv").read_text("utf-8").count("\n") == 3
-
-
 def test_every_backend_has_a_worker_with_the_baseline_in_it(asked, tmp_path):
     backends = ["--backend", "torch", "--backend", "compile", "--backend", "torch-bf16"]
     result = run(SMALL[1], "--baseline", SMALL[0], *backends, "-o", tmp_path / "out")
@@ -87,27 +76,16 @@ def test_every_backend_has_a_worker_with_the_baseline_in_it(asked, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("preset", "shapes", "cells"),
+    ("settings", "models", "cells"),
     [
-        ("minilm", ["12x768", "6x768", "12x384", "6x384", "4x384", "3x384"], [(128, 128)]),
-        ("tinybert", ["12x768", "4x312:1200@12", "6x768"], [(128, 128)]),
+        ({"preset": "tinybert"}, ["12x768", "4x312:1200@12", "6x768"], [(128, 128)]),
+        ({"preset": "tinybert", "batch_sizes": [1, 2]}, ["12x768", "4x312:1200@12", "6x768"], [(1, 128), (2, 128)]),
+        ({"models": ["6x384", "12x768"], "baseline": "12x768"}, ["12x768", "6x384"], [(1, 128), (8, 128)]),
+        ({"models": ["a"], "preset": "minilm", "seq_lens": [16]}, ["a"], [(128, 16)]),
     ],
 )
-def test_a_preset_brings_models_and_cells_and_options_win(asked, tmp_path, monkeypatch, preset, shapes, cells):
-    monkeypatch.setattr(command, "_card", lambda model, invocation: card(model))
-    assert run("--preset", preset, "-o", tmp_path / "a").exit_code == 0
-    (subjects, protocol), *_ = asked
-    assert [s.source for s in subjects] == shapes
-    assert list(protocol.cells) == cells
-    assert run("--preset", preset, "--batch-size", "1", "-o", tmp_path / "b").exit_code == 0
-    assert list(asked[1][1].cells) == [(1, 128)]
-
-
-def card(model):
-    layers, _, rest = model.partition("x")
-    values = {"id": model, "model_type": "bert", "layers": int(layers), "hidden": int(rest.split(":")[0])}
-    values |= dict.fromkeys(("ffn", "params_total", "params_embedding", "params_transformer", "params_nonzero"), 48)
-    return values | {"heads": 12, "multiply_adds": 10, "bytes": 10, "sha256": None}
+def test_models_and_cells(settings, models, cells):
+    assert command.models_and_cells(BenchmarkRecipe(**settings)) == (models, cells)
 
 
 def test_gates_are_held_after_the_table_is_printed(asked, tmp_path):
@@ -198,10 +176,6 @@ def test_the_runner_for_old_machines(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "no model given"),
-        (["--preset", "minilmm"], "did you mean 'minilm'"),
-        ([*SMALL, "--backend", "onxx"], "did you mean 'onnx'"),
-        ([*SMALL, "--backend", "torch-int8"], "has no precision 'int8'"),
         ([*SMALL, "--padding", "data"], "needs --data"),
         ([SMALL[0], SMALL[0]], "two models are called"),
         (["./nowhere"], "no model directory"),
@@ -218,6 +192,21 @@ def test_what_cannot_be_measured_is_refused_and_nothing_written(asked, tmp_path,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "no model given"),
+        ({"preset": "minilmm"}, "did you mean 'minilm'"),
+        ({"models": SMALL, "backends": ["onxx"]}, "did you mean 'onnx'"),
+        ({"models": SMALL, "backends": ["torch-int8"]}, "has no precision 'int8'"),
+    ],
+)
+def test_recipes_that_cannot_be_measured(settings, message):
+    recipe = BenchmarkRecipe(**settings)
+    with pytest.raises(KdcliError, match=message):
+        command.check_backends(recipe, command.models_and_cells(recipe)[0])
+
+
 def test_a_damaged_report_is_named(tmp_path):
     (tmp_path / "report.json").write_text('{"models": {}', "utf-8")
     result = run("--compare", tmp_path, "-o", tmp_path / "out")
@@ -225,10 +214,6 @@ def test_a_damaged_report_is_named(tmp_path):
     assert "report.json is not valid JSON" in result.stderr.replace("\n", "")
     (tmp_path / "report.json").write_text('{"models": {"a": {}}, "command": "x"}', "utf-8")
     assert "is not a report of kdcli" in run("--compare", tmp_path, "-o", tmp_path / "out").stderr.replace("\n", "")
-
-
-def test_cells_by_default():
-    assert latency.CELLS == ((1, 128), (8, 128))
 
 
 @pytest.fixture
@@ -257,7 +242,7 @@ def test_a_task_is_judged_on_every_backend(asked, judged_on, tmp_path):
     assert own_files.rows("class", 40, seed=1)[0]["text"] in asked[0][1].texts
 
 
-def test_a_backend_that_is_less_accurate_is_an_error(asked, judged_on, tmp_path, monkeypatch):
+def test_a_less_accurate_backend_is_an_error(asked, judged_on, tmp_path, monkeypatch):
     made = backend_scores.runner
 
     def spoilt(model, backend, precision, **settings):

@@ -1,4 +1,4 @@
-"""`kdcli export`: a directory that runs as its README says, or none."""
+"""`kdcli export`: a directory whose README code runs, or none."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ def snippet(folder):
 @pytest.mark.parametrize(
     ("head", "format"), [*((h, "onnx") for h in HEADS), ("class", "openvino"), ("none", "openvino")]
 )
-def test_readme_runs_and_says_what_torch_says(head, format, saved, tmp_path):
+def test_readme_prints_what_torch_computes(head, format, saved, tmp_path):
     source = saved(head)
     done = exported(source, tmp_path / "out", format=format)
-    said = snippet(done.folder)
+    printed = snippet(done.folder)
     tokenizer = AutoTokenizer.from_pretrained(source)
     model = HEADS[head][0].from_pretrained(source).eval()
     texts = (["Where is it?"], ["It is in the house."]) if head == "span" else (list(ONE),)
@@ -93,18 +93,18 @@ def test_readme_runs_and_says_what_torch_says(head, format, saved, tmp_path):
     with torch.no_grad():
         found = model(**inputs)
     if head == "none":
-        assert said.startswith(str(tuple(found.last_hidden_state.shape)))
+        assert printed.startswith(str(tuple(found.last_hidden_state.shape)))
     elif head == "class":
-        assert said == str([NAMES[i] for i in found.logits.argmax(-1).tolist()])
+        assert printed == str([NAMES[i] for i in found.logits.argmax(-1).tolist()])
     elif head == "multi":
-        assert said == str([[NAMES[i] for i in (row > 0).nonzero().ravel().tolist()] for row in found.logits])
+        assert printed == str([[NAMES[i] for i in (row > 0).nonzero().ravel().tolist()] for row in found.logits])
     elif head == "score":
-        assert json.loads(said) == pytest.approx(found.logits[:, 0].tolist(), abs=1e-4)
+        assert json.loads(printed) == pytest.approx(found.logits[:, 0].tolist(), abs=1e-4)
     elif head == "tokens":
-        assert said == str([[NAMES[i] for i in row] for row in found.logits.argmax(-1).tolist()])
+        assert printed == str([[NAMES[i] for i in row] for row in found.logits.argmax(-1).tolist()])
     else:
         span = inputs["input_ids"][0][found.start_logits.argmax() : found.end_logits.argmax() + 1]
-        assert said == tokenizer.decode(span).strip()
+        assert printed == tokenizer.decode(span).strip()
 
 
 def test_what_a_directory_holds(saved, tmp_path):
@@ -130,7 +130,7 @@ def test_what_a_directory_holds(saved, tmp_path):
     assert table.row_count == 7
 
 
-def test_a_head_that_is_left_out_is_said(saved, tmp_path):
+def test_a_head_that_is_left_out_is_noted(saved, tmp_path):
     done = exported(saved(AutoModelForMaskedLM), tmp_path / "out")
     assert done.facts["outputs"] == ["last_hidden_state"]
     (note,) = done.facts["notes"]
@@ -155,30 +155,31 @@ def test_a_compacted_directory_keeps_its_head(saved, tmp_path):
     assert snippet(tmp_path / "out") == str(said)
 
 
-def test_only_an_export_is_replaced(saved, tmp_path):
+def test_only_an_export_is_replaced(saved, tmp_path, monkeypatch):
     source, out = saved("none"), tmp_path / "out"
     out.mkdir()
     (out / "mine.txt").write_text("mine", "utf-8")
     for overwrite in (False, True):
         with pytest.raises(UsageError, match="not empty") as caught:
-            exported(source, out, overwrite=overwrite)
+            export.check_folder(out, overwrite)
         assert "left alone" in caught.value.hint
-    (out / "mine.txt").unlink()
-    exported(source, out)
-    before = (out / "model.onnx").read_bytes()
-    (out / "of-before.txt").write_text("", "utf-8")
+    (out / "mine.txt").rename(out / "export.json")
     with pytest.raises(UsageError, match="not empty") as caught:
-        exported(source, out)
+        export.check_folder(out, overwrite=False)
     assert "--overwrite" in caught.value.hint
-    exported(saved("none", hidden_size=16), out, overwrite=True)
-    assert (out / "model.onnx").read_bytes() != before
-    assert not (out / "of-before.txt").exists()
+    monkeypatch.setattr(export, "export_onnx", quick)
+    exported(source, out, overwrite=True)
+    assert (out / "model.onnx").read_text("utf-8") == "graph"
+    assert not (out / "mine.txt").exists()
+    with pytest.raises(UsageError, match="is a file"):
+        export.check_folder(out / "model.onnx", overwrite=False)
 
 
 def test_into_the_current_directory(saved, tmp_path, monkeypatch):
     source, out = saved("none"), tmp_path / "here"
     out.mkdir()
     monkeypatch.chdir(out)
+    monkeypatch.setattr(export, "export_onnx", quick)
     exported(source, export.Path())
     assert (out / "model.onnx").is_file()
     assert sorted(f.name for f in tmp_path.iterdir()) == ["here", "source"]
@@ -202,7 +203,7 @@ def quick(model, folder, *, int8):
     return files.ModelFile(folder / "model.onnx", ("input_ids", "attention_mask"), ("last_hidden_state",), 0.0, 0.0)
 
 
-def test_a_wrong_file_leaves_nothing(saved, tmp_path, monkeypatch):
+def test_a_wrong_file_leaves_nothing_behind(saved, tmp_path, monkeypatch):
     source, out = saved("none"), tmp_path / "runs" / "out"
     monkeypatch.setattr(files, "difference", lambda reference, other: (1.0, 1.0))
     with pytest.raises(MachineError, match="does not compute what torch does"):
@@ -210,20 +211,12 @@ def test_a_wrong_file_leaves_nothing(saved, tmp_path, monkeypatch):
     assert list(out.parent.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"format": "onx"}, "unknown format 'onx'; did you mean 'onnx'?"),
-    ],
-)
-def test_options_that_do_not_fit(options, said, tmp_path):
-    with pytest.raises(UsageError) as caught:
-        exported("nowhere", tmp_path / "out", **options)
-    assert caught.value.message == said
-    assert list(tmp_path.iterdir()) == []
+def test_an_unknown_format_is_refused():
+    with pytest.raises(UsageError, match=r"unknown format 'onx'; did you mean 'onnx'\?"):
+        exported("nowhere", None, format="onx")
 
 
-def test_missing_library_is_said_before_anything_is_loaded(tmp_path, monkeypatch):
+def test_missing_library_is_reported_before_anything_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(MachineError, match="onnxruntime") as caught:
         exported("nowhere", tmp_path / "out")

@@ -168,7 +168,7 @@ def test_evaluate_takes_a_base_and_masks(base, task, pruned, tmp_path):
     metrics = {e.model: e.metrics for e in report_of(tmp_path / "judged").evaluations}
     own = pytest.approx(score(out))
     assert metrics == {"mask.safetensors": own, "mask.safetensors (2)": own}
-    refused("--mask is of one model", tmp_path / "no", *args, base, "--mask", out / MASK)
+    refused("--mask takes one model", tmp_path / "no", *args, base, "--mask", out / MASK)
 
 
 def test_byte_level_tokenizers_space_labelled_words_under_a_mask(tmp_path):

@@ -1,10 +1,11 @@
-"""Intervals of a difference; and of every kind of task that its scorer and its `evaluate.Metric` are one."""
+"""Confidence intervals; and for every kind of task, its scorer beside its `evaluate.Metric`."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import evaluate
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 
 import kdcli
-from kdcli.metrics import metric_for, scorer
+from kdcli.metrics import scorer
 from kdcli.metrics.bootstrap import paired_bootstrap
+from kdcli.metrics.library import TaskMetric
 from kdcli.types import Task
 
 TEXT, PAIR = ("text",), ("question", "context")
@@ -66,7 +68,7 @@ def judged(kind, seed=0):
 @pytest.mark.parametrize("kind", TASKS)
 def test_a_metric_is_its_scorer_over_everything(kind):
     task, (predictions, references) = TASKS[kind], judged(kind)
-    metric = metric_for(task)
+    metric = TaskMetric(task)
     assert isinstance(metric, evaluate.Metric)
     found = metric.compute(predictions=predictions, references=references)
     assert list(found) == list(task.metrics)
@@ -81,37 +83,25 @@ def test_a_selection_is_scored_like_a_data_set_of_its_own(kind):
     score = scorer(task, predictions, references)
     for seed in range(5):
         indices = np.random.default_rng(seed).integers(N, size=N // 2)
-        chosen = metric_for(task).compute(
+        chosen = TaskMetric(task).compute(
             predictions=[predictions[i] for i in indices], references=[references[i] for i in indices]
         )
         assert score(indices) == pytest.approx(chosen, abs=1e-12)
 
 
 @pytest.mark.parametrize("kind", TASKS)
-def test_only_what_the_task_names_is_reported(kind):
+def test_the_metrics_of_a_task_are_those_it_names(kind):
     task, (predictions, references) = TASKS[kind], judged(kind)
-    every = metric_for(task).compute(predictions=predictions, references=references)
+    every = scorer(task, predictions, references)(np.arange(N))
     for name in task.metrics:
-        one = Task(task.name, task.kind, task.texts, (name,), labels=task.labels, impossible=task.impossible)
-        assert metric_for(one).compute(predictions=predictions, references=references) == {name: every[name]}
-
-
-@pytest.mark.parametrize("kind", TASKS)
-def test_a_name_that_is_no_metric_of_the_kind_is_refused(kind):
-    wrong = Task("t", kind, TEXT, ("bleu",), labels=TASKS[kind].labels)
-    with pytest.raises((ValueError, KeyError), match="bleu"):
-        metric_for(wrong).compute(predictions=judged(kind)[0], references=judged(kind)[1])
-
-
-@pytest.mark.parametrize("kind", TASKS)
-def test_lengths_that_do_not_match_are_refused(kind):
-    predictions, references = judged(kind)
+        one = replace(task, metrics=(name,))
+        assert scorer(one, predictions, references)(np.arange(N)) == {name: every[name]}
+    with pytest.raises(ValueError, match=f"no metric 'bleu' for tasks of kind {kind}"):
+        scorer(replace(task, metrics=("bleu",)), predictions, references)(np.arange(N))
     with pytest.raises(ValueError, match="59 predictions, 60 references"):
-        scorer(TASKS[kind], predictions[1:], references)
-    with pytest.raises(ValueError, match="Mismatch in the number of predictions"):
-        metric_for(TASKS[kind]).compute(predictions=predictions[1:], references=references)
+        scorer(task, predictions[1:], references)
     with pytest.raises(ValueError, match="0 predictions, 0 references"):
-        scorer(TASKS[kind], [], [])
+        scorer(task, [], [])
 
 
 def test_metrics_need_neither_network_nor_cache(tmp_path):
@@ -120,10 +110,10 @@ def test_metrics_need_neither_network_nor_cache(tmp_path):
     nowhere = str(tmp_path / "file" / "cache")
     caches = ("HOME", "HF_HOME", "HF_METRICS_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE", "XDG_CACHE_HOME")
     code = (
-        "from kdcli.metrics import metric_for\n"
+        "from kdcli.metrics.library import TaskMetric\n"
         "from kdcli.types import Task\n"
         "task = Task('t', 'class', ('text',), ('accuracy',), labels=('a', 'b'))\n"
-        "print(metric_for(task).compute(predictions=[0, 1], references=[1, 1]))\n"
+        "print(TaskMetric(task).compute(predictions=[0, 1], references=[1, 1]))\n"
     )
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-c", code],

@@ -2,16 +2,14 @@
 
     python measure_encoders.py [--device auto|cpu|cuda|cuda:1] [--out result.json] [--padding random] [--half]
 
-One file for Python 3.7 or newer with torch 1.8 or newer and nothing else. `kdcli benchmark --portable DIR` writes it
-and, beside it, shapes.json: which encoders, in which cells (batch size, tokens).
+One file for Python 3.7 and torch 1.8 or newer, nothing else. `kdcli benchmark --portable DIR` writes it beside
+shapes.json, which lists encoders and cells (batch size, tokens). kdcli's latency worker imports its statistics.
 
-Attention is eager and unfused: two matrix products, a softmax between them and, with padding, an additive mask; in
-every torch the same operations. A newer torch with fused attention is faster. The rest is BERT without pooler and
-dropout.
+The model is BERT without pooler and dropout. Attention is eager, so every torch runs the same operations.
 
-All encoders run in turns, in an order drawn anew each round, so that whatever else the machine does hits all alike.
-Speed-ups are over the first encoder: the median of the ratios within each round, with their quartiles. Ctrl-C keeps the
-finished cells. Exit codes: 0 done, 2 wrong usage, 3 this machine cannot, 130 interrupted.
+All encoders run in turns, in a new random order each round, so that load of the machine hits all alike. A speed-up over
+the first encoder is the median of the ratios within each round, with quartiles. Ctrl-C keeps the finished cells.
+Exit codes: 0 done, 2 wrong usage, 3 this machine cannot run it, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -38,23 +36,11 @@ from torch import Tensor, nn
 SCHEMA = 1
 WARM_RUNS, WARM_SECONDS = 10, 1.0
 OK, NOISY = 0.10, 0.25
-"""Interquartile range over median up to which a cell is called ok, and noisy; above it is unstable."""
-NO_ROOM = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "bad_alloc")
-"""How torch says, across versions and devices, that something does not fit."""
-# BERT's name of a part -> its name here; the longer names first, for they contain the shorter.
-PARTS = (
-    ("embeddings.word_embeddings", "words"),
-    ("embeddings.position_embeddings", "positions"),
-    ("embeddings.token_type_embeddings", "types"),
-    ("embeddings.LayerNorm", "norm"),
-    ("encoder.layer", "layers"),
-    ("attention.self.", ""),
-    ("attention.output.dense", "mixed"),
-    ("attention.output.LayerNorm", "mixed_norm"),
-    ("intermediate.dense", "up"),
-    ("output.dense", "down"),
-    ("output.LayerNorm", "down_norm"),
-)
+"""Upper bounds of interquartile range over median for the status ok and noisy; above it is unstable."""
+RUNS_OF_P99 = 100
+"""With fewer runs, the 99th percentile would rest on one or two of them."""
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "bad_alloc")
+"""Messages of torch, across versions and devices, when memory runs out."""
 
 
 class Shape(NamedTuple):
@@ -119,29 +105,8 @@ class Encoder(nn.Module):
         return x_BLD
 
 
-def load_bert(encoder: Encoder, state_dict: Mapping[str, Tensor]) -> None:
-    """Copy the weights of a BertModel of the same sizes, its pooler and the heads of a task left out.
-
-    Args:
-        encoder: what receives them.
-        state_dict: names as in transformers, with or without `bert.` in front.
-
-    Raises:
-        RuntimeError: a tensor is missing, has no place, or is of another size.
-    """
-    renamed = {}
-    for name, tensor in state_dict.items():
-        short = name[5:] if name.startswith("bert.") else name
-        for theirs, ours in PARTS:
-            short = short.replace(theirs, ours)
-        if not short.startswith(("pooler.", "cls.", "classifier.", "qa_outputs.", "embeddings.position_ids")):
-            renamed[short] = tensor
-    encoder.load_state_dict(renamed)
-
-
 def inputs(cell: Sequence[int], vocab_size: int, padding: str, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Token ids [B, L], special tokens not among them, and for `random` padding a mask: the first sequence is of full
-    length, each other of 1 to L tokens. The same for the same cell and vocabulary."""
+    """Token ids [B, L] without special tokens; for `random` padding also a mask, the first row at full length."""
     batch_size, seq_len = cell
     drawn = torch.Generator().manual_seed(0)
     ids_BL = torch.randint(vocab_size // 4, vocab_size - vocab_size // 4, (batch_size, seq_len), generator=drawn)
@@ -152,20 +117,25 @@ def inputs(cell: Sequence[int], vocab_size: int, padding: str, device: torch.dev
     return ids_BL.to(device), (torch.arange(seq_len)[None, :] < lengths_B[:, None]).long().to(device)
 
 
+def timed(call: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of a call, with the device idle before and after."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
 def attempt(call: Callable[[], Any], device: torch.device) -> float | None:
-    """Seconds that a call takes, the device idle before and after; None where it does not fit into memory."""
+    """Seconds of a call; None if memory runs out."""
     try:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        began = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - began
+        return timed(call, device)
     except (RuntimeError, MemoryError) as error:
-        if not isinstance(error, MemoryError) and not any(said in str(error) for said in NO_ROOM):
+        if not isinstance(error, MemoryError) and not any(text in str(error) for text in OUT_OF_MEMORY):
             raise
-    # Only here, after the handler, is nothing held any more by the traceback.
+    # Only after the handler does the traceback release its tensors.
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -173,7 +143,7 @@ def attempt(call: Callable[[], Any], device: torch.device) -> float | None:
 
 
 def warm(call: Callable[[], Any], device: torch.device) -> bool:
-    """Run a call for `WARM_RUNS` runs and `WARM_SECONDS`; whether it fits into memory."""
+    """Run a call at least `WARM_RUNS` times and `WARM_SECONDS` long; return False if it does not fit into memory."""
     began, runs = time.perf_counter(), 0
     while runs < WARM_RUNS or time.perf_counter() - began < WARM_SECONDS:
         if attempt(call, device) is None:
@@ -183,25 +153,28 @@ def warm(call: Callable[[], Any], device: torch.device) -> bool:
 
 
 def interleaved(
-    calls: Mapping[str, Callable[[], Any]], device: torch.device, min_runs: int, min_seconds: float
-) -> dict[str, list[float]]:
-    """Seconds of every run by model; the i-th of each were taken in the same round. What does not fit is left out."""
+    calls: Mapping[Any, Callable[[], Any]], device: torch.device, min_runs: int, min_seconds: float
+) -> dict[Any, list[float]]:
+    """Seconds of every run by subject; run i of each belongs to round i. Subjects that run out of memory are left out.
+
+    Each subject first warms up alone. Rounds go on until there are `min_runs` of them and they took `min_seconds`.
+    """
     drawn = torch.Generator().manual_seed(0)
     collecting = gc.isenabled()
     with getattr(torch, "inference_mode", torch.no_grad)():
-        times: dict[str, list[float]] = {name: [] for name in calls if warm(calls[name], device)}
+        times: dict[Any, list[float]] = {key: [] for key in calls if warm(calls[key], device)}
         gc.collect()
         gc.disable()
         try:
             began, rounds = time.perf_counter(), 0
             while times and (rounds < min_runs or time.perf_counter() - began < min_seconds):
-                names = list(times)
-                for name in [names[i] for i in torch.randperm(len(names), generator=drawn).tolist()]:
-                    seconds = attempt(calls[name], device)
+                keys = list(times)
+                for key in [keys[i] for i in torch.randperm(len(keys), generator=drawn).tolist()]:
+                    seconds = attempt(calls[key], device)
                     if seconds is None:
-                        del times[name]
+                        del times[key]
                     else:
-                        times[name].append(seconds)
+                        times[key].append(seconds)
                 rounds += 1
         finally:
             if collecting:
@@ -210,7 +183,7 @@ def interleaved(
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` per cent lie, interpolated linearly between the two nearest."""
+    """The value below which `share` per cent lie, linear between the two nearest."""
     ordered = sorted(values)
     place = (len(ordered) - 1) * share / 100
     low = int(place)
@@ -219,19 +192,19 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def summary(seconds: Sequence[float]) -> dict[str, Any]:
-    """What a row says of the times of a model in a cell; of none: that it did not fit."""
+    """Columns of a row that describe the times of a cell; without times the cell did not fit into memory."""
     names = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "mean_ms", "iqr_over_p50")
     if not seconds:
         return {"n": 0, **dict.fromkeys(names), "status": "out of memory"}
-    ms = [s * 1e3 for s in seconds]
+    ms = sorted(s * 1e3 for s in seconds)
     p50, p90, p95, p99 = (percentile(ms, share) for share in (50, 90, 95, 99))
     spread = (percentile(ms, 75) - percentile(ms, 25)) / p50
-    said = (p50, p90, p95, p99 if len(ms) >= 100 else None, sum(ms) / len(ms), spread)
+    values = (p50, p90, p95, p99 if len(ms) >= RUNS_OF_P99 else None, sum(ms) / len(ms), spread)
     status = "ok" if spread <= OK else "noisy" if spread <= NOISY else "unstable"
-    return {"n": len(ms), **{name: said[i] for i, name in enumerate(names)}, "status": status}
+    return {"n": len(ms), **{name: values[i] for i, name in enumerate(names)}, "status": status}
 
 
-def speedup(baseline: Sequence[float], candidate: Sequence[float]) -> dict[str, Any]:
+def speedup(baseline: Sequence[float], candidate: Sequence[float]) -> dict[str, float]:
     """Median and quartiles of the ratios within each round."""
     ratios = [seconds / candidate[i] for i, seconds in enumerate(baseline)]
     return {"median": percentile(ratios, 50), "low": percentile(ratios, 25), "high": percentile(ratios, 75)}
@@ -244,29 +217,17 @@ def stop(code: int, message: str) -> NoReturn:
 
 
 def driver() -> str | None:
-    """Version of the NVIDIA driver, as nvidia-smi says it; None where there is none."""
-    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    """Version of the NVIDIA driver by nvidia-smi; None without one."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        lines = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout.split()
+        lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split()
     except (OSError, subprocess.SubprocessError):
         return None
     return lines[0] if lines else None
 
 
-def has_kernels(built: Sequence[str], major: int, minor: int) -> bool:
-    """Whether a build has machine code of a card's generation, or portable code (`compute_`) of an older one."""
-    for kind, number in re.findall(r"\b(sm|compute)_(\d+)", " ".join(built)):
-        own = divmod(int(number), 10)
-        if (own[0] == major and own[1] <= minor) or (kind == "compute" and own <= (major, minor)):
-            return True
-    return False
-
-
 def choose_device(wanted: str, install: Mapping[str, str]) -> torch.device:
-    """`auto`, `cpu`, `cuda` or `cuda:INDEX` -> a device on which a small kernel has just run.
-
-    `install` says, by compute capability, which torch still has kernels for a card.
-    """
+    """Pick a device and run a small kernel on it; `install` maps compute capability to the pip line that fits."""
     found = re.fullmatch(r"auto|cpu|cuda(?::(\d{1,3}))?", wanted)
     if not found:
         stop(2, f"unknown device '{wanted}'; allowed: auto, cpu, cuda, cuda:INDEX")
@@ -275,7 +236,7 @@ def choose_device(wanted: str, install: Mapping[str, str]) -> torch.device:
         if wanted.startswith("cuda"):
             stop(3, f"no CUDA device here ({built}); install a torch that fits the driver, or use --device cpu")
         if wanted == "auto" and driver():
-            print(f"measuring on the CPU, for {built} sees no CUDA device: does it fit the driver?", file=sys.stderr)
+            print(f"measuring on the CPU: {built} sees no CUDA device; check the driver version", file=sys.stderr)
         return torch.device("cpu")
     index = int(found[1] or 0)
     if index >= torch.cuda.device_count():
@@ -289,31 +250,31 @@ def choose_device(wanted: str, install: Mapping[str, str]) -> torch.device:
         stop(
             3,
             f"{built} cannot run on {torch.cuda.get_device_name(device)} (compute capability {major}.{minor}; this "
-            f"torch has {', '.join(arch_list)}): {str(error).splitlines()[0]}\n"
-            + (
-                "the card or its driver refuses: see what nvidia-smi says"
-                if has_kernels(arch_list, major, minor)
-                else f"install a torch with kernels for it: {(known or ['an older one'])[-1]}"
-            )
-            + "; or use --device cpu",
+            f"torch has {', '.join(arch_list)}): {str(error).splitlines()[0]}\nrun nvidia-smi to check the card; "
+            f"install a torch with kernels for it: {(known or ['an older one'])[-1]}; or use --device cpu",
         )
     return device
 
 
 def physical_cores() -> int:
-    """Cores without their second threads, at most as many as this process may use."""
+    """Cores without hyperthreads, at most as many as this process may use."""
     siblings = [p.read_text() for p in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings_list")]
     cores = len(set(siblings)) or os.cpu_count() or 1
     return min(cores, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else cores
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """What the measurement was taken on; nothing that names a person or a host."""
+def cpu_name() -> str:
+    """Model of the processor."""
     info = Path("/proc/cpuinfo")
-    cpu = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.is_file() else None
+    name = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.is_file() else None
+    return name[1] if name else platform.processor() or platform.machine()
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Hardware and software of the measurement; nothing that names a person or a host."""
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     return {
-        "cpu": cpu[1] if cpu else platform.processor() or platform.machine(),
+        "cpu": cpu_name(),
         "physical_cores": physical_cores(),
         "logical_cores": os.cpu_count() or 1,
         "latency_threads": torch.get_num_threads(),
@@ -330,7 +291,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def read_plan(path: Path) -> dict[str, Any]:
-    """shapes.json, edited by hand or not: shapes, cells and vocabulary, whole numbers from 1 on."""
+    """Read and check shapes.json: shapes, cells and vocabulary, whole numbers from 1."""
     try:
         plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if plan["schema"] != SCHEMA:
@@ -350,7 +311,7 @@ def read_plan(path: Path) -> dict[str, Any]:
 
 
 def build(plan: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> dict[str, Encoder | None]:
-    """The encoders, their weights from a fixed seed; None for one that does not fit."""
+    """The encoders with weights from a fixed seed; None for one that does not fit into memory."""
     positions = max(512, *(seq_len for _, seq_len in plan["cells"]))
     encoders: dict[str, Encoder | None] = dict.fromkeys(plan["shapes"])
 
@@ -364,17 +325,17 @@ def build(plan: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> 
 
 
 def measure_cell(
-    said: Mapping[str, Any], encoders: Mapping[str, Encoder | None], cell: Sequence[int]
+    settings: Mapping[str, Any], encoders: Mapping[str, Encoder | None], cell: Sequence[int]
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Measure all encoders in a cell under the settings `said`: its rows and its speed-ups."""
-    device, size = torch.device(said["device"]), {"batch_size": cell[0], "seq_len": cell[1]}
-    given = inputs(cell, said["vocab_size"], said["padding"], device)
+    """Measure all encoders in one cell; returns its rows and speed-ups."""
+    device, size = torch.device(settings["device"]), {"batch_size": cell[0], "seq_len": cell[1]}
+    given = inputs(cell, settings["vocab_size"], settings["padding"], device)
     calls = {name: functools.partial(encoder, *given) for name, encoder in encoders.items() if encoder is not None}
-    times = interleaved(calls, device, said["min_runs"], said["min_seconds"])
-    same = {"backend": "portable", "device": said["device"], "dtype": said["dtype"], **size, "padding": said["padding"]}
+    times = interleaved(calls, device, settings["min_runs"], settings["min_seconds"])
+    same = {"backend": "portable", **{key: settings[key] for key in ("device", "dtype", "padding")}, **size}
     rows = [{"model": name, **same, **summary(times.get(name, ()))} for name in encoders]
-    # The first cell has the plain name; the others say which they are.
-    at, baseline = "" if cell == said["cells"][0] else f"@{cell[0]}x{cell[1]}", next(iter(encoders))
+    # The first cell has the plain name; names of the others end in @BATCHxTOKENS.
+    at, baseline = "" if cell == settings["cells"][0] else f"@{cell[0]}x{cell[1]}", next(iter(encoders))
     others = [name for name in times if name != baseline and baseline in times]
     return rows, {f"{n}_vs_{baseline}{at}": {**speedup(times[baseline], times[n]), **size} for n in others}
 
@@ -390,7 +351,7 @@ def show(rows: Sequence[Mapping[str, Any]], speedups: Mapping[str, Mapping[str, 
 
 
 def write(path: Path, result: Mapping[str, Any]) -> None:
-    """Write aside, then rename: a reader sees the old or the whole new."""
+    """Write a file atomically."""
     aside = path.with_name(f".{path.name}.part")
     try:
         with aside.open("w", encoding="utf-8") as file:
@@ -420,14 +381,14 @@ def options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, cell by cell; what is finished is in the file."""
+    """Measure cell by cell; finished cells are in the file."""
     given, here = options(), Path(__file__).resolve()
     plan = read_plan(here.with_name("shapes.json"))
     device = choose_device(given.device, plan.get("install", {}))
     if given.half and device.type != "cuda":
         stop(2, "--half needs a CUDA device")
     torch.set_num_threads(physical_cores())
-    # Off in some versions and on in others; float32 is to mean the same everywhere.
+    # TF32 is on by default in some versions; float32 must mean the same everywhere.
     if torch.backends.cuda.matmul.allow_tf32:
         torch.backends.cuda.matmul.allow_tf32 = False
     dtype = torch.float16 if given.half else torch.float32
@@ -453,7 +414,7 @@ def main() -> None:
         "rows": [],
         "speedup": {},
     }
-    # A batch system ends a job with SIGTERM: to be treated as Ctrl-C.
+    # A batch system ends a job with SIGTERM; treat it as Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         encoders = build(plan, dtype, device)

@@ -8,19 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import (
-    JUDGING,
-    invocation_of,
-    show,
-    with_options,
-)
+from kdcli.cli.options import JUDGING, invocation_of, show, with_options
 
 
 @app.command()
 @with_options(*JUDGING)
 def benchmark(
     models: Annotated[list[str] | None, typer.Argument(help="Hub ids, directories, or shapes such as 6x384.")] = None,
-    baseline: Annotated[str | None, typer.Option(help="What the others are compared with; default the first.")] = None,
+    baseline: Annotated[str | None, typer.Option(help="Model to compare with; default the first.")] = None,
     preset: Annotated[str | None, typer.Option(help="minilm, tinybert or serving.")] = None,
     backend: Annotated[
         list[str] | None, typer.Option(metavar="NAME[-DTYPE]", help="torch, compile, onnx, openvino; e.g. onnx-int8.")
@@ -28,11 +23,11 @@ def benchmark(
     batch_size: Annotated[list[int] | None, typer.Option(help="Sequences; may be repeated.")] = None,
     seq_len: Annotated[list[int] | None, typer.Option(help="Tokens; may be repeated.")] = None,
     padding: Annotated[str | None, typer.Option(help="full, random, or data (lengths of --data).")] = None,
-    task: Annotated[str | None, typer.Option(help="Judge every backend on this task too.")] = None,
+    task: Annotated[str | None, typer.Option(help="Evaluate every backend on this task too.")] = None,
     project: Annotated[str | None, typer.Option(metavar="CARD,…", help="Estimate for cards, e.g. p100,k80.")] = None,
     portable: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a runner for old machines.")] = None,
     compare: Annotated[
-        list[Path] | None, typer.Option(metavar="RUN", help="Report runs side by side; measures nothing; repeatable.")
+        list[Path] | None, typer.Option(metavar="RUN", help="Report runs side by side, measure nothing; repeatable.")
     ] = None,
     max_latency_ms: Annotated[float | None, typer.Option(help="Exit 5 above this p50 in the first cell.")] = None,
     min_speedup: Annotated[float | None, typer.Option(help="Exit 5 below this speed-up in the first cell.")] = None,
@@ -58,14 +53,14 @@ def benchmark(
     }
     resolved = resolve(BenchmarkRecipe, recipe=shared["recipe"], sets=shared["sets"] or (), options=options)
     invocation = invocation_of(given)
+    # After the recipe is checked, because this import takes seconds.
     from kdcli.commands.benchmark import run as command
 
     if portable is not None:
         show(command.write_runner(resolved, portable), as_json=shared["json"])
-        return
-    if compare:
+    elif compare:
         show(command.compare(resolved, invocation, compare), as_json=shared["json"])
-        return
-    result = command.run(resolved, invocation)
-    show(result, as_json=shared["json"])
-    command.hold_gates(result, command.Gates(max_latency_ms, min_speedup, strict))
+    else:
+        result = command.run(resolved, invocation)
+        show(result, as_json=shared["json"])
+        command.check_gates(result.report, result.folder, command.Gates(max_latency_ms, min_speedup, strict))

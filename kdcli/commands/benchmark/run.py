@@ -1,7 +1,7 @@
-"""`kdcli benchmark`: latency of models and shapes beside a baseline, measured interleaved, on every backend asked for.
+"""`kdcli benchmark`: latency of models and shapes beside a baseline, interleaved, on every backend.
 
-Data flow: models × backends → one worker process a backend, the baseline in each → rows, paired speed-ups, agreement
-with torch in float32 → report.
+Data flow: models x backends -> one worker process a backend, with the baseline in each -> rows, paired speed-ups,
+agreement with torch in float32 -> report.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from kdcli.bench.compare import gather
 from kdcli.bench.latency import CELLS, Latency, Protocol, Subject, measure_latency
 from kdcli.bench.old_machines.portable import write_portable
 from kdcli.bench.old_machines.projection import table
-from kdcli.bench.shapes import PRESETS, config_of, counts
-from kdcli.commands.benchmark.scores import Scores, open_task, scores_on_backends
+from kdcli.bench.shapes import PRESETS, config_of, paper_params
+from kdcli.commands.benchmark.scores import Scores, evaluate_backends, open_task
 from kdcli.commands.benchmark.settings import BenchmarkRecipe
 from kdcli.data.files import open_source
 from kdcli.data.labelled.task_data import Labelled
@@ -33,6 +33,7 @@ from kdcli.models.shape import is_shape
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
 from kdcli.report.finish import RunResult, write_report
+from kdcli.report.schema import Report
 from kdcli.report.sections.latency import speedup_of
 from kdcli.report.views import short
 from kdcli.sparse.load import is_compact, load
@@ -41,19 +42,15 @@ from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir, numbered
 from kdcli.types import ModelShape
 
-TEXTS = 16
+COMPARED_TEXTS = 16
 """Real texts on which backends are compared with torch in float32."""
-
-PAPERS = (128, 128)
-"""(batch size, tokens) for which the papers print speed-ups."""
-
-DRAWN = 2000
-"""Real texts whose lengths `padding: data` draws from."""
+LENGTH_TEXTS = 2000
+"""Real texts for the lengths of `padding: data`."""
 
 
 @dataclass(frozen=True)
 class Gates:
-    """What every candidate has to keep in the first cell; `strict` is that no cell may be unstable."""
+    """Limits of every candidate in the first cell; `strict` allows no unstable cell."""
 
     max_latency_ms: float | None = None
     min_speedup: float | None = None
@@ -61,8 +58,8 @@ class Gates:
 
 
 @dataclass(frozen=True)
-class Written:
-    """The portable runner, written."""
+class PortableFiles:
+    """The written portable runner."""
 
     files: list[Path]
 
@@ -71,60 +68,50 @@ class Written:
         return json.dumps([str(f) for f in self.files])
 
     def renderables(self) -> Iterable[Any]:
-        """The files, and what to do with them."""
+        """The files and the next commands."""
         yield f"wrote {', '.join(str(f) for f in self.files)}"
         yield f"on the other machine: python {self.files[0].name} --out result.json"
         yield "then here: kdcli benchmark --compare result.json"
 
 
-def write_runner(resolved: Resolved[BenchmarkRecipe], folder: Path) -> Written:
+def write_runner(resolved: Resolved[BenchmarkRecipe], folder: Path) -> PortableFiles:
     """Write the portable runner for the shapes and cells of a recipe.
 
     Raises:
         UsageError: a model that is not a shape, or no shape.
     """
-    models, cells = _wanted(resolved.recipe)
-    weighty = [m for m in models if not is_shape(m)]
-    if weighty:
-        raise UsageError(f"--portable measures shapes, {weighty[0]} is a model", "give its shape, for example 6x384")
-    return Written(write_portable(folder, models, cells))
+    models, cells = models_and_cells(resolved.recipe)
+    for model in models:
+        if not is_shape(model):
+            raise UsageError(f"--portable measures shapes, {model} is a model", "give its shape, for example 6x384")
+    return PortableFiles(write_portable(folder, models, cells))
 
 
 def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> RunResult:
     """Measure every model on every backend and report.
 
     Raises:
-        Interrupted: Ctrl-C; what was measured is in the report.
+        Interrupted: Ctrl-C; finished cells are in the report.
         KdcliError: see `kdcli.errors`; nothing was written if recipe, models or device cannot be used.
     """
     recipe = resolved.recipe
-    models, cells = _wanted(recipe)
-    backends = [_parsed(text) for text in recipe.backends]
-    for backend, precision in backends:
-        check_backend(backend, precision)
-    dense_only = [model for model in models if is_compact(model)]
-    if dense_only and any(backend == "sparse" for backend, _ in backends):
-        raise UsageError(
-            f"backend sparse does not run {dense_only[0]}: it is compacted, nothing in it is left to skip",
-            "measure the masked model it was made of on sparse, and this one in a run without it",
-        )
+    sources, cells = models_and_cells(recipe)
+    backends = check_backends(recipe, sources)
     device = choose_device(invocation.device)
-    names = _names(models)
-    folder = invocation.output_dir or numbered(f"benchmark-{names[0]}", taken=invocation.overwrite)
+    models = _named(sources)
+    folder = invocation.output_dir or numbered(f"benchmark-{next(iter(models))}", taken=invocation.overwrite)
     run_dir = RunDir(folder)
     run_dir.check(resolved.to_yaml(), resume=False, overwrite=invocation.overwrite)
-    cards = {n: _card(m, invocation) for n, m in zip(names, models, strict=True)}
-    labelled: Labelled | None = None
-    if recipe.task is not None:
-        labelled, headed = open_task(recipe, names, models, trust_remote_code=invocation.trust_remote_code)
-    protocol = _protocol(recipe, models, device, cells, invocation, labelled)
-    projections = _projected(cards, recipe.project, cells)
+    cards = {name: _card(model, invocation) for name, model in models.items()}
+    opened = open_task(recipe, models, trust_remote_code=invocation.trust_remote_code) if recipe.task else None
+    protocol = _protocol(recipe, sources, device, cells, invocation, opened[0] if opened else None)
+    shapes = {n: ModelShape(c["layers"], c["hidden"], c["ffn"], c["heads"]) for n, c in cards.items()}
+    projections = table(shapes, recipe.project, cells)
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
-    latency = _measured(names, models, backends, protocol)
+    latency = _measure(models, backends, protocol)
     scores = Scores()
-    if labelled is not None and not latency.interrupted:
-        scores = scores_on_backends(recipe, labelled, headed, backends, device)
-    notes = ["interrupted: only the cells measured until then are here"] if latency.interrupted else []
+    if opened is not None and not latency.interrupted:
+        scores = evaluate_backends(recipe, *opened, backends, device)
     result = write_report(
         run_dir,
         command="benchmark",
@@ -134,35 +121,34 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> RunResul
         latency=latency,
         outcome=None,
         quality=quality_of(scores.evaluations),
-        notes=notes,
+        notes=["interrupted: only the cells measured until then are here"] if latency.interrupted else [],
         evaluations=scores.evaluations,
         comparisons=scores.comparisons,
         projections=projections,
     )
     if latency.interrupted:
-        raise Interrupted("interrupted", f"what was measured until then is in {folder}")
+        raise Interrupted("interrupted", f"finished cells are in {folder}")
     if scores.worse:
         raise MachineError(
             f"less accurate than torch in float32 by more than max_drop {recipe.max_drop:g}: {'; '.join(scores.worse)}",
-            f"the report is in {folder}; another precision, or --set max_drop=… if that is good enough",
+            f"the report is in {folder}; take another precision, or raise the limit with --set max_drop=...",
         )
-    wrong = [a for a in latency.agreements if a["wrong"]]
-    if wrong:
-        said = "; ".join(f"{a['model']} on {a['backend']} {a['dtype']}: {a['relative']:.3g}" for a in wrong)
+    if wrong := [a for a in latency.agreements if a["wrong"]]:
+        names = "; ".join(f"{a['model']} on {a['backend']} {a['dtype']}: {a['relative']:.3g}" for a in wrong)
         raise MachineError(
-            f"wrong output (relative error beyond the limit) of {said}; not measured", f"the rest is in {folder}"
+            f"wrong output, not measured (relative error beyond the limit): {names}", f"the rest is in {folder}"
         )
     return result
 
 
 def compare(resolved: Resolved[BenchmarkRecipe], invocation: Invocation, sources: Sequence[Path]) -> RunResult:
-    """Report what several runs measured, side by side; nothing is measured.
+    """Report measurements of several runs side by side; nothing is measured.
 
     Raises:
-        UsageError: a source that is no report and no portable result.
+        UsageError: a source that is neither a report nor a portable result.
     """
-    found = gather(sources)
-    cards = found.cards | {name: _card(shape, invocation) for name, shape in found.shapes.items()}
+    gathered = gather(sources)
+    cards = gathered.cards | {name: _card(shape, invocation) for name, shape in gathered.shapes.items()}
     run_dir = RunDir(invocation.output_dir or numbered("benchmark-compare", taken=invocation.overwrite))
     RunDir.claim(run_dir.path, resolved.to_yaml(), overwrite=invocation.overwrite)
     return write_report(
@@ -171,47 +157,48 @@ def compare(resolved: Resolved[BenchmarkRecipe], invocation: Invocation, sources
         recipe=resolved.recipe.model_dump() | {"compare": [str(s) for s in sources]},
         cards=cards,
         folders={},
-        latency=Latency(rows=found.rows, speedups=found.speedups),
+        latency=Latency(rows=gathered.rows, speedups=gathered.speedups),
         outcome=None,
-        quality=found.quality,
-        notes=found.notes,
+        quality=gathered.quality,
+        notes=gathered.notes,
     )
 
 
-def hold_gates(result: RunResult, gates: Gates) -> None:
+def check_gates(report: Report, folder: Path, gates: Gates) -> None:
     """Compare every candidate with the gates.
 
     Raises:
-        GateError: one was missed.
+        GateError: at least one gate was missed.
         UnstableError: a cell is unstable under `strict`.
     """
-    report = result.report
     unstable = [r for r in report.latency if r.status == "unstable"]
     if gates.strict and unstable:
         r = unstable[0]
         raise UnstableError(
             f"{len(unstable)} of {len(report.latency)} measurements are unstable, for example {r.model} at "
-            f"{r.batch_size} × {r.seq_len}: the middle half of its runs spreads over {r.iqr_over_p50:.0%} of p50",
-            "measure on a quieter machine, or longer with --set measure.min_seconds=…",
+            f"{r.batch_size} x {r.seq_len}: the middle half of its runs spreads over {r.iqr_over_p50:.0%} of p50",
+            "measure on a quieter machine, or longer with --set measure.min_seconds=...",
         )
-    first = report.latency[0] if report.latency else None
-    baseline = next(iter(report.models))
-    missed = []
+    baseline, missed = next(iter(report.models)), []
     for row in report.latency:
-        where = f"{row.model} on {row.backend} {row.dtype}"
-        if first is None or (row.batch_size, row.seq_len) != (first.batch_size, first.seq_len):
+        first = report.latency[0]
+        if (row.batch_size, row.seq_len) != (first.batch_size, first.seq_len):
             continue
-        speedup = speedup_of(report, row)
+        where, speedup = f"{row.model} on {row.backend} {row.dtype}", speedup_of(report, row)
         if row.model != baseline and gates.max_latency_ms is not None and row.p50_ms > gates.max_latency_ms:
             missed.append(f"{where}: {row.p50_ms:.2f} ms, above {gates.max_latency_ms:g} ms")
         if speedup is not None and gates.min_speedup is not None and speedup.median < gates.min_speedup:
             missed.append(f"{where}: {speedup.median:.2f} times as fast, below {gates.min_speedup:g}")
     if missed:
-        raise GateError("; ".join(missed), f"the report is in {result.folder}")
+        raise GateError("; ".join(missed), f"the report is in {folder}")
 
 
-def _wanted(recipe: BenchmarkRecipe) -> tuple[list[str], list[tuple[int, int]]]:
-    """Models, baseline first, and cells, from the recipe and its preset."""
+def models_and_cells(recipe: BenchmarkRecipe) -> tuple[list[str], list[tuple[int, int]]]:
+    """Models, baseline first, and cells, from the recipe and its preset.
+
+    Raises:
+        UsageError: unknown preset, or no model.
+    """
     if recipe.preset is not None and recipe.preset not in PRESETS:
         raise UsageError(
             f"unknown preset '{recipe.preset}'{did_you_mean(recipe.preset, PRESETS)}", f"known: {', '.join(PRESETS)}"
@@ -222,67 +209,51 @@ def _wanted(recipe: BenchmarkRecipe) -> tuple[list[str], list[tuple[int, int]]]:
         models = [recipe.baseline, *(m for m in models if m != recipe.baseline)]
     if not models:
         raise UsageError(
-            "no model given", "kdcli benchmark MODEL [MODEL…] --baseline TEACHER; a shape such as 6x384 will do"
+            "no model given", "kdcli benchmark MODEL [MODEL...] --baseline TEACHER; a shape such as 6x384 will do"
         )
-    given = list(preset.cells) if preset else list(CELLS)
-    batches = recipe.batch_sizes or list(dict.fromkeys(batch for batch, _ in given))
-    lengths = recipe.seq_lens or list(dict.fromkeys(length for _, length in given))
-    return models, [(batch, length) for batch in batches for length in lengths]
+    cells = preset.cells if preset else CELLS
+    batch_sizes = recipe.batch_sizes or list(dict.fromkeys(batch_size for batch_size, _ in cells))
+    seq_lens = recipe.seq_lens or list(dict.fromkeys(seq_len for _, seq_len in cells))
+    return models, [(batch_size, seq_len) for batch_size in batch_sizes for seq_len in seq_lens]
 
 
-def _parsed(backend: str) -> tuple[str, str]:
-    """`onnx-int8` → backend and precision; alone a backend is in float32."""
-    name, _, precision = backend.partition("-")
-    return name, precision or "fp32"
+def check_backends(recipe: BenchmarkRecipe, models: Sequence[str]) -> list[tuple[str, str]]:
+    """Read `BACKEND[-PRECISION]` and check each; without a precision it is fp32.
+
+    Raises:
+        UsageError, MachineError: see `check_backend`; sparse with a compacted model.
+    """
+    backends = [(name, precision or "fp32") for name, _, precision in (b.partition("-") for b in recipe.backends)]
+    for backend, precision in backends:
+        check_backend(backend, precision)
+        for model in models if backend == "sparse" else ():
+            if is_compact(model):
+                raise UsageError(
+                    f"backend sparse cannot run {model}: a compacted model has no weights left to skip",
+                    "measure the masked model on sparse, and the compacted one in a run without sparse",
+                )
+    return backends
 
 
-def _names(models: Sequence[str]) -> list[str]:
-    names = [m if is_shape(m) else short(m) for m in models]
-    twice = sorted({n for n in names if names.count(n) > 1})
-    if twice:
-        raise UsageError(f"two models are called {twice[0]}", "give each once")
-    return names
+def _named(models: Sequence[str]) -> dict[str, str]:
+    """Name in the report -> source."""
+    named: dict[str, str] = {}
+    for model in models:
+        name = model if is_shape(model) else short(model)
+        if name in named:
+            raise UsageError(f"two models are called {name}", "give each once")
+        named[name] = model
+    return named
 
 
 def _card(model: str, invocation: Invocation) -> dict[str, Any]:
     if is_shape(model):
         made = AutoModel.from_config(config_of(model), dtype=torch.float32).eval()
-        of_paper = counts(model)
-        return describe(made, model, None) | {
-            "paper_params_embedding": of_paper["params_embedding"],
-            "paper_params_transformer": of_paper["params_transformer"],
-        }
+        return describe(made, model, None) | paper_params(model)
     trusted = invocation.trust_remote_code
     encoder = load(model).base_model if is_compact(model) else load_encoder(model, trust_remote_code=trusted).model
-    where = Path(location(model))
-    return describe(encoder, model, where if where.is_dir() else None)
-
-
-def _projected(
-    cards: Mapping[str, Mapping[str, Any]], devices: Sequence[str], cells: Sequence[tuple[int, int]]
-) -> list[dict[str, Any]]:
-    """Times on cards that are not here, estimated from the shapes; beside what a paper printed for such a card."""
-    published = {(p.device, of): s for p in PRESETS.values() for of, s in p.published.items()}
-    shapes = [ModelShape(c["layers"], c["hidden"], c["ffn"], c["heads"]) for c in cards.values()]
-    rows = table(shapes, devices, cells=cells) if devices else []
-    found = []
-    for number, row in enumerate(rows):
-        name = list(cards)[number % len(cards)]
-        printed = published.get((row["device"], name)) if (row["batch_size"], row["seq_len"]) == PAPERS else None
-        found.append(
-            {
-                "model": name,
-                "device": row["device"],
-                "batch_size": row["batch_size"],
-                "seq_len": row["seq_len"],
-                "milliseconds": row["projected_ms"],
-                "speedup": row["projected_speedup"],
-                "published": printed,
-                "error": row["projected_speedup"] / printed - 1 if printed else None,
-                "note": row["label"],
-            }
-        )
-    return found
+    folder = Path(location(model))
+    return describe(encoder, model, folder if folder.is_dir() else None)
 
 
 def _protocol(
@@ -293,20 +264,21 @@ def _protocol(
     invocation: Invocation,
     labelled: Labelled | None,
 ) -> Protocol:
-    """What the worker is told; real lengths and texts come from the task or `--data`, else texts from the demo."""
+    """The worker's settings; texts and lengths come from the task or `--data`, without them texts from the demo."""
     source = recipe.data.source
     if labelled is not None:
-        examples = [example for of_set in labelled.sets.values() for example in of_set]
-        texts = [" ".join(example.texts) for example in examples[:DRAWN]]
+        examples = [example for rows in labelled.sets.values() for example in rows]
+        texts = [" ".join(example.texts) for example in examples[:LENGTH_TEXTS]]
     else:
         documents = open_source(source or "demo").documents("train", recipe.data.column)
-        texts = [text for text, _ in zip(documents, range(DRAWN if source else TEXTS), strict=False)]
+        count = LENGTH_TEXTS if source else COMPARED_TEXTS
+        texts = [text for text, _ in zip(documents, range(count), strict=False)]
     lengths: list[int] = []
     if recipe.padding == "data":
-        reading = [m for m in models if not is_shape(m)] or ["demo"]
         if source is None and labelled is None:
             raise UsageError("padding 'data' needs --data", "give a file, a directory or a hub id with text")
-        tokenizer = load_tokenizer(reading[0], trust_remote_code=invocation.trust_remote_code)
+        model = next((m for m in models if not is_shape(m)), "demo")
+        tokenizer = load_tokenizer(model, trust_remote_code=invocation.trust_remote_code)
         lengths = [len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]]
     return Protocol(
         device=str(device),
@@ -315,32 +287,25 @@ def _protocol(
         cells=cells,
         padding=recipe.padding,
         lengths=lengths,
-        texts=texts[:TEXTS],
+        texts=texts[:COMPARED_TEXTS],
         trust_remote_code=invocation.trust_remote_code,
     )
 
 
-def _measured(
-    names: Sequence[str], models: Sequence[str], backends: Sequence[tuple[str, str]], protocol: Protocol
-) -> Latency:
-    """One worker for each backend, the baseline on plain torch in all of them; its rows are kept once."""
-    baseline = Subject(names[0], location(models[0]))
-    whole = Latency()
+def _measure(models: Mapping[str, str], backends: Sequence[tuple[str, str]], protocol: Protocol) -> Latency:
+    """One worker for each backend, with the baseline on plain torch in each; its rows are kept once."""
+    keys = ("model", "backend", "dtype", "batch_size", "seq_len")
+    baseline = Subject(*next((name, location(model)) for name, model in models.items()))
+    total = Latency()
     for backend in dict.fromkeys(name for name, _ in backends):
-        subjects = [
-            Subject(name, location(model), backend, precision)
-            for of, precision in backends
-            if of == backend
-            for name, model in zip(names, models, strict=True)
-        ]
+        precisions = [precision for name, precision in backends if name == backend]
+        subjects = [Subject(n, location(m), backend, p) for p in precisions for n, m in models.items()]
         Progress.log(f"measuring {len(subjects)} on {backend}")
-        found = measure_latency([baseline, *(s for s in subjects if s != baseline)], protocol)
-        seen = {(r["model"], r["backend"], r["dtype"], r["batch_size"], r["seq_len"]) for r in whole.rows}
-        found.rows = [
-            r for r in found.rows if (r["model"], r["backend"], r["dtype"], r["batch_size"], r["seq_len"]) not in seen
-        ]
-        whole.add(vars(found))
-        whole.interrupted = found.interrupted
-        if whole.interrupted:
+        latency = measure_latency([baseline, *(s for s in subjects if s != baseline)], protocol)
+        seen = {tuple(row[k] for k in keys) for row in total.rows}
+        latency.rows = [row for row in latency.rows if tuple(row[k] for k in keys) not in seen]
+        total.add(vars(latency))
+        total.interrupted = latency.interrupted
+        if total.interrupted:
             break
-    return whole
+    return total

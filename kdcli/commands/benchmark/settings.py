@@ -1,4 +1,4 @@
-"""What a recipe of `kdcli benchmark` may hold."""
+"""The recipe of `kdcli benchmark`."""
 
 from __future__ import annotations
 
@@ -6,27 +6,24 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kdcli.downstream.settings import (
-    LabelledSettings,
-)
+from kdcli.downstream.settings import LabelledSettings
 from kdcli.recipe.sections import MeasureSettings, Section
 
 
 class BenchmarkDataSettings(LabelledSettings):
-    """`data:` of `benchmark`: text whose lengths `padding: data` draws from, and on which backends are compared; with a
-    task, where its examples are."""
+    """`data:` of `benchmark`: the task's examples, else text for `padding: data` and for the comparison of backends."""
 
     column: str | None = None
     judged_rows: int | None = Field(1000, gt=0)
 
 
 class BenchmarkRecipe(Section):
-    """What `kdcli benchmark` needs to know.
+    """The recipe of `kdcli benchmark`.
 
-    `models` are hub ids, directories or shapes; `baseline` goes first, else the first of them is it. `preset` gives
-    models and cells that are not given here. `backends` are named `BACKEND[-PRECISION]`, such as `onnx-int8`.
-    `project` names cards for which times are estimated. With a `task` the models need its head, every backend is judged
-    on it too, and is wrong when the task's first metric falls by more than `max_drop` below torch in float32.
+    `models` are hub ids, directories or shapes; the baseline is `baseline`, else the first. `preset` supplies missing
+    models and cells. `backends` are named `BACKEND[-PRECISION]`, such as `onnx-int8`. `project` names cards to estimate
+    times for. With a `task` the models need its head; a backend fails if the task's first metric drops by more than
+    `max_drop` below torch in float32.
     """
 
     verb: Literal["benchmark"] = "benchmark"
@@ -45,4 +42,4 @@ class BenchmarkRecipe(Section):
 
 
 RECIPES: dict[str, type[Section]] = {"benchmark": BenchmarkRecipe}
-"""Folder of `recipes/` and settings model of each kind of recipe of this verb."""
+"""Folder of `recipes/` -> settings model."""

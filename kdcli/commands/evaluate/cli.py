@@ -8,13 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import (
-    JUDGING,
-    Task,
-    invocation_of,
-    show,
-    with_options,
-)
+from kdcli.cli.options import JUDGING, Metric, Task, invocation_of, show, with_options
 
 
 @app.command()
@@ -23,7 +17,7 @@ def evaluate(
     models: Annotated[list[str] | None, typer.Argument(help="Fine-tuned models; the first is the baseline.")] = None,
     task: Task = None,
     mask_file: Annotated[
-        list[str] | None, typer.Option("--mask", metavar="FILE", help="Judge MODEL under this mask; may be repeated.")
+        list[str] | None, typer.Option("--mask", metavar="FILE", help="Evaluate MODEL under this mask; repeatable.")
     ] = None,
     predictions: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every prediction as jsonl.")] = None,
     submission: Annotated[
@@ -32,9 +26,10 @@ def evaluate(
     min_metric: Annotated[
         list[str] | None, typer.Option(metavar="METRIC=VALUE", help="Exit 5 below this; may be repeated.")
     ] = None,
+    metric: Metric = None,
     **shared: Any,
 ) -> None:
-    """Judge fine-tuned models on a labelled task and compare them."""
+    """Evaluate fine-tuned models on a labelled task and compare them."""
     given = locals() | shared
     from kdcli.commands.evaluate.settings import EvaluateRecipe
     from kdcli.recipe.resolve import gates, resolve
@@ -45,14 +40,14 @@ def evaluate(
         "task": task,
         "data.source": shared["data"],
         "dtype": shared["dtype"],
+        "metrics": metric,
     }
     resolved = resolve(EvaluateRecipe, recipe=shared["recipe"], sets=shared["sets"] or (), options=options)
-    least = gates(min_metric or ())
-    invocation = invocation_of(given)
-    from kdcli.commands.evaluate import run as command
+    # After the recipe is checked, because this import takes seconds.
+    from kdcli.commands.evaluate.run import Extras, check_gates, run
 
-    extras = command.Extras(predictions=predictions, submission=submission, gates=least)
-    result = command.run(resolved, invocation, extras)
+    extras = Extras(predictions=predictions, submission=submission, gates=gates(min_metric or ()))
+    result = run(resolved, invocation_of(given), extras)
     show(result, as_json=shared["json"])
     if result is not None:
-        command.hold_gates(result, extras)
+        check_gates(result, extras)

@@ -1,6 +1,6 @@
 """`kdcli evaluate`: fine-tuned models on a labelled task: metrics, mistakes, differences, prediction files.
 
-Data flow: examples → rows of tokens → logits of each model → predictions → evaluations and paired differences → report.
+Data flow: examples -> rows of tokens -> logits of each model -> predictions -> evaluations, differences -> report.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.labelled.task_data import Labelled, open_labelled
 from kdcli.disk import disk_errors, write_atomic
 from kdcli.downstream.predictions import Evaluator, Prediction, compared, shown_label, summed_up
-from kdcli.downstream.task import features_of, open_judged, predict, quality_of
+from kdcli.downstream.task import evaluator_of, open_judged, predict, quality_of
 from kdcli.errors import GateError, UsageError, did_you_mean
 from kdcli.models.card import describe
 from kdcli.models.heads import TaskModel, load_for_task, tokenizer_for
@@ -38,12 +38,12 @@ from kdcli.types import Task
 
 @dataclass(frozen=True)
 class Extras:
-    """What `evaluate` may write or demand besides its report.
+    """What `evaluate` writes or checks besides its report.
 
     Attributes:
-        predictions: a jsonl file, one object a model and example.
+        predictions: a jsonl file, one object for each model and example.
         submission: directory of files for the GLUE server, from the test split.
-        gates: metric → least value that every model must reach, see `hold_gates`.
+        gates: metric -> least value of every model, see `check_gates`.
     """
 
     predictions: Path | None = None
@@ -52,66 +52,72 @@ class Extras:
 
 
 @dataclass(frozen=True)
-class _Judged:
-    """A model and what it said of all judged examples, of which it read at most `max_length` tokens a row."""
+class _Evaluated:
+    """A model, the examples as it reads them (at most `max_length` tokens a row) and its predictions."""
 
-    headed: TaskModel
+    model: TaskModel
     max_length: int
     evaluator: Evaluator
     predictions: list[Prediction] = field(default_factory=list)
 
 
 def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extras) -> RunResult | None:
-    """Judge every model and compare the later ones with the first.
+    """Evaluate every model and compare the later ones with the first.
 
     Returns:
-        The report; None in a process that has nothing to print.
+        The report; None in a process that prints nothing.
 
     Raises:
         KdcliError: see `kdcli.errors`; nothing was written if recipe, models or data cannot be used.
     """
     recipe = resolved.recipe
-    if not recipe.models or recipe.task is None:
-        missing = "no model" if not recipe.models else "no task"
-        raise UsageError(f"{missing} given", "kdcli evaluate MODEL [MODEL…] --task TASK [--data SOURCE]")
-    if recipe.masks and (len(recipe.models) > 1 or recipe.measure.latency):
-        raise UsageError(
-            "--mask is of one model, the base of every mask, and measures no latency",
-            "kdcli evaluate BASE --mask FILE [--mask FILE]; kdcli mask apply saves a model to measure",
-        )
+    check_recipe(recipe, extras)
     session = launch(recipe.dtype, invocation)
     if session is None:
         return None
     name = f"evaluate-{Path(recipe.models[0]).name}-{recipe.task}"
     run_dir = RunDir(choose_output_dir(name, resolved, invocation, session))
-    data = open_judged(str(recipe.task), recipe.data, recipe.models[0], trust_remote_code=invocation.trust_remote_code)
-    _check_gates(data, extras)
+    data = open_judged(str(recipe.task), recipe.data, recipe.models[0], trust_remote_code=session.trust_remote_code)
+    check_gate_names(data, extras)
     if extras.submission is not None:
         check_submission(data.task)
-        if (given := max(len(recipe.models), len(recipe.masks))) > 1:
-            raise UsageError(f"--submission is of one model, {given} were given")
     sources = recipe.masks or recipe.models
-    # All are loaded before the first is judged, for the last may be the one that cannot be.
-    ready = [_ready(recipe, invocation, data, source) for source in sources]
-    found = {
-        name: replace(of, predictions=predict(session, of.evaluator, of.headed))
+    # All are loaded before the first is evaluated, because the last may be unusable.
+    ready = [_load(recipe, session, data, source) for source in sources]
+    evaluated = {
+        name: replace(of, predictions=predict(session, of.evaluator, of.model))
         for name, of in zip(_names(sources), ready, strict=True)
     }
-    to_submit: dict[str, list[Any]] = {}
-    if extras.submission is not None:
-        (only,) = found.values()
-        to_submit = _said_of_test(recipe, only.headed, session)
+    to_submit = {} if extras.submission is None else _predict_test(recipe, ready[0].model, session)
     session.accelerator.end_training()
     if not session.is_main:
         return None
-    # Files may be asked for within the directory, so only now.
+    # Claimed only now: `--predictions` and `--submission` may lie in the directory.
     RunDir.claim(run_dir.path, resolved.to_yaml(), overwrite=invocation.overwrite)
-    if extras.submission is not None:
-        for name, values in to_submit.items():
-            Progress.log(f"to submit: {write_submission(extras.submission, data.task, name, values)}")
+    for name, values in to_submit.items():
+        assert extras.submission is not None
+        Progress.log(f"to submit: {write_submission(extras.submission, data.task, name, values)}")
     if extras.predictions is not None:
-        _write_predictions(extras.predictions, data, found)
-    return _report(recipe, session, run_dir, data, found)
+        _write_predictions(extras.predictions, data, evaluated)
+    return _report(recipe, session, run_dir, data, evaluated)
+
+
+def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
+    """Check what needs no data and no model.
+
+    Raises:
+        UsageError: no model, no task, or options that exclude each other.
+    """
+    if not recipe.models or recipe.task is None:
+        missing = "no model" if not recipe.models else "no task"
+        raise UsageError(f"{missing} given", "kdcli evaluate MODEL [MODEL...] --task TASK [--data SOURCE]")
+    if recipe.masks and (len(recipe.models) > 1 or recipe.measure.latency):
+        raise UsageError(
+            "--mask takes one model, the base of every mask, and measures no latency",
+            "kdcli evaluate BASE --mask FILE [--mask FILE]; kdcli mask apply saves a model to measure",
+        )
+    if extras.submission is not None and (count := max(len(recipe.models), len(recipe.masks))) > 1:
+        raise UsageError(f"--submission takes one model, not {count}")
 
 
 def _names(models: list[str]) -> list[str]:
@@ -124,41 +130,34 @@ def _names(models: list[str]) -> list[str]:
     return names
 
 
-def _ready(recipe: EvaluateRecipe, invocation: Invocation, data: Labelled, source: str) -> _Judged:
-    """A model, or the base under a mask, with the examples as it reads them; it has said nothing yet."""
+def _load(recipe: EvaluateRecipe, session: Session, data: Labelled, source: str) -> _Evaluated:
+    """A model, or the base under a mask, with the examples as it reads them."""
+    trusted = session.trust_remote_code
     if recipe.masks:
-        headed = _under_mask(recipe.models[0], Path(source), data.task, invocation)
+        model = _under_mask(recipe.models[0], Path(source), data.task, trusted)
     else:
-        headed = load_for_task(
-            source,
-            data.task,
-            label_map=recipe.head.label_map,
-            new_head=False,
-            compacted=True,
-            trust_remote_code=invocation.trust_remote_code,
-        )
-    Progress.log(f"{source}: {headed.note}")
-    how = features_of(recipe.data, data.task, headed, as_tuned=True)
-    evaluator = Evaluator.of(data.task, data.sets, headed.tokenizer, **how)
-    return _Judged(headed, how["max_length"], evaluator)
+        settings: dict[str, Any] = {"new_head": False, "compacted": True, "trust_remote_code": trusted}
+        model = load_for_task(source, data.task, label_map=recipe.head.label_map, **settings)
+    Progress.log(f"{source}: {model.note}")
+    evaluator, max_length = evaluator_of(data, recipe.data, model)
+    return _Evaluated(model, max_length, evaluator.with_metrics(recipe.metrics, trust_remote_code=trusted))
 
 
-def _under_mask(base: str, file: Path, task: Task, invocation: Invocation) -> TaskModel:
-    """A base under a mask with the head that the mask brings.
+def _under_mask(base: str, file: Path, task: Task, trust_remote_code: bool) -> TaskModel:
+    """A base under a mask, with the head of the mask.
 
     Raises:
-        UsageError: see `kdcli.sparse.load.load`; the mask is of another task, or of other labels.
+        UsageError: see `kdcli.sparse.load.load`; a mask for another task or other labels.
     """
     info = read_mask(file).info
     if (info.task, info.labels) != (task.name, task.labels):
         raise UsageError(
-            f"{file} is of task {info.task} with labels {', '.join(info.labels) or 'none'}; {task.name} has "
+            f"{file} is for task {info.task} with labels {', '.join(info.labels) or 'none'}; {task.name} has "
             f"{', '.join(task.labels) or 'none'}",
-            "a mask can be judged on its own task only",
+            "evaluate a mask on its own task",
         )
-    trusted = invocation.trust_remote_code
-    model = load(base, file, trust_remote_code=trusted)
-    tokenizer = tokenizer_for(base, of_words=task.kind == "tokens", trust_remote_code=trusted)
+    model = load(base, file, trust_remote_code=trust_remote_code)
+    tokenizer = tokenizer_for(base, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code)
     return TaskModel(model, tokenizer, str(file), f"{base} under a mask, with the head of the mask", info.max_length)
 
 
@@ -167,60 +166,54 @@ def _report(
     session: Session,
     run_dir: RunDir,
     data: Labelled,
-    found: Mapping[str, _Judged],
+    evaluated: Mapping[str, _Evaluated],
 ) -> RunResult:
     evaluations, cards, notes = [], {}, []
-    for name, of in found.items():
+    for name, of in evaluated.items():
         evaluations += of.evaluator.evaluations(name, data.split, of.predictions, recipe.worst)
-        where = Path(location(of.headed.source))
-        cards[name] = describe(of.headed.model, of.headed.source, where if where.is_dir() else None)
-        rows = of.evaluator.features.rows
-        cut = rows.truncated / max(1, sum(map(len, data.sets.values())))
-        said = "need more than one window of" if data.task.kind == "span" else "were cut at"
-        notes.append(f"{name}: {of.headed.note}; {cut:.1%} of the examples {said} {of.max_length} tokens")
+        folder = Path(location(of.model.source))
+        cards[name] = describe(of.model.model, of.model.source, folder if folder.is_dir() else None)
+        cut = of.evaluator.features.rows.truncated / max(1, sum(map(len, data.sets.values())))
+        verb = "need more than one window of" if data.task.kind == "span" else "were cut at"
+        notes.append(f"{name}: {of.model.note}; {cut:.1%} of the examples {verb} {of.max_length} tokens")
+    subjects = [Subject(name, location(of.model.source)) for name, of in evaluated.items()]
     return write_report(
         run_dir,
         command="evaluate",
         recipe=recipe.model_dump(),
         cards=cards,
         folders={},
-        latency=measure(
-            [Subject(name, location(of.headed.source)) for name, of in found.items()],
-            recipe.measure,
-            session,
-        ),
+        latency=measure(subjects, recipe.measure, session),
         outcome=None,
         quality=quality_of(evaluations),
         notes=notes,
         evaluations=evaluations,
-        comparisons=_comparisons(recipe, found),
+        comparisons=_comparisons(recipe, evaluated),
     )
 
 
-def _comparisons(recipe: EvaluateRecipe, found: Mapping[str, _Judged]) -> list[dict[str, Any]]:
-    """Every later model beside the first, on every set; both were asked the same examples in the same order."""
-    if len(found) < 2:
+def _comparisons(recipe: EvaluateRecipe, evaluated: Mapping[str, _Evaluated]) -> list[dict[str, Any]]:
+    """Every later model beside the first, on every set; all have the same examples in the same order."""
+    if len(evaluated) < 2:
         return []
-    (baseline, first), *others = [
-        (name, (of.evaluator, of.evaluator.scorers(of.predictions))) for name, of in found.items()
-    ]
+    baseline, *others = [(name, of.evaluator.scorers(of.predictions)) for name, of in evaluated.items()]
     rows = []
-    for name, (evaluator, scorers) in others:
-        Progress.log(f"{recipe.resamples:,} resamples: {name} beside {baseline}")
-        rows += compared(evaluator, (name, scorers), (baseline, first[1]), recipe.resamples)
+    for model in others:
+        Progress.log(f"{recipe.resamples:,} resamples: {model[0]} beside {baseline[0]}")
+        rows += compared(evaluated[model[0]].evaluator, model, baseline, recipe.resamples)
     return rows
 
 
-def _write_predictions(file: Path, data: Labelled, found: Mapping[str, _Judged]) -> None:
+def _write_predictions(file: Path, data: Labelled, evaluated: Mapping[str, _Evaluated]) -> None:
     lines = []
-    for name, of in found.items():
+    for name, of in evaluated.items():
         examples = of.evaluator.features.examples
-        for of_set, (begin, end) in of.evaluator.bounds.items():
-            for example, said in zip(examples[begin:end], of.predictions[begin:end], strict=True):
-                row: dict[str, Any] = {"model": name, "set": of_set, "id": example.id, "texts": list(example.texts)}
-                row |= {"label": shown_label(data.task, example), "predicted": said.shown}
-                # JSON has no infinity: it stands where a window holds no span at all.
-                row["scores"] = [s if math.isfinite(s) else None for s in said.scores]
+        for set_name, (begin, end) in of.evaluator.bounds.items():
+            for example, prediction in zip(examples[begin:end], of.predictions[begin:end], strict=True):
+                row: dict[str, Any] = {"model": name, "set": set_name, "id": example.id, "texts": list(example.texts)}
+                row |= {"label": shown_label(data.task, example), "predicted": prediction.shown}
+                # A window without any span has the score infinity, which JSON lacks.
+                row["scores"] = [s if math.isfinite(s) else None for s in prediction.scores]
                 lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     with disk_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -228,47 +221,47 @@ def _write_predictions(file: Path, data: Labelled, found: Mapping[str, _Judged])
     Progress.log(f"{len(lines):,} predictions in {file}")
 
 
-def _said_of_test(recipe: EvaluateRecipe, headed: TaskModel, session: Session) -> dict[str, list[Any]]:
-    """Set → the value predicted for each example of the test split, whose labels are withheld."""
+def _predict_test(recipe: EvaluateRecipe, model: TaskModel, session: Session) -> dict[str, list[Any]]:
+    """Set -> predicted value of each example of the test split."""
     data = open_labelled(
         str(recipe.task), source=recipe.data.source, split="test", training=False, withheld=True, log=Progress.log
     )
-    found = {}
+    values = {}
     for name, examples in data.sets.items():
-        # Some test files come with labels; they are not looked at.
-        blind = {name: [replace(e, label=None) for e in examples]}
-        how = features_of(recipe.data, data.task, headed, as_tuned=True)
-        evaluator = Evaluator.of(data.task, blind, headed.tokenizer, **how)
-        found[name] = [p.value for p in predict(session, evaluator, headed)]
-    return found
+        # Some test files have labels; they are ignored.
+        unlabelled = replace(data, sets={name: [replace(e, label=None) for e in examples]})
+        evaluator, _ = evaluator_of(unlabelled, recipe.data, model)
+        values[name] = [p.value for p in predict(session, evaluator, model)]
+    return values
 
 
-def _check_gates(data: Labelled, extras: Extras) -> None:
-    least = [m for m in data.task.metrics if m != "mse" and not m.endswith("_threshold")]
-    metrics = [*least, *(f"{of_set}/{m}" for of_set in data.sets if of_set for m in least)]
+def check_gate_names(data: Labelled, extras: Extras) -> None:
+    """Check the metrics of `--min-metric` before anything is computed.
+
+    Raises:
+        UsageError: unknown for the task, or lower is better.
+    """
+    higher = [m for m in data.task.metrics if m != "mse" and not m.endswith("_threshold")]
+    metrics = [*higher, *(f"{set_name}/{m}" for set_name in data.sets if set_name for m in higher)]
     for metric in extras.gates:
         if metric not in metrics:
             raise UsageError(
-                f"--min-metric {metric}: task {data.task.name} has no such metric of which more is better"
+                f"--min-metric {metric}: task {data.task.name} has no such metric for which higher is better"
                 f"{did_you_mean(metric, metrics)}",
                 f"it has {', '.join(metrics)}",
             )
 
 
-def hold_gates(result: RunResult, extras: Extras) -> None:
-    """Compare every model's metrics with the gates; of several sets their mean counts, or `SET/METRIC`.
+def check_gates(result: RunResult, extras: Extras) -> None:
+    """Compare every model's metrics with the gates: the mean over the sets, or one set as `SET/METRIC`.
 
     Raises:
-        GateError: one was missed.
+        GateError: at least one gate was missed.
     """
     missed = []
     for name in result.report.models if extras.gates else ():
-        of_model = {e.set: e.metrics for e in result.report.evaluations if e.model == name}
-        reached = summed_up(of_model, None)
-        missed += [
-            f"{name} has {metric} {reached[metric]:.4f}, below {least:g}"
-            for metric, least in extras.gates.items()
-            if reached[metric] < least
-        ]
+        by_set = {e.set: e.metrics for e in result.report.evaluations if e.model == name}
+        values = summed_up(by_set, None)
+        missed += [f"{name} has {m} {values[m]:.4f}, below {v:g}" for m, v in extras.gates.items() if values[m] < v]
     if missed:
         raise GateError("; ".join(missed), f"the report is in {result.folder}")

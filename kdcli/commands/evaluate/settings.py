@@ -1,4 +1,4 @@
-"""What a recipe of `kdcli evaluate` may hold."""
+"""The recipe of `kdcli evaluate`."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from typing import Literal
 
 from pydantic import Field
 
-from kdcli.downstream.settings import (
-    HeadSettings,
-    LabelledSettings,
-)
+from kdcli.downstream.settings import HeadSettings, LabelledSettings
 from kdcli.recipe.sections import MeasureSettings, Section
 
 
 class EvaluateRecipe(Section):
-    """What `kdcli evaluate` needs to know; the first of `models` is the one the others are compared with. With `masks`
-    there is one model, the base of them all, and what is judged is that base under each."""
+    """The recipe of `kdcli evaluate`; the first of `models` is the baseline of the others.
+
+    With `masks` there is one model, the base that is evaluated under each mask. `metrics` are names, scripts or
+    directories of the `evaluate` library, reported beside the task's own metrics.
+    """
 
     verb: Literal["evaluate"] = "evaluate"
     models: list[str] = Field(default_factory=list)
     masks: list[str] = Field(default_factory=list)
     task: str | None = None
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
+    metrics: list[str] = Field(default_factory=list)
     resamples: int = Field(1000, ge=100)
     worst: int = Field(20, ge=0)
     head: HeadSettings = HeadSettings()
@@ -30,4 +31,4 @@ class EvaluateRecipe(Section):
 
 
 RECIPES: dict[str, type[Section]] = {"evaluate": EvaluateRecipe}
-"""Folder of `recipes/` and settings model of each kind of recipe of this verb."""
+"""Folder of `recipes/` -> settings model."""

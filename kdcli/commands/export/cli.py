@@ -7,11 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import (
-    LOADING,
-    show,
-    with_options,
-)
+from kdcli.cli.options import LOADING, show, with_options
 
 
 @app.command()
@@ -23,14 +19,7 @@ def export(
     **shared: Any,
 ) -> None:
     """Write a model as ONNX or OpenVINO, compared with torch before it is kept."""
-    from kdcli.commands.export import run as command
+    from kdcli.commands.export.run import run
 
-    result = command.run(
-        model,
-        format=file_format,
-        int8=int8,
-        output_dir=shared["output_dir"],
-        overwrite=shared["overwrite"],
-        trust_remote_code=shared["trust_remote_code"],
-    )
-    show(result, as_json=shared["json"])
+    given = {key: shared[key] for key in ("output_dir", "overwrite", "trust_remote_code")}
+    show(run(model, format=file_format, int8=int8, **given), as_json=shared["json"])

@@ -1,13 +1,12 @@
-"""`kdcli export`: an encoder or a fine-tuned model as a directory that ONNX Runtime or OpenVINO runs without torch.
+"""`kdcli export`: an encoder or a fine-tuned model as a directory for ONNX Runtime or OpenVINO, without torch.
 
-The directory holds the model file, the tokenizer, config.json with the labels, a README.md with the lines that use it,
-and export.json with what was measured. It is written aside and renamed: it is there whole or not at all.
+The directory holds the model file, the tokenizer, config.json with the labels, README.md with example code, and
+export.json with the measured error. It is written atomically.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from kdcli.backends.export import EXACT, LIMITS, ModelFile, export_onnx, export_openvino
 from kdcli.backends.sessions import library
 from kdcli.bench.environment import versions
-from kdcli.disk import disk_errors, write_atomic
+from kdcli.disk import atomic_dir, write_atomic
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.models.custom_class import custom_class
 from kdcli.models.heads import AUTO_CLASS, PROBLEM, kind_of_head
@@ -32,7 +31,7 @@ from kdcli.training.run_dir import numbered
 from kdcli.types import Kind
 
 FORMATS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
-"""Format → the libraries it needs."""
+"""Format -> libraries it needs."""
 FACTS = "export.json"
 
 OPEN = {
@@ -49,7 +48,7 @@ def run(inputs):
     "openvino": """import openvino
 {imports}
 tokenizer = AutoTokenizer.from_pretrained(".")
-# Left to itself OpenVINO computes in lower precision where the processor has one.
+# By default OpenVINO computes in lower precision if the processor has one.
 model = openvino.Core().compile_model("model.xml", "CPU", {{"INFERENCE_PRECISION_HINT": "f32"}})
 
 
@@ -58,15 +57,15 @@ def run(inputs):
 
 """,
 }
-"""Format → the lines that load a file and define `run`: arrays by name → list of outputs."""
+"""Format -> code that loads a file and defines `run`: arrays by name -> list of outputs."""
 
-ONE = '["A first text.", "A second and somewhat longer one."]'
+TEXTS = '["A first text.", "A second and somewhat longer one."]'
 USE: dict[Kind | None, tuple[str, str]] = {
-    None: (ONE, "(last_hidden_state,) = run(inputs)\nprint(last_hidden_state.shape)  # texts, tokens, width"),
-    "class": (ONE, "(logits,) = run(inputs)\nprint([labels[i] for i in logits.argmax(-1)])"),
-    "multi": (ONE, "(logits,) = run(inputs)\nprint([[labels[i] for i in (row > 0).nonzero()[0]] for row in logits])"),
-    "score": (ONE, "(logits,) = run(inputs)\nprint(logits[:, 0].tolist())"),
-    "tokens": (ONE, "(logits,) = run(inputs)\nprint([[labels[i] for i in row] for row in logits.argmax(-1)])"),
+    None: (TEXTS, "(last_hidden_state,) = run(inputs)\nprint(last_hidden_state.shape)  # texts, tokens, width"),
+    "class": (TEXTS, "(logits,) = run(inputs)\nprint([labels[i] for i in logits.argmax(-1)])"),
+    "multi": (TEXTS, "(logits,) = run(inputs)\nprint([[labels[i] for i in (row > 0).nonzero()[0]] for row in logits])"),
+    "score": (TEXTS, "(logits,) = run(inputs)\nprint(logits[:, 0].tolist())"),
+    "tokens": (TEXTS, "(logits,) = run(inputs)\nprint([[labels[i] for i in row] for row in logits.argmax(-1)])"),
     "span": (
         '["Where is it?"], ["It is in the house."]',
         "start_logits, end_logits = run(inputs)\n"
@@ -74,12 +73,12 @@ USE: dict[Kind | None, tuple[str, str]] = {
         'print(tokenizer.decode(inputs["input_ids"][0][begin : end + 1]))',
     ),
 }
-"""Kind of the head (None: none) → what is tokenised, and what is done with the inputs."""
+"""Kind of the head (None: no head) -> the tokenised texts, and the code that uses the inputs."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What `kdcli export` left: `facts` as in export.json."""
+    """The result of `kdcli export`; `facts` as in export.json."""
 
     facts: dict[str, Any]
     folder: Path
@@ -89,14 +88,14 @@ class Exported:
         return json.dumps(self.facts, indent=2)
 
     def renderables(self) -> Iterable[Any]:
-        """One table, the notes, and where to look further."""
+        """One table, the notes and the directory."""
         table = Table("", "", show_header=False, box=None)
         for key in ("source", "format", "precision"):
             table.add_row(key, self.facts[key])
         table.add_row("inputs", ", ".join(self.facts["inputs"]))
         table.add_row("outputs", ", ".join(self.facts["outputs"]))
         table.add_row("size", bytes_of(sum(self.facts["files"].values())))
-        table.add_row("beside torch", _said(self.facts))
+        table.add_row("beside torch", _error(self.facts))
         yield table
         yield from self.facts["notes"]
         yield f"model in {self.folder} (README.md shows how to run it)"
@@ -105,7 +104,7 @@ class Exported:
 def run(
     source: str, *, format: str, int8: bool, output_dir: Path | None, overwrite: bool, trust_remote_code: bool
 ) -> Exported:
-    """Export a model and measure how near the file is to torch.
+    """Export a model and compare the file with torch.
 
     Args:
         source: hub id, directory or `demo`.
@@ -115,84 +114,63 @@ def run(
         overwrite: replace an earlier export there.
 
     Raises:
-        UsageError: an unknown format, a directory that is not ours to replace, a model that cannot be loaded or
-            exported.
-        MachineError: a library is missing, the disk is full, the file does not compute what torch does.
+        UsageError: unknown format, a directory that is not an export, a model that cannot be loaded or exported.
+        MachineError: a library is missing, the disk is full, or the file differs from torch.
     """
     if format not in FORMATS:
         raise UsageError(f"unknown format '{format}'{did_you_mean(format, FORMATS)}", f"allowed: {', '.join(FORMATS)}")
     for name in FORMATS[format]:
         library(name, format)
     precision = "int8" if int8 else "fp32"
-    named = f"export-{Path(short(source)).name}-{format}" + ("-int8" if int8 else "")
-    folder = output_dir or numbered(named, taken=overwrite)
-    _check_folder(folder, overwrite)
+    name = f"export-{Path(short(source)).name}-{format}" + ("-int8" if int8 else "")
+    folder = output_dir or numbered(name, taken=overwrite)
+    check_folder(folder, overwrite)
     model, tokenizer, kind, notes = _load(source, trust_remote_code)
     Progress.log(f"exporting {short(source)} to {format}, {precision}")
-    whole = folder.resolve()
-    aside = whole.with_name(f".{whole.name}.part")
-    try:
-        with disk_errors(folder):
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-            file = {"onnx": export_onnx, "openvino": export_openvino}[format](model, aside, int8=int8)
-            facts = _facts(source, format, precision, model, kind, file, notes)
-            model.config.save_pretrained(aside)
-            tokenizer.save_pretrained(aside)
-            write_atomic(aside / "README.md", _readme(facts, model, kind))
-            write_atomic(aside / FACTS, json.dumps(facts, indent=2))
-            _put(aside, folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    with atomic_dir(folder.resolve()) as aside:
+        file = {"onnx": export_onnx, "openvino": export_openvino}[format](model, aside, int8=int8)
+        facts = _facts(source, format, precision, model, kind, file, notes)
+        model.config.save_pretrained(aside)
+        tokenizer.save_pretrained(aside)
+        write_atomic(aside / "README.md", _readme(facts, model, kind))
+        write_atomic(aside / FACTS, json.dumps(facts, indent=2))
     return Exported(facts, folder)
 
 
-def _check_folder(folder: Path, overwrite: bool) -> None:
+def check_folder(folder: Path, overwrite: bool) -> None:
+    """Allow a new or empty directory, and with `overwrite` an earlier export.
+
+    Raises:
+        UsageError: a file, or another directory that is not empty.
+    """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; --output-dir must be a directory")
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return
-    ours = (folder / FACTS).is_file()
-    if not (ours and overwrite):
+    is_export = (folder / FACTS).is_file()
+    if folder.is_dir() and any(folder.iterdir()) and not (is_export and overwrite):
         raise UsageError(
             f"output directory {folder} is not empty",
             "--overwrite replaces its export; or choose another with -o"
-            if ours
+            if is_export
             else "it holds no export of kdcli, so it is left alone; choose another with -o",
         )
-
-
-def _put(aside: Path, folder: Path) -> None:
-    """Rename a directory into place. One that is there stays, for it may be the current one, and is emptied; what marks
-    it as an export comes last."""
-    if not folder.exists():
-        aside.rename(folder)
-        return
-    for old in folder.iterdir():
-        if old.is_dir() and not old.is_symlink():
-            shutil.rmtree(old)
-        else:
-            old.unlink()
-    for file in sorted(aside.iterdir(), key=lambda f: f.name == FACTS):
-        file.rename(folder / file.name)
 
 
 def _load(
     source: str, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Kind | None, list[str]]:
-    """The model with the head that its config.json names, the kind of that head, and what there is to say about it."""
+    """The model with the head that its config.json names, its tokenizer, the kind of the head, and notes."""
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
-    named = next(iter(config.architectures or ()), type(config).__name__)
-    kind: Kind | None = kind_of_head(config, named)
+    architecture = next(iter(config.architectures or ()), type(config).__name__)
+    kind: Kind | None = kind_of_head(config, architecture)
     auto = custom_class(config) or (AUTO_CLASS[kind] if kind else AutoModel)
     if kind == "class" and config.num_labels == 1 and config.problem_type is None:
         kind = "score"
     elif kind == "class":
         kind = next((k for k, problem in PROBLEM.items() if problem == config.problem_type), kind)
     model = load_weights(source, auto, trust_remote_code=trust_remote_code).eval()
-    left = kind is None and named != type(model).__name__
-    notes = [f"the head of {named} is left out: the file gives the last hidden state"] if left else []
+    headless = kind is None and architecture != type(model).__name__
+    notes = [f"the head of {architecture} is left out: the file outputs the last hidden state"] if headless else []
     return model, tokenizer, kind, notes
 
 
@@ -223,15 +201,15 @@ def _facts(
     }
 
 
-def _said(facts: dict[str, Any]) -> str:
+def _error(facts: dict[str, Any]) -> str:
     return f"{facts['max_abs']:.1e} largest difference, {facts['relative']:.1e} relative error"
 
 
 def _readme(facts: dict[str, Any], model: PreTrainedModel, kind: Kind | None) -> str:
-    """What the directory is and the lines that run it."""
+    """Title, inputs, outputs, error and example code of the directory."""
     texts, rest = USE[kind]
-    room = positions_of(model.config)
-    options = [*(["truncation=True", f"max_length={room}"] if room else []), "padding=True"]
+    positions = positions_of(model.config)
+    options = [*(["truncation=True", f"max_length={positions}"] if positions else []), "padding=True"]
     options += ["return_token_type_ids=True"] if "token_type_ids" in facts["inputs"] else []
     labelled = "labels[" in rest
     lines = [
@@ -251,7 +229,7 @@ def _readme(facts: dict[str, Any], model: PreTrainedModel, kind: Kind | None) ->
 
 * inputs: {", ".join(facts["inputs"])}
 * outputs: {", ".join(facts["outputs"])}
-* beside torch in float32: {_said(facts)} over the real tokens of padded batches of random tokens{notes}
+* beside torch in float32: {_error(facts)} over the real tokens of padded batches of random tokens{notes}
 
 `pip install {install} transformers`, then in this directory:
 

@@ -7,14 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import (
-    TRAINING,
-    Task,
-    invocation_of,
-    show,
-    training_options,
-    with_options,
-)
+from kdcli.cli.options import TRAINING, Metric, Task, invocation_of, show, training_options, with_options
 
 
 @app.command()
@@ -27,6 +20,7 @@ def finetune(
         list[str] | None,
         typer.Option(metavar="KEY=V1,V2…", help="Try every value, e.g. lr=2e-5,3e-5; may be repeated."),
     ] = None,
+    metric: Metric = None,
     **shared: Any,
 ) -> None:
     """Fine-tune an encoder on a labelled task and report what it scores."""
@@ -35,7 +29,7 @@ def finetune(
     from kdcli.downstream.settings import FinetuneRecipe
     from kdcli.recipe.resolve import grid_options
 
-    own = {"model": model, "task": task, "seeds": seeds, **grid_options(FinetuneRecipe, grid or ())}
+    own = {"model": model, "task": task, "seeds": seeds, "metrics": metric, **grid_options(FinetuneRecipe, grid or ())}
     resolved = finetune_recipe(
         recipe=shared["recipe"], sets=shared["sets"] or (), options=own | training_options(given)
     )

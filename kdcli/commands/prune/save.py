@@ -26,7 +26,7 @@ from kdcli.models.heads import AUTO_CLASS, TaskModel
 from kdcli.models.layout import layout_for
 from kdcli.models.load import load_weights, location, save_model
 from kdcli.models.matrices import matrices
-from kdcli.models.modeling_kdcli import PATHS
+from kdcli.models.layout import PATHS
 from kdcli.pruners.selection import down_to_one
 from kdcli.report.finish import measure, write_report
 from kdcli.report.text import bytes_of

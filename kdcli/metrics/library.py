@@ -1,0 +1,161 @@
+"""Metrics of the `evaluate` library: any one by name or script, and those of a kdcli task as an `evaluate.Metric`.
+
+Imported only on demand: the `evaluate` library imports `transformers.pipelines`, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import evaluate
+import numpy as np
+from datasets import Features, List, Value
+from huggingface_hub import constants
+
+from kdcli.errors import UsageError
+from kdcli.metrics import scorer
+from kdcli.types import Kind, Task
+
+FORMATS: dict[Kind, tuple[Any, Any]] = {
+    "class": (Value("int64"), Value("int64")),
+    "multi": (List(Value("int64")), List(Value("int64"))),
+    "score": (Value("float64"), Value("float64")),
+    "tokens": (List(Value("string")), List(Value("string"))),
+    "span": (
+        {"id": Value("string"), "text": Value("string"), "no_answer": Value("float64")},
+        {"id": Value("string"), "answers": List(Value("string"))},
+    ),
+}
+"""Kind -> format of one prediction and of one reference."""
+
+OFFICIAL = "evaluate-metric/"
+"""Owner of the library's own metrics on the hub."""
+
+
+class TaskMetric(evaluate.Metric):  # type: ignore[misc]
+    """The metrics of a kdcli task for a notebook: `TaskMetric(task).compute(predictions=..., references=...)`.
+
+    Formats are those of `FORMATS`; nothing is written to disk. `language` is that of `span` answers.
+    """
+
+    def __init__(self, task: Task, language: str = "en") -> None:
+        self.task, self.language = task, language
+        super().__init__(config_name=task.name, keep_in_memory=True)
+
+    def _info(self) -> evaluate.MetricInfo:
+        predictions, references = FORMATS[self.task.kind]
+        return evaluate.MetricInfo(
+            description=f"{', '.join(self.task.metrics)} of {self.task.name}",
+            citation="",
+            features=Features({"predictions": predictions, "references": references}),
+        )
+
+    def _build_data_dir(self) -> str:
+        """Overridden: the library makes a cache directory even with `keep_in_memory`."""
+        return ""
+
+    def _compute(self, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
+        return scorer(self.task, predictions, references, self.language)(np.arange(len(references)))
+
+
+@dataclass(frozen=True)
+class LibraryMetric:
+    """A loaded metric of the `evaluate` library, for one task."""
+
+    name: str
+    task: Task
+    module: evaluate.EvaluationModule
+
+    def compute(self, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
+        """`NAME.KEY` -> value, for every finite number that the metric returns.
+
+        Args:
+            predictions, references: in the formats of `FORMATS`; a metric of strings gets label names (`class`), or
+                the text and the first gold answer (`span`).
+
+        Raises:
+            UsageError: the metric takes other formats, fails, or returns no number.
+        """
+        if self._takes_strings():
+            predictions = [self._as_string(p) for p in predictions]
+            references = [self._as_string(r) for r in references]
+        try:
+            result = self.module.compute(predictions=list(predictions), references=list(references))
+            finite = {k: float(v) for k, v in result.items() if isinstance(v, Real) and math.isfinite(v)}
+        except Exception as error:  # noqa: BLE001  # the code of a metric can raise anything
+            raise UsageError(
+                f"metric '{self.name}' fails on task {self.task.name}: {_message(error)}",
+                f"it gets predictions and references of kind {self.task.kind}, see docs/evaluate.md",
+            ) from None
+        if not finite:
+            raise UsageError(f"metric '{self.name}' returns no finite number on task {self.task.name}: {result}")
+        return {f"{self.name}.{key}": value for key, value in finite.items()}
+
+    def _takes_strings(self) -> bool:
+        features = self.module.features
+        columns = features[0] if isinstance(features, list) else features
+        return getattr(columns.get("predictions"), "dtype", None) == "string"
+
+    def _as_string(self, value: Any) -> Any:
+        if self.task.kind == "class":
+            return self.task.labels[value]
+        if self.task.kind == "span":
+            return value["text"] if "text" in value else next(iter(value["answers"]), "")
+        return value
+
+
+def load_metrics(
+    names: Sequence[str], task: Task, references: Sequence[Any], *, trust_remote_code: bool
+) -> tuple[LibraryMetric, ...]:
+    """Load metrics by hub name, script or directory, and try each on the references and right predictions.
+
+    Raises:
+        UsageError: not found, offline and not cached, named twice, code that is not trusted, or a metric that fails.
+    """
+    # The library would report each load over the network.
+    evaluate.config.HF_UPDATE_DOWNLOAD_COUNTS = False
+    evaluate.config.HF_EVALUATE_OFFLINE = evaluate.config.HF_EVALUATE_OFFLINE or constants.HF_HUB_OFFLINE
+    loaded: dict[str, LibraryMetric] = {}
+    for source in names:
+        name = Path(source).stem
+        if name in loaded:
+            raise UsageError(f"two metrics are called {name}", "give each once")
+        loaded[name] = LibraryMetric(name, task, _load(source, trust_remote_code))
+        loaded[name].compute([_right(task, r) for r in references], references)
+    return tuple(loaded.values())
+
+
+def _load(source: str, trust_remote_code: bool) -> evaluate.EvaluationModule:
+    is_path = Path(source).exists() or source.endswith(".py") or source.startswith((".", "/", "~"))
+    if is_path and not Path(source).exists():
+        raise UsageError(f"no metric script or directory at {source}")
+    if (is_path or "/" in source.removeprefix(OFFICIAL)) and not trust_remote_code:
+        raise UsageError(
+            f"metric '{source}' is code outside the evaluate library, which is not run by default",
+            "read that code, then add --trust-remote-code",
+        )
+    try:
+        return evaluate.load(source, keep_in_memory=True)
+    except (FileNotFoundError, ConnectionError):
+        raise UsageError(
+            f"metric '{source}' was found neither in the cache of the evaluate library nor on the hub",
+            "check the name and the network, or give a script with --trust-remote-code",
+        ) from None
+    except Exception as error:  # noqa: BLE001  # the code of a metric can raise anything
+        raise UsageError(f"metric '{source}' cannot be loaded: {_message(error)}") from None
+
+
+def _right(task: Task, reference: Any) -> Any:
+    """A right prediction for a reference."""
+    if task.kind != "span":
+        return reference
+    return {"id": reference["id"], "text": next(iter(reference["answers"]), ""), "no_answer": 0.0}
+
+
+def _message(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
