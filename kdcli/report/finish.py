@@ -13,10 +13,9 @@ from kdcli.bench.environment import environment, versions
 from kdcli.bench.latency import Latency, Protocol, Subject, measure_latency
 from kdcli.disk import write_atomic
 from kdcli.recipe.sections import MeasureSettings
-from kdcli.report.build import write_views
 from kdcli.report.published import published_for
 from kdcli.report.schema import Report
-from kdcli.report.views import model_card, terminal
+from kdcli.report.views import model_card, terminal, write_views
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import REPORT, RunDir
 from kdcli.training.session import Session

@@ -7,6 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+TEACHER, ASSISTANT, FINETUNED = "teacher", "assistant", "finetuned"
+"""Names of models: what `distill` compares with, the one between teacher and student, the one model of `finetune`."""
+
+UNDISTILLED = " undistilled"
+"""Suffix of the name under which a student's quality before training stands."""
+
 
 def _finite(value: object) -> object:
     """None for what JSON cannot hold; the outputs of a broken backend are not numbers."""
