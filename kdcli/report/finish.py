@@ -14,17 +14,12 @@ from kdcli.bench.latency import Latency, Protocol, Subject, measure_latency
 from kdcli.disk import write_atomic
 from kdcli.recipe.sections import MeasureSettings
 from kdcli.report.published import published_for
-from kdcli.report.schema import Report
+from kdcli.report.schema import Report, Training
 from kdcli.report.views import model_card, terminal, write_views
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import REPORT, RunDir
 from kdcli.training.session import Session
 from kdcli.types import Outcome
-
-TRAINING = (
-    *("steps", "tokens", "seconds", "tokens_per_second", "loss_first", "loss_last", "peak_memory_bytes"),
-    "resumed_from_step",
-)
 
 
 @dataclass(frozen=True)
@@ -118,7 +113,8 @@ def write_report(
             "environment": environment(),
             "recipe": dict(recipe),
             "models": {name: dict(card) for name, card in cards.items()},
-            "training": outcome and {k: v for k, v in dataclasses.asdict(outcome).items() if k in TRAINING},
+            "training": outcome
+            and {k: v for k, v in dataclasses.asdict(outcome).items() if k in Training.model_fields},
             "curve": [{k: r.get(k) for k in ("step", "loss", "held_out", "metrics")} for r in run.read_log()],
             "beside": {name: run.report.curve for name, run in (beside or {}).items()},
             "quality": {task: {m: dict(v) for m, v in models.items()} for task, models in quality.items()},

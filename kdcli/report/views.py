@@ -27,12 +27,8 @@ from kdcli.report.text import Section, Table, View, count, cut, plain, short
 
 __all__ = ["FINETUNED", "TEACHER", "UNDISTILLED", "html", "markdown", "model_card", "short", "terminal", "write_views"]
 
-SHORT, LONG = 8, 24
-"""Characters of words and of numbers up to which a column is not folded on a terminal."""
-
-FEW_EXAMPLES = 5
-"""Items with quotations that Markdown shows of a section."""
-
+SHORT, LONG = 8, 24  # Characters of words and of numbers up to which a column is not folded on a terminal
+FEW_EXAMPLES = 5  # Items with quotations that Markdown shows of a section
 PIPELINES = {
     "AutoModelForSequenceClassification": "text-classification",
     "AutoModelForTokenClassification": "token-classification",

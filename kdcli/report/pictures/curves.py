@@ -11,8 +11,8 @@ from kdcli.report.sections.latency import BENCHMARK
 from kdcli.report.sections.selection import by_setting, spread
 from kdcli.report.text import Picture, cut, names_of, number
 
+# The held-out term of a model that is trained with another, and what its line is called where it has one beside it.
 HARD, TOGETHER = "/hard", "together"
-"""The held-out term of a model that is trained with another, and what its line is called where it has one beside it."""
 
 
 def pictures(report: Report) -> list[Picture]:

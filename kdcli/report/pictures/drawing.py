@@ -22,23 +22,14 @@ COLOURS = ["#2f74ff", "#e07b00", "#12966b", "#a855f7", "#e0365c", "#0a95b8"]
 """Readable on a white and on a black page."""
 
 DASHES = ["-", "--", ":", "-."]
-INK = "#778899"
-"""Stands for the page's own text colour, so that one picture serves a light and a dark page."""
-
-WIDTH, HEIGHT = 4.8, 3.2
-"""Inches. Narrow, so that on a telephone the labels are not scaled below reading."""
-
+INK = "#778899"  # Stands for the page's own text colour, so that one picture serves a light and a dark page
+WIDTH, HEIGHT = 4.8, 3.2  # Inches. Narrow, so that on a telephone the labels are not scaled below reading
 SCALE = LinearSegmentedColormap.from_list("kept", ["#fff6d5", "#c4e4c1", "#6fbcca", "#4f93d6"])
 """Ever darker, so that it reads without colour; light enough for dark numbers."""
 
-NUMBERS = "#16202c"
-"""Colour of the numbers on SCALE, on a dark page too."""
-
-MOST_NUMBERS = 16
-"""Columns of a map up to which a number fits into a cell."""
-
-ROW = 0.235
-"""Inches of a row of a map."""
+NUMBERS = "#16202c"  # Colour of the numbers on SCALE, on a dark page too
+MOST_NUMBERS = 16  # Columns of a map up to which a number fits into a cell
+ROW = 0.235  # Inches of a row of a map
 
 Cells = Sequence[Sequence[float | None]]
 """Shares, row by row; rows may differ in length, and None is no cell."""

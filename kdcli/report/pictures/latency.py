@@ -9,9 +9,7 @@ from kdcli.report.schema import LatencyRow, Report
 from kdcli.report.sections.latency import PLAIN, Cell, cell_name, cells, comparable, ran_as
 from kdcli.report.text import Picture, cut, names_of, number, percent
 
-MOST_LINES = 12
-"""Lines of one picture at most."""
-
+MOST_LINES = 12  # Lines of one picture at most
 LOWER_IS_BETTER = {"loss", "mse"}
 """Names of metrics of which less is better; a front is drawn of the others."""
 

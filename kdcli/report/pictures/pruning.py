@@ -9,11 +9,8 @@ from kdcli.report.schema import Histogram, Pruning
 from kdcli.report.sections.pruning import ALL, kept, kept_by_layer, layers_of, types_of
 from kdcli.report.text import Picture, percent
 
-MOST_RIDGES = 7
-"""Steps whose distribution of scores is drawn."""
-
-TAIL = 5e-4
-"""Share of the scores at either end that may lie beyond the picture."""
+MOST_RIDGES = 7  # Steps whose distribution of scores is drawn
+TAIL = 5e-4  # Share of the scores at either end that may lie beyond the picture
 
 
 def model_pictures(pruned: Pruning) -> list[Picture]:

@@ -22,8 +22,7 @@ from kdcli.report.sections.pruning import by_layer, by_type, density_points
 from kdcli.report.sections.selection import selection_section
 from kdcli.report.text import Section, Table, View, bytes_of, duration, names_of, number
 
-FEW_PRUNED = 3
-"""Pruned models up to which each is unfolded."""
+FEW_PRUNED = 3  # Pruned models up to which each is unfolded
 
 
 def sections(report: Report) -> list[Section]:

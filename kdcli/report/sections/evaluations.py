@@ -7,20 +7,11 @@ import numpy as np
 from kdcli.report.schema import Evaluation, Report
 from kdcli.report.text import Section, Table, View, cut, names_of, number, signed
 
-MOST_LABELS = 40
-"""Rows and columns of a confusion matrix at most."""
-
-FEW_LABELS = 10
-"""Labels up to which a confusion matrix or a table by class is shown outside HTML."""
-
-FEW_EVALUATIONS = 6
-"""Evaluations up to which each is shown in detail outside HTML."""
-
-MOST_TEXT = 300
-"""Characters that are shown of one text of an example."""
-
-MEAN = "mean"
-"""Name of the last row of a table by set."""
+MOST_LABELS = 40  # Rows and columns of a confusion matrix at most
+FEW_LABELS = 10  # Labels up to which a confusion matrix or a table by class is shown outside HTML
+FEW_EVALUATIONS = 6  # Evaluations up to which each is shown in detail outside HTML
+MOST_TEXT = 300  # Characters that are shown of one text of an example
+MEAN = "mean"  # Name of the last row of a table by set
 
 
 def set_name(task: str, part: str) -> str:

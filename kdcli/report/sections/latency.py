@@ -11,9 +11,7 @@ from collections.abc import Callable
 from kdcli.report.schema import Agreement, Failure, LatencyRow, Report, Speedup
 from kdcli.report.text import Section, Table, View, bytes_of, filled, names_of, number
 
-BENCHMARK = "benchmark"
-"""The command whose reports are about latency."""
-
+BENCHMARK = "benchmark"  # The command whose reports are about latency
 PLAIN = {("torch", "fp32"), ("torch", "float32"), ("portable", "fp32")}
 """Backend and number format that the name of a speed-up leaves out."""
 
@@ -24,8 +22,7 @@ NOISE = (
     "the machine had other work too. Then rely on the paired ratios, not on the milliseconds."
 )
 
-FEW_CELLS = 4
-"""Cells up to which the table of each is unfolded."""
+FEW_CELLS = 4  # Cells up to which the table of each is unfolded
 
 Cell = tuple[int, int]
 """Batch size and tokens."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from kdcli.report.schema import ASSISTANT, TEACHER, UNDISTILLED, Card, LatencyRow, Report
+from statistics import fmean
+
+from kdcli.report.schema import ASSISTANT, TEACHER, UNDISTILLED, Card, LatencyRow, Report, Speedup
 from kdcli.report.sections.evaluations import set_name, tasks
-from kdcli.report.sections.latency import BENCHMARK, Cell, cell_name, cells, interval, ran_as, speedup_of
+from kdcli.report.sections.latency import BENCHMARK, Cell, cells, interval, ran_as, speedup_of
 from kdcli.report.sections.pruning import best_pruned
 from kdcli.report.sections.title import variants
 from kdcli.report.text import Section, Table, count, filled, names_of, number, on_disk, percent
@@ -15,8 +17,7 @@ SIZES = (
 )
 """Columns of the main table on what a model weighs."""
 
-FEW_SETS = 3
-"""Sets of a task up to which each stands in the main table too."""
+FEW_SETS = 3  # Sets of a task up to which each stands in the main table too
 
 
 def overview(report: Report) -> Table:
@@ -91,99 +92,60 @@ def models_section(report: Report) -> Section:
 def about(report: Report) -> str:
     """The model that the facts are about, where several could be meant."""
     several = [name for name in report.models if name not in (TEACHER, ASSISTANT)]
-    return foremost(report) if len(several) > 1 and report.command != BENCHMARK else ""
+    return foremost(report) if len(several) > 1 else ""
 
 
 def foremost(report: Report) -> str:
-    """The model that the first numbers are of: the last; the recipe itself of variants; the best of pruned ones."""
+    """The model of the first numbers: the fastest of a benchmark, the best pruned one, the recipe itself of variants,
+    else the last."""
+    if report.command == BENCHMARK and (fastest := _fastest(report)):
+        return fastest[1].model
     return best_pruned(report) or (variants(report) or list(report.models)[-1:])[0]
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
-    """The few numbers to see first: value and what it is."""
-    if report.command == BENCHMARK:
-        return _measured(report)
-    if TEACHER in report.models and len(report.models) > 1 and not report.pruning:
-        return _distilled(report)
-    return _pruned(report) + _scored(report)
-
-
-def _fastest(report: Report) -> list[tuple[str, str]]:
-    """The best speed-up of the first cell."""
-    cell, rows = next(iter(cells(report).items()), ((0, 0), []))
-    ratios = [(s, row) for row in rows if (s := speedup_of(report, row))]
-    if not ratios:
-        return []
-    best, row = max(ratios, key=lambda pair: pair[0].median)
-    name = ran_as(row) if report.command == BENCHMARK else row.model
-    what = f"the speed of {next(iter(report.models))}: {name}, {cell_name(cell)} ({best.low:.1f}–{best.high:.1f})"
-    return [(f"{best.median:.1f}×", what)]
-
-
-def _measured(report: Report) -> list[tuple[str, str]]:
-    """The best speed-up of the first cell, the smallest model, the fastest one."""
-    baseline = next(iter(report.models))
-    name, smallest = min(report.models.items(), key=lambda pair: pair[1].bytes)
-    beside = "" if name == baseline else f", the smallest; {baseline} {on_disk(report.models[baseline])}"
-    found = [*_fastest(report), (on_disk(smallest), f"on disk: {name}{beside}")]
-    for cell, rows in list(cells(report).items())[:1]:
-        row, first = min(rows, key=lambda row: row.p50_ms), rows[0]
-        beside = "" if row is first else f"; {ran_as(first)} {first.p50_ms:.1f} ms"
-        found.append((f"{row.p50_ms:.1f} ms", f"median of {ran_as(row)}, {cell_name(cell)}{beside}"))
-    return found
-
-
-def _pruned(report: Report) -> list[tuple[str, str]]:
-    """The share kept of the best model, and the form that is fastest."""
-    shown = [p for p in report.pruning if p.model == best_pruned(report)] or report.pruning
-    found = [(f"{percent(p.density, 1)} %", f"of the layers' weights kept, {p.method}") for p in shown[:1]]
-    return found + _fastest(report) if found else []
-
-
-def _distilled(report: Report) -> list[tuple[str, str]]:
-    """A student beside its teacher."""
-    teacher, name = report.models[TEACHER], foremost(report)
-    student = report.models[name]
-    facts = [(f"{teacher.bytes / student.bytes:.1f}×", "smaller on disk")]
-    facts += [
-        (f"{s.median:.1f}×", f"faster, {s.batch_size} × {s.seq_len} tokens ({s.low:.1f}–{s.high:.1f})")
-        for key, s in report.speedup.items()
-        if key.startswith(f"{name}_vs_") and "@" not in key
-    ][:1]
-    facts.append((f"{teacher.multiply_adds / student.multiply_adds:.1f}×", "fewer multiply-adds"))
-    for task, models in report.quality.items():
-        own, before = models.get(name, {}), models.get(name + UNDISTILLED, {})
+    """The few numbers to see first: of one model, beside the first."""
+    first, name = next(iter(report.models)), foremost(report)
+    card, baseline = report.models[name], report.models[first]
+    pruned = [p for p in report.pruning if p.model == name] or report.pruning[:1]
+    found = [(f"{percent(p.density, 1)} %", f"of the layers' weights kept, {p.method}", "") for p in pruned]
+    for task, models in (_quality(report) | _means(report)).items():
+        own, before, other = (models.get(n, {}) for n in (name, name + UNDISTILLED, first))
         # The first metric of a task is the one that matters.
         metric = next(iter(own), "loss")
-        if metric != "loss" and metric in models.get(TEACHER, {}):
-            facts.append((number(own[metric]), f"{task} {metric}; teacher {number(models[TEACHER][metric])}"))
+        if metric != "loss":
+            found.append((number(own[metric]), f"{metric} on {task}", number(other.get(metric))))
         elif own.get("loss") and "loss" in before:
-            facts.append((f"{before['loss'] / own['loss']:.1f}×", f"lower {task} than before distillation"))
-    return facts
+            found.append((f"{before['loss'] / own['loss']:.1f}×", f"lower {task} than before distillation", ""))
+    if fastest := _fastest(report):
+        best, row = fastest
+        ran = ran_as(row) if report.command == BENCHMARK else row.model
+        where = f"{best.batch_size} × {best.seq_len} tokens ({best.low:.1f}–{best.high:.1f})"
+        found.append((f"{best.median:.1f}×", f"the speed of {first}: {ran}, {where}", ""))
+    rows = [row for row in report.latency if row.model == name and not pruned and not fastest]
+    found += [(f"{row.p50_ms:.1f} ms", f"{row.batch_size} × {row.seq_len} tokens", "") for row in rows[:1]]
+    found.append((on_disk(card), "on disk", on_disk(baseline)))
+    if card.multiply_adds != baseline.multiply_adds:
+        found.append((count(card.multiply_adds), "multiply-adds", count(baseline.multiply_adds)))
+    return [(v, f"{what}; {first} {beside}" if beside and first != name else what) for v, what, beside in found]
 
 
-def _scored(report: Report) -> list[tuple[str, str]]:
-    """A model by itself, or beside the first of several."""
-    first, name = next(iter(report.models)), foremost(report)
-    found: list[tuple[str, str, str | None]] = []
+def _fastest(report: Report) -> tuple[Speedup, LatencyRow] | None:
+    """The best speed-up of the first cell: of the foremost student, else of any model."""
+    rows = next(iter(cells(report).values()), [])
+    if TEACHER in report.models and report.command != BENCHMARK and not report.pruning:
+        rows = [row for row in rows if row.model == foremost(report)]
+    ratios = [(s, row) for row in rows if (s := speedup_of(report, row))]
+    return max(ratios, key=lambda pair: pair[0].median, default=None)
+
+
+def _means(report: Report) -> dict[str, dict[str, dict[str, float]]]:
+    """Means over the sets of a task with many, as `quality`."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
     for task, evaluations in tasks(report).items():
-        own, base = ({e.set: e.metrics for e in evaluations if e.model == m} for m in (name, first))
-        metric = next(iter(next(iter(own.values()), {})), "")
-        beside = _first_scores(base, metric)
-        for part, value in _first_scores(own, metric).items():
-            other = number(beside[part]) if part in beside else None
-            found.append((number(value), f"{metric} on {set_name(task, part)}", other))
-    found.append((on_disk(report.models[name]), "on disk", on_disk(report.models[first])))
-    rows = {row.model: row for row in reversed(report.latency)}
-    # Of the forms of a pruned model the fastest one stands above.
-    if name in rows and not report.pruning:
-        row, slower = rows[name], rows.get(first)
-        other = f"{slower.p50_ms:.1f} ms" if slower else None
-        found.append((f"{row.p50_ms:.1f} ms", f"{row.batch_size} × {row.seq_len} tokens", other))
-    return [(v, what if first == name or other is None else f"{what}; {first} {other}") for v, what, other in found]
-
-
-def _first_scores(by_set: dict[str, dict[str, float]], metric: str) -> dict[str, float]:
-    """A metric of each set; of more than FEW_SETS their mean."""
-    found = {part: metrics[metric] for part, metrics in by_set.items() if metric in metrics}
-    return {f"(mean of {len(found)} sets)": sum(found.values()) / len(found)} if len(found) > FEW_SETS else found
+        sets = len({e.set for e in evaluations})
+        for model in dict.fromkeys(e.model for e in evaluations) if sets > FEW_SETS else ():
+            own = [e.metrics for e in evaluations if e.model == model]
+            means = {metric: fmean(m[metric] for m in own) for metric in own[0] if all(metric in m for m in own)}
+            found.setdefault(f"{task} (mean of {sets} sets)", {})[model] = means
+    return found

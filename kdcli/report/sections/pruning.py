@@ -11,8 +11,7 @@ TYPES = {
 }
 """Types of matrices in the order of the tables, and what they are."""
 
-ALL = "all"
-"""Name of the row and the column over all layers and types."""
+ALL = "all"  # Name of the row and the column over all layers and types
 
 
 def types_of(*pruned: Pruning) -> list[str]:

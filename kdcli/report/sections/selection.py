@@ -7,8 +7,7 @@ import numpy as np
 from kdcli.report.schema import RunRow, Selection
 from kdcli.report.text import Section, Table, View, names_of, number
 
-FEW_METRICS = 6
-"""Columns of metrics up to which those of each set are shown."""
+FEW_METRICS = 6  # Columns of metrics up to which those of each set are shown
 
 Settings = dict[str, float | int | str]
 

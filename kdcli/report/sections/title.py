@@ -9,12 +9,8 @@ from kdcli.report.sections.evaluations import tasks
 from kdcli.report.sections.latency import BENCHMARK
 from kdcli.report.text import duration, percent, short
 
-COTRAIN = "cotrain"
-"""The command whose reports are of two models trained together."""
-
-FEW_NAMES = 5
-"""Models up to which a title names each that was measured beside another."""
-
+COTRAIN = "cotrain"  # The command whose reports are of two models trained together
+FEW_NAMES = 5  # Models up to which a title names each that was measured beside another
 SHAPE = re.compile(r"\d+x\d+\S*")
 
 
