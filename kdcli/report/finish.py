@@ -13,19 +13,13 @@ from kdcli.bench.environment import environment, versions
 from kdcli.bench.latency import Latency, Protocol, Subject, measure_latency
 from kdcli.disk import write_atomic
 from kdcli.recipe.sections import MeasureSettings
-from kdcli.report.build import write_views
 from kdcli.report.published import published_for
-from kdcli.report.schema import Report
-from kdcli.report.views import model_card, terminal
+from kdcli.report.schema import Report, Training
+from kdcli.report.views import model_card, terminal, write_views
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import REPORT, RunDir
 from kdcli.training.session import Session
 from kdcli.types import Outcome
-
-TRAINING = (
-    *("steps", "tokens", "seconds", "tokens_per_second", "loss_first", "loss_last", "peak_memory_bytes"),
-    "resumed_from_step",
-)
 
 
 @dataclass(frozen=True)
@@ -65,17 +59,25 @@ def measure(subjects: Iterable[Subject], settings: MeasureSettings, session: Ses
     return measure_latency(list(subjects), protocol)
 
 
+def quality_of(evaluations: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Evaluations as `quality` of a report: task and set -> model -> metric -> value."""
+    quality: dict[str, dict[str, dict[str, float]]] = {}
+    for e in evaluations:
+        quality.setdefault(f"{e['task']} {e['set']}".strip(), {})[e["model"]] = dict(e["metrics"])
+    return quality
+
+
 def write_report(
     run: RunDir,
     *,
     command: str,
     recipe: Mapping[str, Any],
     cards: Mapping[str, Mapping[str, Any]],
-    folders: Mapping[str, Path],
-    latency: Latency,
-    outcome: Outcome | None,
-    quality: Mapping[str, Mapping[str, Mapping[str, float]]],
-    notes: Iterable[str],
+    folders: Mapping[str, Path] | None = None,
+    latency: Latency | None = None,
+    outcome: Outcome | None = None,
+    quality: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None,
+    notes: Iterable[str] = (),
     auto_class: str = "AutoModel",
     evaluations: Iterable[Mapping[str, Any]] = (),
     comparisons: Iterable[Mapping[str, Any]] = (),
@@ -89,15 +91,17 @@ def write_report(
     Args:
         run: the run directory; its log gives the curve.
         cards: CARD by model name, teacher first.
-        folders: where each model made by this run was saved.
-        latency: what was measured, see `measured`.
-        quality: task → model → metric → value.
-        notes: sentences a reader should know.
+        folders: directory of each model that this run made.
+        latency: what `measure` returned.
         outcome: of the training; None where nothing was trained.
-        auto_class: with which a reader loads the models made by this run.
+        quality: task -> model -> metric -> value; None takes the evaluations'.
+        notes: sentences a reader should know.
+        auto_class: class that loads the models in `folders`.
         evaluations, comparisons, selection, projections, pruning: as in `kdcli.report.schema`.
-        beside: runs whose curves go into the report too, by name.
+        beside: runs whose curves the report shows too, by name.
     """
+    latency, evaluations = latency or Latency(), list(evaluations)
+    quality = quality_of(evaluations) if quality is None else quality
     shapes = {f"{card['layers']}x{card['hidden']}" for name, card in cards.items() if name != "teacher"}
     report = Report.model_validate(
         {
@@ -109,10 +113,11 @@ def write_report(
             "environment": environment(),
             "recipe": dict(recipe),
             "models": {name: dict(card) for name, card in cards.items()},
-            "training": outcome and {k: v for k, v in dataclasses.asdict(outcome).items() if k in TRAINING},
+            "training": outcome
+            and {k: v for k, v in dataclasses.asdict(outcome).items() if k in Training.model_fields},
             "curve": [{k: r.get(k) for k in ("step", "loss", "held_out", "metrics")} for r in run.read_log()],
             "beside": {name: run.report.curve for name, run in (beside or {}).items()},
-            "quality": {task: {m: dict(v) for m, v in of.items()} for task, of in quality.items()},
+            "quality": {task: {m: dict(v) for m, v in models.items()} for task, models in quality.items()},
             "latency": latency.rows,
             "speedup": latency.speedups,
             "failures": latency.failures,
@@ -120,13 +125,13 @@ def write_report(
             "projections": list(projections),
             "published": published_for(shapes),
             "notes": list(notes),
-            "evaluations": list(evaluations),
+            "evaluations": evaluations,
             "comparisons": list(comparisons),
             "selection": selection,
             "pruning": list(pruning),
         }
     )
-    for name, folder in folders.items():
+    for name, folder in (folders or {}).items():
         card = model_card(report, name, auto_class, own_code=any(folder.glob("modeling_*.py")))
         write_atomic(folder / "README.md", card)
     write_views(run.path, report)

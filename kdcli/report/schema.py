@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+# Names of models: what `distill` compares with, the one between teacher and student, the one model of `finetune`.
+TEACHER, ASSISTANT, FINETUNED = "teacher", "assistant", "finetuned"
+UNDISTILLED = " undistilled"  # Suffix of the name under which a student's quality before training stands
 
-def _finite(value: object) -> object:
-    """None for what JSON cannot hold; the outputs of a broken backend are not numbers."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
-
-FiniteOrNone = Annotated[float | None, BeforeValidator(_finite)]
+# JSON cannot hold the outputs of a broken backend, which are not numbers.
+FiniteOrNone = Annotated[float | None, BeforeValidator(lambda v: v if v is None or math.isfinite(v) else None)]
 
 
 class _Part(BaseModel):
@@ -21,9 +21,8 @@ class _Part(BaseModel):
 
 
 class Card(_Part):
-    """What a model is. `bytes` of its weights on disk, which are of the type `held_in` (`fp32`, `fp16` …);
-    `multiply_adds` of one sequence of 128 tokens; the `paper_` counts as the papers take them, None where they were not
-    asked for."""
+    """A model: `bytes` of its weights on disk, of type `held_in`; `multiply_adds` of one sequence of 128 tokens; the
+    `paper_` counts as papers take them."""
 
     id: str
     model_type: str
@@ -44,7 +43,7 @@ class Card(_Part):
 
 
 class Training(_Part):
-    """What the run took."""
+    """Cost and losses of the training."""
 
     steps: int
     tokens: int
@@ -57,12 +56,9 @@ class Training(_Part):
 
 
 class LatencyRow(_Part):
-    """One model in one cell; times of a whole batch in milliseconds.
-
-    `dtype` is fp32, bf16, fp16 or int8 (float32 in reports of earlier versions), `padding` full, random or data.
-    `p99_ms` is None of fewer than 100 runs, `tokens_per_second` counts real tokens, `first_call_ms` is of the very
-    first call of a subject, `peak_memory_bytes` the weights and what one call takes beyond them.
-    """
+    """One model in one cell; times of a whole batch in milliseconds. `dtype` is fp32, bf16, fp16 or int8 (float32 in
+    reports of earlier versions), `padding` full, random or data. `p99_ms` needs 100 runs, `tokens_per_second` counts
+    real tokens, `peak_memory_bytes` the weights and one call."""
 
     model: str
     backend: str
@@ -96,7 +92,7 @@ class Speedup(_Part):
 
 
 class Failure(_Part):
-    """What could not be measured, and why; without a cell where it could not even be made ready."""
+    """What could not be measured, and why; without a cell where it could not be prepared."""
 
     model: str
     backend: str
@@ -107,8 +103,8 @@ class Failure(_Part):
 
 
 class Agreement(_Part):
-    """The output of a model on a backend beside that of torch in float32. `wrong` when `relative` is beyond `limit`;
-    what is not a finite number is None; `metric` is what a task gives on this backend."""
+    """The output of a model on a backend beside that of torch in float32: `wrong` when `relative` is beyond `limit`,
+    None where not finite; `metric` is a task's on this backend."""
 
     model: str
     backend: str
@@ -122,10 +118,7 @@ class Agreement(_Part):
 
 
 class Projection(_Part):
-    """What arithmetic says of a device that was not there; never a measurement.
-
-    `published` is a paper's speed-up on the device, `error` the projected one's relative to it (0.1: a tenth over).
-    """
+    """Calculated for a device that was not there, beside a paper's speed-up and the `error` relative to it."""
 
     model: str
     device: str
@@ -156,7 +149,7 @@ class CurvePoint(_Part):
 
 
 class ClassScore(_Part):
-    """How well one class is found; of `span` tasks the classes are `answer` and `no answer`."""
+    """Scores of one class; `span` tasks have the classes `answer` and `no answer`."""
 
     precision: float
     recall: float
@@ -172,7 +165,7 @@ class Confusion(_Part):
 
 
 class Mistake(_Part):
-    """An example the model does badly on. `badness` orders them: a loss, an error, or one minus F1."""
+    """One of the worst examples, ordered by `badness`: a loss, an error, or one minus F1."""
 
     id: str
     texts: list[str]
@@ -182,7 +175,7 @@ class Mistake(_Part):
 
 
 class Evaluation(_Part):
-    """What one model does on one set of a task. `set` is empty when the task has only one."""
+    """Scores of one model on one set of a task; `set` is empty when the task has only one."""
 
     model: str
     task: str
@@ -210,7 +203,7 @@ class Comparison(_Part):
 
 
 class RunRow(_Part):
-    """One run of a grid: what it was given, and the metrics it reached."""
+    """One run of a grid: its settings and its metrics."""
 
     settings: dict[str, float | int | str]
     seed: int
@@ -218,7 +211,7 @@ class RunRow(_Part):
 
 
 class Selection(_Part):
-    """How one run was chosen of several: the setting with the best mean of `metric` over seeds, then its best seed."""
+    """The run chosen of several: the setting with the best mean of `metric` over seeds, then its best seed."""
 
     metric: str
     on: str
@@ -253,12 +246,8 @@ class DensityPoint(_Part):
 
 
 class Pruning(_Part):
-    """What a pruning left: one for each model that was pruned.
-
-    `sparsity` is what was asked for, `density` the share that is kept. `heads` holds, layer by layer, the share of the
-    weights of Q, K, V and O that each attention head keeps; layers of another number of heads have rows of another
-    length.
-    """
+    """A pruned model: requested `sparsity`, `density` that is left, and in `heads`, layer by layer, the share of the
+    weights of Q, K, V and O that each attention head keeps."""
 
     model: str
     method: str
@@ -272,7 +261,7 @@ class Pruning(_Part):
 
 
 class Report(_Part):
-    """The whole of report.json. `beside` has the curves of runs that this one is compared with, by their names."""
+    """report.json. `beside` has the curves of runs that this one is compared with, by name."""
 
     schema_version: Literal[1] = Field(1, alias="schema")
     command: str

@@ -1,34 +1,79 @@
-"""Numbers and text from outside as the views of a report write them."""
+"""Sections of a report as data, and how numbers and names are written in them."""
 
 from __future__ import annotations
 
+import enum
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from kdcli.report.schema import Card
 
 
-@dataclass(frozen=True)
-class Listing:
-    """A table with a heading, a sentence below it, and the number of the row that stands out."""
+class View(enum.IntEnum):
+    """The views of a report; each shows all that the ones before it show."""
 
-    title: str
+    TERMINAL = 0
+    MARKDOWN = 1
+    HTML = 2
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An SVG element, and a caption that also serves those who cannot see it."""
+
+    svg: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text. `note` stands below, row `marked` stands out, a terminal shows the first `narrow` columns; HTML
+    gives the table the class `style` and shades its cells by `shades` (0 to 1), apart for those on the diagonal."""
+
     header: list[str]
     rows: list[list[str]]
     note: str = ""
     marked: int | None = None
+    narrow: int | None = None
+    style: str = ""
+    shades: list[list[float]] | None = None
 
 
-def filled(header: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
-    """A table without the columns in which no row says anything."""
+@dataclass(frozen=True)
+class Section:
+    """What every view shows in its own way.
+
+    Attributes:
+        items: a sentence each, with the texts that are quoted below it.
+        draw: makes the pictures; only HTML has them.
+        least: the first view that shows the section.
+        open: whether HTML unfolds the section where it is part of another.
+    """
+
+    title: str
+    table: Table | None = None
+    sentences: Sequence[str] = ()
+    items: Sequence[tuple[str, ...]] = ()
+    draw: Callable[[], list[Picture]] = list
+    parts: Sequence[Section] = ()
+    least: View = View.TERMINAL
+    open: bool = True
+
+
+def filled(
+    header: list[str], rows: list[list[str]], narrow: int | None = None, note: str = "", style: str = ""
+) -> Table:
+    """A table without its empty columns; `narrow` counts the columns before."""
     keep = [i for i in range(len(header)) if any(row[i] for row in rows)]
-    return [header[i] for i in keep], [[row[i] for i in keep] for row in rows]
+    few = None if narrow is None else sum(i < narrow for i in keep)
+    return Table([header[i] for i in keep], [[row[i] for i in keep] for row in rows], note, narrow=few, style=style)
 
 
 def number(value: float | None) -> str:
-    """A loss or metric with four significant digits."""
-    return "" if value is None else f"{value:.4g}"
+    """A loss or metric with four significant digits, zeros too: 1.000."""
+    return "" if value is None else f"{value:#.4g}".rstrip(".")
 
 
 def signed(value: float) -> str:
@@ -38,11 +83,11 @@ def signed(value: float) -> str:
 
 def names_of(values: Iterable[dict[str, float]]) -> list[str]:
     """The names in any of several sets of numbers, in the order of their first appearance."""
-    return list(dict.fromkeys(name for of in values for name in of))
+    return list(dict.fromkeys(name for named in values for name in named))
 
 
 def percent(share: float | None, digits: int = 2) -> str:
-    """A share in percent; what is little but not nothing does not become 0."""
+    """A share in percent; a little does not become 0."""
     if share is None:
         return ""
     least = 10**-digits
@@ -50,7 +95,7 @@ def percent(share: float | None, digits: int = 2) -> str:
 
 
 def cut(text: str, length: int) -> str:
-    """A text on one line, of at most `length` characters; what is missing shows as an ellipsis."""
+    """A text on one line, of at most `length` characters; an ellipsis stands for the rest."""
     line = " ".join(text.split())
     return line if len(line) <= length else line[: length - 1].rstrip() + "…"
 
@@ -60,14 +105,14 @@ def plain(text: str) -> str:
     return re.sub(r"([\\`*|\[\]])", r"\\\1", " ".join(text.split()).replace("<", "&lt;"))
 
 
-def table(header: list[str], rows: list[list[str]]) -> list[str]:
-    """The lines of a Markdown table."""
-    line, *lines = ["| " + " | ".join(map(plain, row)) + " |" for row in (header, *rows)]
-    return [line, "|" + "---|" * len(header), *lines]
+def short(model: str) -> str:
+    """A hub id as it is; the last part of a directory or file, since the rest is nobody else's business."""
+    here = model.startswith((".", "/", "~")) or Path(model).exists()
+    return Path(model).resolve().name or model if here else model
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
+    """`90 s`, `45 min` or `3.2 h`."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
@@ -82,13 +127,12 @@ def count(value: int) -> str:
 
 
 def on_disk(card: Card) -> str:
-    """How large a model is: `90.9 MB`, and of another type than float32 `2.0 MB, fp16`, for half the bytes are no fewer
-    weights."""
+    """`90.9 MB`; `2.0 MB, fp16` where weights are not float32, since half the bytes are no fewer weights."""
     return bytes_of(card.bytes) + (f", {card.held_in}" if card.held_in != "fp32" else "")
 
 
 def bytes_of(value: int) -> str:
-    """A number of bytes in GB or MB, so that sizes can be compared; kB of what would be 0.0 MB (a small mask)."""
+    """A number of bytes in GB or MB, so that sizes can be compared; in kB where that would be 0.0 MB."""
     if value >= 10**9:
         return f"{value / 10**9:,.2f} GB"
     return f"{value / 10**6:,.1f} MB" if value >= 10**5 else f"{value / 1000:.1f} kB"

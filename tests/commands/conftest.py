@@ -11,7 +11,6 @@ from forked import workers_are_forked
 
 from kdcli.models import card
 from kdcli.models.card import multiply_adds
-from kdcli.report.pictures.drawing import Picture
 
 
 @pytest.fixture(autouse=True)
@@ -19,9 +18,8 @@ def undrawn(request, monkeypatch):
     """Pictures take a good part of these tests' time and are tested in tests/report. Drawn is what a module's own
     fixtures run, and what a test marked `drawn` runs."""
     if "drawn" not in request.keywords:
-        stub = [Picture("<svg></svg>", "a picture")]
-        monkeypatch.setattr("kdcli.report.build.pictures", lambda report: stub)
-        monkeypatch.setattr("kdcli.report.build.of_model", lambda pruned: stub)
+        stub = [("a picture", "<svg></svg>")]
+        monkeypatch.setattr("kdcli.report.views.drawn", lambda section: stub)
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from reports import HOSTILE, card, evaluation, hostile_report, latency_row, report_values
-
-from kdcli.report.schema import Report
+from reports import HOSTILE, card, evaluation, hostile_values, latency_row, report_values
 
 SIZES = {"Q": 147_456, "K": 147_456, "V": 147_456, "O": 147_456, "U": 589_824, "G": 589_824, "D": 589_824}
 """Weights of the matrices of a layer of width 384."""
@@ -116,13 +114,12 @@ def odd_values() -> dict[str, object]:
     return prune_values() | {"pruning": [other | {"model": "masked", "matrices": matrices, "heads": heads}]}
 
 
-def hostile_prune_report() -> Report:
+def hostile_prune_values() -> dict[str, object]:
     """Names of models, methods and matrices that try to become markup."""
-    values = hostile_report().model_dump(by_alias=True)
+    values = hostile_values()
     other = {"name": HOSTILE, "layer": 1, "kind": HOSTILE, "weights": 10, "kept": 1}
     entry = pruned_values(HOSTILE, method=HOSTILE, masking=HOSTILE)
     second = entry | {"matrices": [*entry["matrices"], other], "model": "teacher"}  # type: ignore[misc]
     recipe = {"model": HOSTILE, "task": HOSTILE, "method": HOSTILE, "sparsity": [0.9]}
     quality = {HOSTILE: {"teacher": {HOSTILE: 0.9}, HOSTILE: {HOSTILE: 0.8}}}
-    values |= {"command": "prune", "recipe": recipe, "quality": quality, "pruning": [entry, second]}
-    return Report.model_validate(values)
+    return values | {"command": "prune", "recipe": recipe, "quality": quality, "pruning": [entry, second]}

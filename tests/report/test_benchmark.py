@@ -1,4 +1,4 @@
-"""Reports of benchmarks: what every view says of latency, speed-ups, failures, agreement and projections."""
+"""Reports of benchmarks: what every view shows of latency, speed-ups, failures, agreement and projections."""
 
 from __future__ import annotations
 
@@ -8,27 +8,25 @@ import re
 
 import pytest
 from benchmark_reports import benchmark_row, benchmark_values, compared_benchmark_values, report_of
-from reports import HOSTILE, card
-from test_evaluations import words
-from test_views import Page, shown
+from reports import HOSTILE, card, printed, words
 
-from kdcli.report.build import html, write_views
-from kdcli.report.markdown import markdown
+from kdcli.report.pictures.curves import pictures
+from kdcli.report.pictures.latency import MOST_LINES
 from kdcli.report.schema import Agreement, Report
 from kdcli.report.sections.latency import (
     NOISE,
-    agreement_table,
-    cell_tables,
+    agreements,
     comparable,
-    facts,
+    latency,
     latency_csv,
     not_measured,
-    projection_table,
+    projections,
     published_speedups,
-    remarks,
     speedup_of,
 )
-from kdcli.report.views import overview, title
+from kdcli.report.sections.overview import facts, overview
+from kdcli.report.sections.title import title
+from kdcli.report.views import html, markdown
 
 FAILED = (
     "12x768 on torch fp32, 64 × 512 tokens: out of memory",
@@ -37,60 +35,60 @@ FAILED = (
 )
 
 
+def tables(report: Report):
+    """The table of each cell."""
+    (section,) = latency(report)
+    return {part.title: part.table for part in section.parts}
+
+
 def test_titles(benchmark):
     assert title(benchmark) == "6x384, 3x384 beside 12x768"
-    alone = report_of(models={"6x384": card()})
-    assert title(alone) == "6x384"
+    assert title(report_of(models={"6x384": card()})) == "6x384"
     assert title(report_of(models={str(i): card() for i in range(8)})) == "1, 2, 3, 4, 5 and 2 more beside 0"
     assert title(report_of(models={"teacher": card(), "mine": card()})) == "mine beside teacher"
 
 
 @pytest.mark.parametrize("kind", ["benchmark", "runs"])
-def test_every_view_is_written(request, tmp_path, kind):
+def test_every_view_shows_speedups_failures_and_projections(request, kind):
     report = request.getfixturevalue(kind)
-    write_views(tmp_path, report)
-    assert Report.model_validate_json((tmp_path / "report.json").read_text("utf-8")) == report
-    for text in (words(report), markdown(report), shown(report)):
-        said = re.sub("their (own )?teacher", "", " ".join(text.split()))
-        for part in (title(report), "10.00x (9.00–12.00)", *FAILED, "Projected, not measured", NOISE, "noisy"):
-            assert part in said
-        assert not re.search("teacher|student|undistilled", said, re.I)
+    for text in (words(report), markdown(report), printed(report)):
+        plain = " ".join(text.split())
+        for part in ("10.00x (9.00–12.00)", *FAILED, "Projected, not measured", NOISE, "noisy"):
+            assert part in plain
 
 
 def test_a_table_for_each_cell_as_measured(benchmark):
-    tables = cell_tables(benchmark)
-    assert [t.title for t in tables] == [f"Latency, {c} tokens" for c in ("1 × 128", "8 × 128", "1 × 32", "1 × 512")]
-    rows = [dict(zip(tables[1].header, row, strict=True)) for row in tables[1].rows]
-    assert [row["model"] for row in rows] == [r.model for r in benchmark.latency if r.batch_size == 8]
+    found = tables(benchmark)
+    assert list(found) == [f"{c} tokens" for c in ("1 × 128", "8 × 128", "1 × 32", "1 × 512")]
+    table = found["8 × 128 tokens"]
+    rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+    assert [row["model"].partition(" ")[0] for row in rows] == [r.model for r in benchmark.latency if r.batch_size == 8]
     assert rows[-1] == {
-        **{"model": "3x384", "backend": "onnx", "dtype": "int8", "p50 ms": "24.00", "p90 ms": "26.40"},
-        **{"p95 ms": "28.80", "p99 ms": "31.20", "IQR / p50": "5%", "status": "ok", "tokens/s": "25,600"},
-        **{"speed-up": "20.00x (18.00–24.00)", "peak memory": "120.0 MB", "first call ms": "72.00", "load s": "0.42"},
-        "runs": "60",
+        **{"model": "3x384 onnx-int8", "p50 ms": "24.00", "p90 ms": "26.40", "p95 ms": "28.80", "p99 ms": "31.20"},
+        **{"IQR / p50": "5%", "status": "ok", "tokens/s": "25,600", "speed-up": "20.00x (18.00–24.00)"},
+        **{"peak memory": "120.0 MB", "first call ms": "72.00", "load s": "0.42", "runs": "60"},
     }
     assert rows[0]["speed-up"] == "1 (baseline)"
     assert rows[0]["p50 ms"] == "480.0"
 
 
-def test_columns_that_say_nothing_are_left_out():
+def test_empty_columns_are_left_out():
     rows = [
         benchmark_row("12x768", ("torch", "fp32"), 1, 128, p99_ms=None, peak_memory_bytes=None, device=d) for d in "ab"
     ]
-    (listing,) = cell_tables(report_of(latency=rows))
-    assert "p99 ms" not in listing.header
-    assert "peak memory" not in listing.header
-    assert "device" in listing.header, "it differs"
-    assert "padding" not in listing.header, "it does not"
+    (table,) = tables(report_of(latency=rows)).values()
+    assert not {"p99 ms", "peak memory", "padding"} & set(table.header)
+    assert "device" in table.header, "it differs"
 
 
-def test_terminal_stays_within_a_hundred_characters(benchmark):
-    text = shown(benchmark, 100)
+def test_a_terminal_of_a_hundred_characters_keeps_rows_whole(benchmark, runs):
+    text = printed(benchmark, 100)
     assert max(map(len, text.splitlines())) <= 100
     for row in benchmark.latency:
         line = f"{row.model} {row.backend}-{row.dtype}"
         assert re.search(rf"│ {line} +│ +[\d.]+ │ +[\d.]+ │ +[\d.]+ │ +[\d,]+ │ +[^│]+ │ +(ok|noisy) │", text)
-    alone = Report.model_validate(compared_benchmark_values())
-    assert "6x384 torch-fp32" not in shown(alone, 100).split("Agreement")[0]
+    assert "6x384 torch-fp32" not in printed(runs, 100).split("Agreement")[0], "all ran on the same backend"
+    assert "On cpu, torch fp32, random lengths" in printed(runs, 100)
 
 
 def test_speedups_are_found_by_their_whole_name():
@@ -107,133 +105,118 @@ def test_speedups_are_found_by_their_whole_name():
     report = Report.model_validate(values)
     found = [speedup_of(report, row) for row in report.latency]
     assert [s and s.median for s in found] == [None, 2.0, 3.0, 4.0, None, 5.0, 6.0, 7.0]
-    distilled = Report.model_validate(values | {"command": "distill"})
-    header, rows = overview(distilled)
-    assert rows[2][header.index("speed-up 8x128")] == "6.00x (1.00–9.00)"
+    table = overview(Report.model_validate(values | {"command": "distill"}))
+    assert table.rows[2][table.header.index("speed-up 8x128")] == "6.00x (1.00–9.00)"
 
 
 def test_old_and_new_names_of_float32_are_one():
     rows = [benchmark_row(m, ("torch", "fp32"), 1, 128, dtype="float32") for m in ("12x768", "6x384")]
     report = report_of(latency=rows)
-    assert [row[7] for row in cell_tables(report)[0].rows if row[0] == "6x384"]
-    assert cell_tables(report)[0].rows[0][cell_tables(report)[0].header.index("speed-up")] == "1 (baseline)"
-    assert speedup_of(report, report.latency[1]) is not None
+    (table,) = tables(report).values()
+    assert [row[table.header.index("speed-up")] for row in table.rows] == ["1 (baseline)", "6.00x (5.40–7.20)"]
 
 
 def test_models_by_row_with_the_counts_of_the_papers(benchmark, runs):
-    header, rows = overview(benchmark)
-    assert header == [
+    table = overview(benchmark)
+    assert table.header == [
         *("model", "parameters", "(embedding)", "(transformer)", "papers: embedding", "papers: transformer", "size"),
         "multiply-adds",
     ]
-    assert rows[0] == ["12x768", "109 M", "23.8 M", "85.6 M", "23.4 M", "85.1 M", "438.0 MB", "11.2 G"]
-    header, rows = overview(runs)
-    assert header[1] == "shape", "a name that is no shape needs one beside it"
-    assert header[-1] == "sst2"
-    assert [row[-1] for row in rows] == ["0.93", "0.91", "0.88", "0.87"]
+    assert table.rows[0] == ["12x768", "109 M", "23.8 M", "85.6 M", "23.4 M", "85.1 M", "438.0 MB", "11.2 G"]
+    table = overview(runs)
+    assert table.header[1] == "shape", "a name that is no shape needs one beside it"
+    assert table.header[-1] == "sst2 accuracy"
+    assert [row[-1] for row in table.rows] == ["0.9300", "0.9100", "0.8800", "0.8700"]
 
 
 def test_facts(benchmark):
     assert facts(benchmark) == [
         ("20.0×", "the speed of 12x768: 3x384 onnx-int8, 1 × 128 tokens (18.0–24.0)"),
-        ("69.6 MB", "on disk: 3x384, the smallest; 12x768 438.0 MB"),
-        ("3.0 ms", "median of 3x384 onnx-int8, 1 × 128 tokens; 12x768 torch-fp32 60.0 ms"),
+        ("69.6 MB", "on disk; 12x768 438.0 MB"),
     ]
-    assert "In short" not in words(benchmark)
+    assert "In short, for 3x384:" in words(benchmark)
     alone = report_of(models={"12x768": card()}, latency=[benchmark_row("12x768", ("torch", "fp32"), 1, 128)])
-    assert facts(alone) == [
-        ("438.0 MB", "on disk: 12x768"),
-        ("60.0 ms", "median of 12x768 torch-fp32, 1 × 128 tokens"),
-    ]
+    assert facts(alone) == [("60.0 ms", "1 × 128 tokens"), ("438.0 MB", "on disk")]
 
 
 def test_what_was_not_measured(benchmark):
-    assert tuple(not_measured(benchmark)) == FAILED
-    assert "Not measured" not in words(report_of(failures=[], agreements=[]))
+    (section,) = not_measured(benchmark)
+    assert tuple(item for (item,) in section.items) == FAILED
+    assert not_measured(report_of(failures=[], agreements=[])) == []
 
 
-def test_remarks_tell_how_and_when_not_to_trust(benchmark):
-    said, noise = remarks(benchmark)
-    assert said.startswith("On cpu, random lengths, padded;")
+def test_remarks_explain_the_protocol_and_warn_of_noise(benchmark):
+    how, noise = latency(benchmark)[0].sentences
+    assert how.startswith("On cpu, random lengths, padded;")
     assert noise == NOISE
     quiet = report_of(latency=[benchmark_row("12x768", ("torch", "fp32"), 1, 128, padding="full")])
-    (said,) = remarks(quiet)
-    assert "no padding" in said
-    assert NOISE not in words(quiet)
+    (how,) = latency(quiet)[0].sentences
+    assert how.startswith("On cpu, torch fp32, no padding;")
 
 
 def test_agreement(benchmark):
-    listing = agreement_table(benchmark)
-    assert listing is not None
-    assert listing.rows == [
-        ["3x384", "onnx", "int8", "0.02", "0.1", "0.5", "0.999000", ""],
-        ["6x384", "onnx", "int8", "0.31", "0.1", "0.5", "0.999000", "wrong"],
+    (section,) = agreements(benchmark)
+    assert section.table.rows == [
+        ["3x384 onnx-int8", "0.02", "0.1", "0.5", "0.999000", "ok"],
+        ["6x384 onnx-int8", "0.31", "0.1", "0.5", "0.999000", "wrong"],
     ]
-    judged = report_of(agreements=[a.model_dump() | {"metric": 0.91} for a in benchmark.agreements])
-    listing = agreement_table(judged)
-    assert listing is not None
-    assert listing.header[-2:] == ["metric", ""]
-    assert listing.rows[0][-2] == "0.91"
-    assert agreement_table(report_of(agreements=[])) is None
+    (section,) = agreements(report_of(agreements=[a.model_dump() | {"metric": 0.91} for a in benchmark.agreements]))
+    assert section.table.header[-2:] == ["metric", "output"]
+    assert section.table.rows[0][-2] == "0.9100"
+    assert agreements(report_of(agreements=[])) == []
 
 
-def test_an_output_that_is_no_number_is_said_and_read_back(benchmark):
+def test_an_output_that_is_no_number_is_shown_and_read_back(benchmark):
     broken = {"max_abs": float("inf"), "relative": float("nan"), "cosine": float("nan"), "wrong": True}
     report = report_of(agreements=[benchmark.agreements[0].model_dump() | broken])
     assert report.agreements[0].relative is None
     assert Report.model_validate_json(report.to_json()) == report
-    assert "relative error not a number, limit 0.1" in not_measured(report)[-1]
+    assert "relative error not a number, limit 0.1" in not_measured(report)[0].items[-1][0]
     assert "| not a number | 0.1 | not a number | not a number | wrong |" in markdown(report)
     assert Agreement.model_validate(report.agreements[0].model_dump()) == report.agreements[0]
 
 
 def test_projections_stand_by_themselves(benchmark):
-    listing = projection_table(benchmark)
-    assert listing is not None
-    assert listing.rows == [
+    (section,) = projections(benchmark)
+    assert section.table.rows == [
         ["6x384", "p100", "1 × 128", "2.50", "5.10x", "5.30x", "-4%"],
         ["6x384", "k80", "1 × 128", "12.50", "5.60x", "", ""],
     ]
-    assert "Calculated, not run" in listing.note
-    assert "p100: projection, memory-bound." in listing.note
-    for table in cell_tables(benchmark):
+    assert "Calculated, not run" in section.table.note
+    assert "p100: projection, memory-bound." in section.table.note
+    for table in tables(benchmark).values():
         assert not any("p100" in cell or "k80" in cell for row in table.rows for cell in row)
-    for table in csv.DictReader(io.StringIO(latency_csv(benchmark))):
-        assert table["device"] == "cpu"
-    assert projection_table(report_of(projections=[])) is None
+    assert {row["device"] for row in csv.DictReader(io.StringIO(latency_csv(benchmark)))} == {"cpu"}
+    assert projections(report_of(projections=[])) == []
 
 
-def test_published_speedups_beside_ours(benchmark):
-    listing = published_speedups(benchmark)
-    assert listing is not None
-    assert listing.header == ["model", "published", "measured", "projected", "row"]
-    of_papers = [row[:4] for row in listing.rows]
+def test_published_speedups_beside_ours(benchmark, runs):
+    (section,) = published_speedups(benchmark)
+    assert section.table.header == ["model", "published", "measured", "projected", "row", "source"]
+    of_papers = [row[:4] for row in section.table.rows]
     projected = "5.10x (p100), 5.60x (k80)"
     assert of_papers[0] == of_papers[1] == ["6x384", "5.3x", "6.00x (5.40–7.20)", projected]
     assert of_papers[2] == ["3x384", "10.1x", "10.00x (9.00–12.00)", ""]
-    assert listing.note.endswith("Ours: over 12x768; measured with 1 × 128 tokens on torch fp32.")
-    assert published_speedups(report_of(published=[])) is None
+    assert section.table.note.endswith("Ours: over 12x768; measured with 1 × 128 tokens on torch fp32.")
+    assert published_speedups(report_of(published=[])) == []
     pruned = {"dense": card(layers=6, hidden=384), "masked": card(layers=6, hidden=384)}
-    assert published_speedups(report_of(models=pruned)) is None, "no paper says what its own shape gains by pruning"
-    assert "SQuAD" not in words(benchmark), "scores of papers say nothing where none was taken here"
-    assert "SQuAD" not in markdown(benchmark)
+    assert published_speedups(report_of(models=pruned)) == [], "no paper has what its own shape gains by pruning"
+    for view in (words, markdown):
+        assert "SQuAD" not in view(benchmark), "scores of papers mean nothing where none was taken here"
+        assert "SQuAD 2.0 F1" in view(runs)
 
 
-def test_scores_of_the_papers_where_models_were_judged(runs):
-    assert "SQuAD 2.0 F1" in words(runs)
-    assert "SQuAD 2.0 F1" in markdown(runs)
-
-
-def test_csv_has_every_column_and_the_speedups(benchmark):
+def test_csv_has_every_column_and_the_speedups(benchmark, hostile_latency):
     rows = list(csv.DictReader(io.StringIO(latency_csv(benchmark))))
     assert len(rows) == len(benchmark.latency)
     assert rows[0]["speedup"] == ""
     assert (rows[1]["speedup"], rows[1]["speedup_low"], rows[1]["p99_ms"]) == ("6.0", "5.4", "13.0")
-    for row, of in zip(rows, benchmark.latency, strict=True):
-        assert row["peak_memory_bytes"] == str(of.peak_memory_bytes)
+    for row, measured in zip(rows, benchmark.latency, strict=True):
+        assert row["peak_memory_bytes"] == str(measured.peak_memory_bytes)
+    assert HOSTILE in [row["backend"] for row in csv.DictReader(io.StringIO(latency_csv(hostile_latency)))]
 
 
-def test_comparable_rows_are_of_what_most_models_ran_on():
+def test_comparable_rows_ran_where_most_models_ran():
     onnx = [benchmark_row(m, ("onnx", "fp32"), 1, 128) for m in ("12x768", "6x384")]
     first = benchmark_row("12x768", ("torch", "fp32"), 1, 128)
     later = [benchmark_row(m, ("torch", "fp32"), 8, 128) for m in ("12x768", "6x384", "3x384")]
@@ -244,30 +227,62 @@ def test_comparable_rows_are_of_what_most_models_ran_on():
 
 def test_nothing_measured_yet():
     report = report_of(latency=[], speedup={}, agreements=[], failures=[], projections=[], published=[])
-    assert facts(report) == [("69.6 MB", "on disk: 3x384, the smallest; 12x768 438.0 MB")]
-    for text in (words(report), markdown(report), shown(report)):
+    assert facts(report) == [("69.6 MB", "on disk; 12x768 438.0 MB")]
+    for text in (words(report), markdown(report), printed(report)):
         assert "Latency" not in text
         assert "6x384, 3x384 beside 12x768" in text
     assert latency_csv(report) == ""
 
 
 def test_many_cells_are_folded(benchmark):
-    def folded(report: Report) -> list[bool]:
-        return ["open" in tag for tag in re.findall(r"<details[^>]*><summary id=.latency-\d+", html(report))]
+    def unfolded(report: Report) -> list[bool]:
+        tags = re.findall(r"<details([^>]*)><summary [^>]*>\d+ × \d+ tokens<", html(report))
+        return ["open" in tag for tag in tags]
 
-    assert folded(benchmark) == [True] * 3
+    assert unfolded(benchmark) == [True] * 4
     many = Report.model_validate(benchmark_values(tuple((1, n) for n in (128, 8, 16, 32, 64))))
-    assert folded(many) == [False] * 4
+    assert unfolded(many) == [True, *[False] * 4]
 
 
-def test_hostile_names_stay_text(hostile_latency):
-    page = Page(html(hostile_latency))
-    assert not {"script", "img", "link", "iframe"} & set(page.tags)
-    assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "srcset", "action")]
-    assert any(f"{HOSTILE} on {HOSTILE} {HOSTILE}, 1 × 128 tokens: {HOSTILE}" in text for text in page.text)
-    assert "<script" not in markdown(hostile_latency)
-    for table in re.findall(r"(?:^\|.*\n)+", markdown(hostile_latency), re.M):
-        columns = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
-        assert len(columns) == 1
-    assert "[bold]" in shown(hostile_latency, 100)
-    assert HOSTILE in [row["backend"] for row in csv.DictReader(io.StringIO(latency_csv(hostile_latency)))]
+def test_pictures_over_length_and_batch(benchmark):
+    captions = [p.caption for p in pictures(benchmark)]
+    assert len(captions) == 3
+    assert captions[0].startswith(
+        "Median milliseconds by tokens, batch size 1, both axes logarithmic: "
+        "12x768 torch-fp32 15 (32), 60 (128), 240 (512); 6x384 torch-fp32 2.5 (32)"
+    )
+    assert captions[1].startswith("Median milliseconds by batch size, 128 tokens")
+    assert captions[2].startswith("Size and latency, 1 × 128 tokens: 12x768 438.0 MB, 60 ms;")
+    assert "onnx" not in captions[2]
+    assert pictures(benchmark) == pictures(benchmark)
+    assert len(pictures(Report.model_validate(benchmark_values(((1, 128),))))) == 1
+
+
+def test_pictures_hold_no_more_lines_than_a_reader_can_tell_apart():
+    names = [f"model-{i}" for i in range(MOST_LINES + 3)]
+    rows = [benchmark_row(name, ("torch", "fp32"), 1, n) for n in (128, 32) for name in names]
+    (picture,) = [p for p in pictures(report_of(latency=rows)) if p.caption.startswith("Median")]
+    assert picture.caption.endswith(f"The first {MOST_LINES} of {MOST_LINES + 3} lines.")
+    assert f"model-{MOST_LINES}" not in picture.svg
+
+
+def test_quality_against_latency_and_size(runs):
+    first, second, third = pictures(runs)
+    of = "accuracy on sst2 against"
+    assert first.caption.startswith(f"{of} latency (median ms, 1 × 128 tokens, torch fp32): 12x768 60 ms, 0.9300")
+    assert second.caption.startswith(f"{of} size (weights, MB): 12x768 438 MB, 0.9300")
+    for picture in (first, second):
+        assert "On the line: 3x384, 6x384, 12x768." in picture.caption
+        assert picture.caption.endswith("Hollow, since another is at least as good in both: slow.")
+    assert third.caption.startswith("Size and latency")
+    assert [len(re.findall(r"fill: none; stroke: #a855f7", p.svg)) for p in (first, second, third)] == [1, 1, 0]
+    rows = [row.model_dump() | {"backend": "onnx", "dtype": "int8"} for row in runs.latency]
+    first, second, _ = pictures(Report.model_validate(compared_benchmark_values() | {"latency": rows}))
+    assert first.caption.endswith("The quality is that of the weights, not of this backend.")
+    assert "of the weights, not" not in second.caption
+
+
+def test_no_front_of_what_less_is_better_of():
+    losses = {"held-out loss": {m: {"loss": 0.5} for m in ("12x768", "6x384")}}
+    values = compared_benchmark_values() | {"quality": losses}
+    assert [p.caption[:16] for p in pictures(Report.model_validate(values))] == ["Size and latency"]

@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from kdcli.report.build import html
+from kdcli.report.views import html
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next((path for name in BROWSERS if (path := shutil.which(name))), None)

@@ -1,32 +1,35 @@
-"""The pictures of a report, and what they show in words: losses, metrics and settings; latency is drawn elsewhere."""
+"""The pictures of a report, and what they show in words: losses, metrics and settings over training."""
 
 from __future__ import annotations
 
 import itertools
 
-from matplotlib.ticker import MaxNLocator, NullLocator
-
-from kdcli.report.pictures.drawing import COLOURS, DASHES, INK, Picture, figure, legend, logarithmic, svg
-from kdcli.report.pictures.latency import over, quality_against, size_latency
-from kdcli.report.schema import Report
+from kdcli.report.pictures.drawing import COLOURS, DASHES, INK, Line, line_chart, svg, ticks
+from kdcli.report.pictures.latency import latency_over, quality_against, size_latency
+from kdcli.report.schema import CurvePoint, Report
 from kdcli.report.sections.latency import BENCHMARK
 from kdcli.report.sections.selection import by_setting, spread
-from kdcli.report.text import cut, names_of
+from kdcli.report.text import Picture, cut, names_of, number
 
+# The held-out term of a model that is trained with another, and what its line is called where it has one beside it.
 HARD, TOGETHER = "/hard", "together"
-"""The held-out term of a model that is trained with another, and what its line is called where it has one beside it."""
 
 
 def pictures(report: Report) -> list[Picture]:
-    """Those that the report has numbers for."""
+    """Those that the report has numbers for; the ones of a pruned model stand with its numbers."""
     found = [*_beside_curves(report), _loss_curve(report), _metric_curve(report), _setting_curve(report)]
     if report.command == BENCHMARK:
         found += [quality_against(report, "latency"), quality_against(report, "size")]
-        found += [over(report, "tokens"), over(report, "batch size")]
+        found += [latency_over(report, "tokens"), latency_over(report, "batch size")]
     if len(report.pruning) > 1:
         found += [quality_against(report, "density"), quality_against(report, "size")]
     found.append(size_latency(report))
     return [p for p in found if p is not None]
+
+
+def _ends(lines: list[Line]) -> str:
+    """The first and the last value of every line, in words."""
+    return ", ".join(f"{line.label} {number(line.points[0][1])} → {number(line.points[-1][1])}" for line in lines)
 
 
 def _loss_curve(report: Report) -> Picture | None:
@@ -37,68 +40,46 @@ def _loss_curve(report: Report) -> Picture | None:
         return None
     first = held[0][1] if held else {}
     names = [n for n in first if n != "loss"] or list(first)
-    students = list(dict.fromkeys(n.rpartition("/")[0] for n in names))
-    terms = list(dict.fromkeys(n.rpartition("/")[2] for n in names))
-    drawing, axes = figure()
-    axes.plot(
-        *zip(*training, strict=True),
-        color=INK,
-        linewidth=0.9,
-        label="training" if len(students) < 2 else "training, all of them",
-    )
+    students, terms = (list(dict.fromkeys(n.rpartition("/")[i] for n in names)) for i in (0, 2))
+    # Several students: a colour each, their terms by dashes. One: a colour for each term.
+    several = len(students) > 1
+    lines = []
     for name in names:
         student, _, term = name.rpartition("/")
-        # Several students: a colour each, their terms by dashes. One: a colour for each term.
-        several = len(students) > 1
-        number = students.index(student) if several else terms.index(term)
-        axes.plot(
-            [step for step, _ in held],
-            [of[name] for _, of in held],
-            color=COLOURS[number % len(COLOURS)],
-            linestyle=DASHES[terms.index(term) % len(DASHES)] if several else "-",
-            linewidth=1.6,
-            marker="o",
-            markersize=2.5,
-            label=f"held-out {name}",
-        )
-    axes.set_xlabel("step")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    logarithmic(axes, [v for _, v in training] + [of[n] for _, of in held for n in names])
-    legend(drawing, 3 if len(names) < 3 else 2)
-    ends = ", ".join(f"{n} {held[0][1][n]:.3g} → {held[-1][1][n]:.3g}" for n in names)
+        place, dash = students.index(student) if several else terms.index(term), DASHES[terms.index(term) % len(DASHES)]
+        points = [(step, losses[name]) for step, losses in held]
+        lines.append(Line(f"held-out {name}", points, COLOURS[place % len(COLOURS)], dash if several else "-"))
+    total = Line("training, all of them" if several else "training", training, INK, marker="", width=0.9)
+    drawing, _ = line_chart([total, *lines], "step", columns=3 if len(names) < 3 else 2, log=True)
     steps = f"Loss over {report.curve[-1].step:,} steps"
+    ends = _ends(lines).replace("held-out ", "")
     return Picture(svg(drawing), f"{steps}; on what is held out, never trained on: {ends}." if ends else f"{steps}.")
 
 
 def _beside_curves(report: Report) -> list[Picture]:
     """Of each model the held-out loss against the labels, beside that of the same model in the runs that this one is
     compared with; none where there are no such runs. The start, from which all come, would hide what differs."""
-    here = [(p.step, p.held_out) for p in report.curve if p.held_out and p.step]
-    others = {
-        name: [(p.step, p.held_out) for p in curve if p.held_out and p.step] for name, curve in report.beside.items()
-    }
+    curves = {TOGETHER: report.curve, **report.beside}
+    here = _held_out(report.curve)
     found = []
-    for term in [name for name in (here[0][1] if here and others else {}) if name.endswith(HARD)]:
+    for term in [name for name in (here[0][1] if here and report.beside else {}) if name.endswith(HARD)]:
         model = term.removesuffix(HARD)
-        lines = {
-            name: [(step, of[term]) for step, of in points if term in of]
-            for name, points in {TOGETHER: here, **others}.items()
-        }
-        if min(len(points) for points in lines.values()) < 2:
+        styles = zip(COLOURS, itertools.cycle(DASHES), strict=False)
+        lines = [
+            Line(name, [(step, losses[term]) for step, losses in _held_out(curve) if term in losses], colour, dash)
+            for (name, curve), (colour, dash) in zip(curves.items(), styles, strict=False)
+        ]
+        if min(len(line.points) for line in lines) < 2:
             continue
-        drawing, axes = figure()
-        for (name, points), colour, dash in zip(lines.items(), COLOURS, itertools.cycle(DASHES), strict=False):
-            label = cut(f"{model} {name}", 32)
-            style = {"color": colour, "linestyle": dash, "linewidth": 1.6, "marker": "o", "markersize": 2.5}
-            axes.plot(*zip(*points, strict=True), label=label, **style)
-        axes.set_xlabel("step")
-        axes.set_ylabel("held-out loss")
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        legend(drawing, 2)
-        ends = ", ".join(f"{name} {points[0][1]:.4f} → {points[-1][1]:.4f}" for name, points in lines.items())
+        drawing, _ = line_chart(lines, "step", f"held-out loss of {cut(model, 24)}", columns=2)
         since = f"step {here[0][0]:,} on"
-        found.append(Picture(svg(drawing), f"{model}: held-out loss against the labels, {since}: {ends}."))
+        found.append(Picture(svg(drawing), f"{model}: held-out loss against the labels, {since}: {_ends(lines)}."))
     return found
+
+
+def _held_out(curve: list[CurvePoint]) -> list[tuple[int, dict[str, float]]]:
+    """The held-out losses after the start."""
+    return [(p.step, p.held_out) for p in curve if p.held_out and p.step]
 
 
 def _metric_curve(report: Report) -> Picture | None:
@@ -107,22 +88,17 @@ def _metric_curve(report: Report) -> Picture | None:
     if len(points) < 2:
         return None
     names = names_of(metrics for _, metrics in points)
-    shown = names[: len(COLOURS)]
-    drawing, axes = figure()
-    ends = []
-    for colour, name in zip(COLOURS, shown, strict=False):
-        own = [(step, metrics[name]) for step, metrics in points if name in metrics]
-        axes.plot(*zip(*own, strict=True), color=colour, linewidth=1.6, marker="o", markersize=3, label=cut(name, 24))
-        ends.append(f"{name} {own[0][1]:.4g} → {own[-1][1]:.4g}")
-    axes.set_xlabel("step")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    legend(drawing, 3 if len(shown) <= 3 else 2)
-    left_out = f" The first {len(shown)} of {len(names)} metrics." if len(shown) < len(names) else ""
-    return Picture(svg(drawing), f"On the validation set while training: {', '.join(ends)}.{left_out}")
+    lines = [
+        Line(name, [(step, metrics[name]) for step, metrics in points if name in metrics], colour)
+        for colour, name in zip(COLOURS, names, strict=False)
+    ]
+    drawing, _ = line_chart(lines, "step", columns=3 if len(lines) <= 3 else 2)
+    left_out = f" The first {len(lines)} of {len(names)} metrics." if len(lines) < len(names) else ""
+    return Picture(svg(drawing), f"On the validation set while training: {_ends(lines)}.{left_out}")
 
 
 def _setting_curve(report: Report) -> Picture | None:
-    """What one was chosen by over the one numeric setting that differs, mean and spread over seeds; else None."""
+    """The metric of the choice over the one numeric setting that differs, mean and spread over seeds; else None."""
     if report.selection is None:
         return None
     metric, groups = report.selection.metric, by_setting(report.selection)
@@ -138,24 +114,11 @@ def _setting_curve(report: Report) -> Picture | None:
             return None
         points.append((value, *spread(found)))
     points.sort()
-    places = [value for value, *_ in points]
-    drawing, axes = figure()
-    axes.errorbar(
-        places,
-        [mean for _, mean, _ in points],
-        yerr=[deviation or 0.0 for *_, deviation in points],
-        color=COLOURS[0],
-        linewidth=1.6,
-        elinewidth=1.2,
-        capsize=4,
-        marker="o",
-        markersize=4,
-    )
-    if places[0] > 0 and places[-1] / places[0] >= 8:
-        axes.set_xscale("log")
-    axes.set_xticks(places, [f"{place:g}" for place in places])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel(cut(key, 40))
-    axes.set_ylabel(cut(f"{metric} on {report.selection.on}", 40))
-    said = "; ".join(f"{place:g} {mean:.4g}" + (f" ± {sd:.2g}" if sd is not None else "") for place, mean, sd in points)
-    return Picture(svg(drawing), f"{metric} over {key}, mean ± sample standard deviation over seeds: {said}.")
+    places, means = [value for value, *_ in points], [mean for _, mean, _ in points]
+    line = Line("", list(zip(places, means, strict=True)), COLOURS[0])
+    drawing, axes = line_chart([line], cut(key, 40), cut(f"{metric} on {report.selection.on}", 40))
+    spreads = [deviation or 0.0 for *_, deviation in points]
+    axes.errorbar(places, means, yerr=spreads, fmt="none", ecolor=COLOURS[0], elinewidth=1.2, capsize=4)
+    ticks(axes, places, log=places[0] > 0 and places[-1] / places[0] >= 8)
+    words = "; ".join(f"{x:g} {number(y)}" + (f" ± {sd:.2g}" if sd is not None else "") for x, y, sd in points)
+    return Picture(svg(drawing), f"{metric} over {key}, mean ± sample standard deviation over seeds: {words}.")

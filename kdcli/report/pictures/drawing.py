@@ -4,31 +4,47 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.collections import PatchCollection
+from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from kdcli.report.text import cut, percent
 
 COLOURS = ["#2f74ff", "#e07b00", "#12966b", "#a855f7", "#e0365c", "#0a95b8"]
 """Readable on a white and on a black page."""
 
 DASHES = ["-", "--", ":", "-."]
-INK = "#778899"
-"""Stands for the page's own text colour, so that one picture serves a light and a dark page."""
+INK = "#778899"  # Stands for the page's own text colour, so that one picture serves a light and a dark page
+WIDTH, HEIGHT = 4.8, 3.2  # Inches. Narrow, so that on a telephone the labels are not scaled below reading
+SCALE = LinearSegmentedColormap.from_list("kept", ["#fff6d5", "#c4e4c1", "#6fbcca", "#4f93d6"])
+"""Ever darker, so that it reads without colour; light enough for dark numbers."""
 
-WIDTH, HEIGHT = 4.8, 3.2
-"""Inches. Narrow, so that on a telephone the labels are not scaled below reading."""
+NUMBERS = "#16202c"  # Colour of the numbers on SCALE, on a dark page too
+MOST_NUMBERS = 16  # Columns of a map up to which a number fits into a cell
+ROW = 0.235  # Inches of a row of a map
+
+Cells = Sequence[Sequence[float | None]]
+"""Shares, row by row; rows may differ in length, and None is no cell."""
 
 
 @dataclass(frozen=True)
-class Picture:
-    """An SVG element, and a caption that also serves those who cannot see it."""
+class Line:
+    """A line of a chart, its points in order."""
 
-    svg: str
-    caption: str
+    label: str
+    points: Sequence[tuple[float, float]]
+    colour: str
+    dash: str = "-"
+    marker: str = "o"
+    width: float = 1.6
 
 
 def figure(taller: float = 0.0) -> tuple[Figure, Any]:
@@ -61,36 +77,164 @@ def svg(drawing: Figure) -> str:
     return made.replace(INK, "currentColor")
 
 
+def line_chart(
+    lines: Sequence[Line], across: str, along: str = "", *, columns: int = 0, log: bool = False, taller: float = 0.0
+) -> tuple[Figure, Any]:
+    """Lines over steps.
+
+    Args:
+        across, along: names of the axes.
+        columns: of the legend; 0 has none.
+        log: a logarithmic scale along, with plain numbers; values of zero, such as the loss of a student that equals
+            its teacher, have no place on it.
+    """
+    drawing, axes = figure(taller)
+    for line in lines:
+        axes.plot(
+            *zip(*line.points, strict=True),
+            color=line.colour,
+            linestyle=line.dash,
+            linewidth=line.width,
+            marker=line.marker,
+            markersize=3,
+            label=cut(line.label, 32),
+        )
+    axes.set_xlabel(across)
+    axes.set_ylabel(along)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    positive = [y for line in lines for _, y in line.points if y > 0]
+    if log and positive:
+        axes.set_yscale("log")
+        axes.set_ylim(min(positive) / 1.3, max(positive) * 1.3)
+        _plain_logarithm(axes.yaxis, (1,) if max(positive) / min(positive) > 1e3 else (1, 2, 5))
+    if columns:
+        legend(drawing, columns)
+    return drawing, axes
+
+
+def _plain_logarithm(axis: Any, ticks: tuple[int, ...]) -> None:
+    axis.set_major_locator(LogLocator(subs=ticks))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def ticks(axes: Any, places: Sequence[float], *, log: bool) -> None:
+    """Ticks at the places alone."""
+    if log:
+        axes.set_xscale("log")
+    axes.set_xticks(places, [f"{place:g}" for place in places])
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
 def legend(drawing: Figure, columns: int) -> None:
     """The legend of all labelled lines, above the axes."""
-    drawing.legend(
-        loc="outside upper left",
-        ncols=columns,
-        columnspacing=1.2,
-        handlelength=1.5,
-        frameon=False,
-        fontsize=8,
-        labelcolor=INK,
-    )
+    style = {"columnspacing": 1.2, "handlelength": 1.5, "frameon": False, "fontsize": 8, "labelcolor": INK}
+    drawing.legend(loc="outside upper left", ncols=columns, **style)
 
 
-def logarithmic(axes: Any, values: list[float]) -> None:
-    """A logarithmic scale with plain numbers; a loss of zero, of a student that equals its teacher, has no place."""
-    positive = [v for v in values if v > 0]
-    if not positive:
-        return
-    axes.set_yscale("log")
-    axes.set_ylim(min(positive) / 1.3, max(positive) * 1.3)
-    decades = max(positive) / min(positive)
-    axes.yaxis.set_major_locator(LogLocator(subs=(1,) if decades > 1e3 else (1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+def scatter_chart(
+    points: Mapping[str, tuple[float, float]],
+    labels: Mapping[str, str],
+    across: str,
+    along: str,
+    *,
+    front: Sequence[str] | None = None,
+    zero: bool = False,
+) -> str:
+    """A point a model with its label, as SVG.
+
+    Args:
+        points: name -> place across and along.
+        front: points that a line joins, from left to right; the others are hollow. None fills all.
+        zero: the axis along starts at 0.
+    """
+    places, heights = ([point[i] for point in points.values()] for i in (0, 1))
+    drawing, axes = figure()
+    low, high = min(heights), max(heights)
+    margin = 0.12 * (high - low) or 0.05 * abs(high) or 1.0
+    bottom, top = (0.0, 1.15 * high) if zero else (low - margin, high + 1.5 * margin)
+    if front is not None:
+        joined = [points[name] for name in front]
+        axes.step(*zip(*joined, strict=True), where="post", color=INK, linewidth=1, alpha=0.7)
+    least, most = min(places), max(places)
+    wide = most / least > 8
+    middle = (least * most) ** 0.5 if wide else 0.6 * most
+    label_heights = _apart([(height - bottom) / (top - bottom) for height in heights])
+    for number, ((name, (x, y)), height) in enumerate(zip(points.items(), label_heights, strict=True)):
+        colour = COLOURS[number % len(COLOURS)]
+        face = colour if front is None or name in front else "none"
+        axes.scatter([x], [y], facecolors=face, edgecolors=colour, linewidths=1.6, s=55, zorder=3)
+        label = axes.annotate(
+            labels[name],
+            (x, y),
+            # Above the line that leaves a point to its right.
+            xytext=(-8 if x > middle else 8, bottom + (height + 0.045 * (front is not None)) * (top - bottom)),
+            textcoords=("offset points", "data"),
+            ha="right" if x > middle else "left",
+            va="center",
+            fontsize=9,
+            color=INK,
+        )
+        # A long name runs over the edge rather than press the axes together.
+        label.set_in_layout(False)
+    if wide:
+        axes.set_xscale("log")
+        _plain_logarithm(axes.xaxis, (1, 2, 5))
+    axes.set_xlim((least / 1.3, most * 1.3) if wide else (0, most * 1.12))
+    axes.set_ylim(bottom, top)
+    axes.set_xlabel(across)
+    axes.set_ylabel(along)
+    return svg(drawing)
 
 
-def apart(heights: list[float], gap: float = 0.07) -> list[float]:
+def _apart(heights: list[float], gap: float = 0.07) -> list[float]:
     """Heights of labels (fractions of the axis), moved up as far as it takes for none to lie on another."""
     placed = dict.fromkeys(range(len(heights)), 0.0)
     last = -1.0
     for i in sorted(placed, key=heights.__getitem__):
         last = placed[i] = max(heights[i], last + gap)
     return list(placed.values())
+
+
+def heat_map(
+    cells: Cells, columns: list[str], rows: list[str], middle: float, *, across: str = "", apart: int = 0
+) -> str:
+    """A heat map with numbers in its cells, the first row on top, as SVG.
+
+    Args:
+        middle: share that the scale has at least a fifth of on either side, so that noise looks like noise.
+        across: what the columns are, where their names do not say it.
+        apart: last rows and columns that stand off from the others.
+    """
+    known = [share for row in cells for share in row if share is not None]
+    scale = Normalize(min([*known, 0.8 * middle]), max([*known, 1.2 * middle]))
+    xs, ys = ([i + 0.25 * (i >= n - apart) for i in range(n)] for n in (len(columns), len(rows)))
+    numbered = len(columns) <= MOST_NUMBERS
+    drawing, axes = figure(ROW * ys[-1] + (0.8 if across else 0.6) + (0.3 if not numbered else 0) - HEIGHT)
+    axes.grid(False)
+    shares = [(xs[j], ys[i], share) for i, row in enumerate(cells) for j, share in enumerate(row) if share is not None]
+    patches = [Rectangle((x - 0.48, y - 0.46), 0.96, 0.92) for x, y, _ in shares]
+    axes.add_collection(PatchCollection(patches, facecolors=SCALE(scale(known)), linewidths=0))
+    if numbered:
+        size = 9 if len(columns) <= 10 else 8
+        for x, y, share in shares:
+            # In narrow cells three characters; none has room for 100.0.
+            whole = 100 * share >= (99.95 if len(columns) <= 12 else 9.95)
+            text = percent(share, 0 if whole else 1)
+            axes.text(x, y, text, ha="center", va="center_baseline", fontsize=size, color=NUMBERS)
+    else:
+        low, high = scale.vmin or 0.0, scale.vmax or 1.0
+        for share in [low + i * (high - low) / 4 for i in range(5)]:
+            axes.scatter([], [], marker="s", s=60, color=SCALE(scale(share)), label=f"{percent(share, 1)} %")
+        legend(drawing, 5)
+    axes.set_xlim(-0.5, xs[-1] + 0.5)
+    axes.set_ylim(ys[-1] + 0.5, -0.5)
+    every = 1 if numbered else 4
+    axes.set_xticks(xs[every - 1 :: every], columns[every - 1 :: every])
+    axes.set_yticks(ys, rows)
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    axes.tick_params(pad=2)
+    axes.set_xlabel(across)
+    axes.set_ylabel("layer")
+    return svg(drawing)

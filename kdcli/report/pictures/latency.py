@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
-
-from kdcli.report.pictures.drawing import COLOURS, DASHES, INK, Picture, apart, figure, legend, logarithmic, svg
+from kdcli.report.pictures.drawing import COLOURS, DASHES, Line, line_chart, scatter_chart, svg, ticks
 from kdcli.report.schema import LatencyRow, Report
 from kdcli.report.sections.latency import PLAIN, Cell, cell_name, cells, comparable, ran_as
-from kdcli.report.text import cut, names_of, percent
+from kdcli.report.text import Picture, cut, names_of, number, percent
 
-MOST_LINES = 12
-"""Lines of one picture at most."""
-
+MOST_LINES = 12  # Lines of one picture at most
 LOWER_IS_BETTER = {"loss", "mse"}
 """Names of metrics of which less is better; a front is drawn of the others."""
 
@@ -25,141 +21,72 @@ def size_latency(report: Report) -> Picture | None:
     rows = [row for row in comparable(report) if row.model in report.models]
     if len(rows) < 2:
         return None
+    cards = {row.model: report.models[row.model] for row in rows}
+    shapes = {name: f"{card.layers}x{card.hidden}" for name, card in cards.items()}
+    points = {row.model: (cards[row.model].bytes / 1e6, row.p50_ms) for row in rows}
+    labels = {n: n if s in n else f"{cut(n.rpartition('/')[2], 24)} {s}" for n, s in shapes.items()}
     where = cell_name((rows[0].batch_size, rows[0].seq_len))
-    sizes = {row.model: report.models[row.model].bytes / 1e6 for row in rows}
-    right, top = max(sizes.values()) * 1.12, max(row.p50_ms for row in rows) * 1.15
-    drawing, axes = figure()
-    for colour, row in zip(COLOURS * len(rows), rows, strict=False):
-        axes.scatter([sizes[row.model]], [row.p50_ms], color=colour, s=60, zorder=3)
-    for row, height in zip(rows, apart([row.p50_ms / top for row in rows]), strict=True):
-        card, beyond = report.models[row.model], sizes[row.model] > 0.6 * right
-        shape = f"{card.layers}x{card.hidden}"
-        label = axes.annotate(
-            row.model if shape in row.model else f"{cut(row.model.rpartition('/')[2], 24)} {shape}",
-            (sizes[row.model], row.p50_ms),
-            xytext=(sizes[row.model] + (-0.03 if beyond else 0.03) * right, height * top),
-            ha="right" if beyond else "left",
-            va="center",
-            fontsize=9,
-            color=INK,
-        )
-        # A long name runs over the edge rather than press the axes together.
-        label.set_in_layout(False)
-    axes.set_xlim(0, right)
-    axes.set_ylim(0, top)
-    axes.set_xlabel("weights, MB")
-    axes.set_ylabel(f"median ms, {where}")
-    points = "; ".join(f"{row.model} {sizes[row.model]:,.1f} MB, {row.p50_ms:.3g} ms" for row in rows)
-    return Picture(svg(drawing), f"Size and latency, {where}: {points}.")
+    words = "; ".join(f"{name} {size:,.1f} MB, {ms:.3g} ms" for name, (size, ms) in points.items())
+    drawing = scatter_chart(points, labels, "weights, MB", f"median ms, {where}", zero=True)
+    return Picture(drawing, f"Size and latency, {where}: {words}.")
 
 
-def over(report: Report, what: Literal["tokens", "batch size"]) -> Picture | None:
-    """Medians over tokens or batch size, both axes logarithmic, a line for each model and what it ran on; of the cells
-    that are otherwise alike, where these are most. None where there are not two."""
+def latency_over(report: Report, what: Literal["tokens", "batch size"]) -> Picture | None:
+    """Medians over tokens or batch size, both axes logarithmic: a colour for each model, dashes for what it ran on. The
+    cells that are otherwise alike, where these are most; None where there are not two."""
     varies = 1 if what == "tokens" else 0
     groups: dict[int, list[Cell]] = {}
     for cell in cells(report):
         groups.setdefault(cell[1 - varies], []).append(cell)
-    most = max(map(len, groups.values()), default=0)
-    alike = next((sorted(group) for group in groups.values() if len(group) == most), [])
+    alike = next(iter(sorted(map(sorted, groups.values()), key=len, reverse=True)), [])
     if len(alike) < 2:
         return None
-    lines: dict[tuple[str, tuple[str, str]], dict[int, LatencyRow]] = {}
+    rows: dict[tuple[str, tuple[str, str]], dict[int, LatencyRow]] = {}
     for cell in alike:
         for row in cells(report)[cell]:
-            lines.setdefault((row.model, (row.backend, row.dtype)), {})[cell[varies]] = row
-    places = [cell[varies] for cell in alike]
-    fixed = f"batch size {alike[0][0]}" if what == "tokens" else f"{alike[0][1]} tokens"
-    return _lines(lines, places, what, fixed)
-
-
-def _lines(
-    lines: dict[tuple[str, tuple[str, str]], dict[int, LatencyRow]], places: list[int], what: str, fixed: str
-) -> Picture:
-    """A colour for each model, dashes for what it ran on."""
-    models = list(dict.fromkeys(model for model, _ in lines))
-    backends = list(dict.fromkeys(on for _, on in lines))
-    shown = list(lines.items())[:MOST_LINES]
-    columns = 3 if len(backends) == 1 else 2
-    drawing, axes = figure(0.17 * max(0, -(-len(shown) // columns) - 2))
-    said = []
-    for (model, on), points in shown:
-        number = models.index(model)
-        name = model if len(backends) == 1 else ran_as(next(iter(points.values())))
-        axes.plot(
-            list(points),
-            [row.p50_ms for row in points.values()],
-            color=COLOURS[number % len(COLOURS)],
-            linestyle=DASHES[backends.index(on) % len(DASHES)],
-            linewidth=1.6,
-            marker=MARKERS[number // len(COLOURS) % len(MARKERS)],
-            markersize=3.5,
-            label=cut(name, 26),
+            rows.setdefault((row.model, (row.backend, row.dtype)), {})[cell[varies]] = row
+    models, backends = (list(dict.fromkeys(key[i] for key in rows)) for i in (0, 1))
+    lines = []
+    for (model, on), by_place in list(rows.items())[:MOST_LINES]:
+        place, dash = models.index(model), DASHES[backends.index(on) % len(DASHES)]
+        lines.append(
+            Line(
+                model if len(backends) == 1 else ran_as(next(iter(by_place.values()))),
+                [(x, row.p50_ms) for x, row in by_place.items()],
+                COLOURS[place % len(COLOURS)],
+                dash,
+                MARKERS[place // len(COLOURS) % len(MARKERS)],
+            )
         )
-        said.append(f"{name} " + ", ".join(f"{row.p50_ms:.3g} ({place})" for place, row in points.items()))
-    logarithmic(axes, [row.p50_ms for _, points in shown for row in points.values()])
-    axes.set_xscale("log")
-    axes.set_xticks(places, [str(place) for place in places])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel(f"{what}, with {fixed}")
-    axes.set_ylabel("median ms")
-    legend(drawing, columns)
-    left_out = f" The first {len(shown)} of {len(lines)} lines." if len(shown) < len(lines) else ""
-    return Picture(
-        svg(drawing), f"Median milliseconds by {what}, {fixed}, both axes logarithmic: {'; '.join(said)}.{left_out}"
-    )
+    columns = 3 if len(backends) == 1 else 2
+    taller = 0.17 * max(0, -(-len(lines) // columns) - 2)
+    fixed = f"batch size {alike[0][0]}" if what == "tokens" else f"{alike[0][1]} tokens"
+    drawing, axes = line_chart(lines, f"{what}, with {fixed}", "median ms", columns=columns, log=True, taller=taller)
+    ticks(axes, [cell[varies] for cell in alike], log=True)
+    words = "; ".join(f"{line.label} " + ", ".join(f"{ms:.3g} ({x})" for x, ms in line.points) for line in lines)
+    left_out = f" The first {len(lines)} of {len(rows)} lines." if len(lines) < len(rows) else ""
+    return Picture(svg(drawing), f"Median milliseconds by {what}, {fixed}, both axes logarithmic: {words}.{left_out}")
 
 
 def quality_against(report: Report, what: Literal["latency", "size", "density"]) -> Picture | None:
     """A metric of a task against latency of the first cell, size or density: the models that no other beats in both,
-    joined by a line, the others hollow; None without two models that were judged and measured."""
-    unit, label, found = _costs(report, what)
-    task, metric, of = _judged(report, list(found))
-    if len(of) < 2:
+    joined by a line, the others hollow; None without two models that were scored and measured."""
+    unit, label, costs = _costs(report, what)
+    task, metric, quality = _most_scored(report, list(costs))
+    if len(quality) < 2:
         return None
-    places = {name: found[name] for name in of}
-    front = _front({name: (places[name], of[name]) for name in of})
-    drawing, axes = figure()
-    low, high = min(of.values()), max(of.values())
-    margin = 0.12 * (high - low) or 0.05 * abs(high) or 1.0
-    bottom, top = low - margin, high + 1.5 * margin
-    axes.step(
-        [places[name] for name in front], [of[name] for name in front], where="post", color=INK, linewidth=1, alpha=0.7
-    )
-    heights = apart([(value - bottom) / (top - bottom) for value in of.values()])
-    least, most = min(places.values()), max(places.values())
-    wide = most / least > 8
-    middle = (least * most) ** 0.5 if wide else 0.6 * most
-    for number, (name, height) in enumerate(zip(of, heights, strict=True)):
-        colour, beyond = COLOURS[number % len(COLOURS)], places[name] > middle
-        face = colour if name in front else "none"
-        axes.scatter([places[name]], [of[name]], facecolors=face, edgecolors=colour, linewidths=1.6, s=55, zorder=3)
-        axes.annotate(
-            cut(name.rpartition("/")[2], 24),
-            (places[name], of[name]),
-            # Above the line that leaves a point to its right.
-            xytext=(-8 if beyond else 8, bottom + (height + 0.045) * (top - bottom)),
-            textcoords=("offset points", "data"),
-            ha="right" if beyond else "left",
-            va="center",
-            fontsize=9,
-            color=INK,
-        ).set_in_layout(False)
-    if wide:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_xlim(least / 1.3, most * 1.3)
-    else:
-        axes.set_xlim(0, most * 1.12)
-    axes.set_ylim(bottom, top)
-    axes.set_xlabel(label)
-    axes.set_ylabel(cut(f"{metric} on {task}", 40))
-    title = f"{metric} on {task} against {what} ({label})"
+    points = {name: (costs[name], value) for name, value in quality.items()}
+    front = _front(points)
+    labels = {name: cut(name.rpartition("/")[2], 24) for name in points}
+    drawing = scatter_chart(points, labels, label, cut(f"{metric} on {task}", 40), front=front)
+    words = "; ".join(f"{name} {cost:.4g} {unit}, {number(value)}" for name, (cost, value) in points.items())
+    text = f"{metric} on {task} against {what} ({label}): {words}. On the line: {', '.join(front)}."
+    if beaten := [name for name in points if name not in front]:
+        text += f" Hollow, since another is at least as good in both: {', '.join(beaten)}."
     rows = comparable(report)
-    beside = what == "latency" and (rows[0].backend, rows[0].dtype) not in PLAIN
-    return Picture(svg(drawing), _front_in_words(title, of, places, unit, front, beside))
+    if what == "latency" and (rows[0].backend, rows[0].dtype) not in PLAIN:
+        text += " The quality is that of the weights, not of this backend."
+    return Picture(drawing, text)
 
 
 def _costs(report: Report, what: Literal["latency", "size", "density"]) -> tuple[str, str, dict[str, float]]:
@@ -179,12 +106,12 @@ def _costs(report: Report, what: Literal["latency", "size", "density"]) -> tuple
     return "MB", "weights, MB", {} if report.pruning and len(set(sizes.values())) == 1 else sizes
 
 
-def _judged(report: Report, models: list[str]) -> tuple[str, str, dict[str, float]]:
-    """The task and metric that most of the models have, and what each reached; of metrics that more is better of."""
+def _most_scored(report: Report, models: list[str]) -> tuple[str, str, dict[str, float]]:
+    """The task and metric that most of the models have, and their values; of metrics that more is better of."""
     found = [
-        (task, metric, {m: of[m][metric] for m in models if metric in of.get(m, {})})
-        for task, of in report.quality.items()
-        for metric in names_of(of.values())
+        (task, metric, {m: values[m][metric] for m in models if metric in values.get(m, {})})
+        for task, values in report.quality.items()
+        for metric in names_of(values.values())
         if metric not in LOWER_IS_BETTER
     ]
     return max(found, key=lambda one: len(one[2]), default=("", "", {}))
@@ -197,16 +124,3 @@ def _front(points: dict[str, tuple[float, float]]) -> list[str]:
         if not found or points[name][1] > points[found[-1]][1]:
             found.append(name)
     return found
-
-
-def _front_in_words(
-    what: str, of: dict[str, float], places: dict[str, float], unit: str, front: list[str], beside: bool
-) -> str:
-    said = "; ".join(f"{name} {places[name]:.4g} {unit}, {value:.4g}" for name, value in of.items())
-    text = f"{what}: {said}. On the line: {', '.join(front)}."
-    beaten = [name for name in of if name not in front]
-    if beaten:
-        text += f" Hollow, since another is at least as good in both: {', '.join(beaten)}."
-    if beside:
-        text += " The quality is that of the weights, not of this backend."
-    return text

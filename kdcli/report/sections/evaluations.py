@@ -1,52 +1,17 @@
-"""What a report says of labelled tasks, as tables of text: scores, differences, confusions and mistakes."""
+"""Scores of labelled tasks, differences between models, and each evaluation in detail."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from kdcli.report.schema import Evaluation, Report
-from kdcli.report.text import Listing, cut, names_of, number, signed
+from kdcli.report.text import Section, Table, View, cut, names_of, number, signed
 
-MOST_LABELS = 40
-"""Rows and columns of a confusion matrix at most."""
-
-MOST_TEXT = 300
-"""Characters that are shown of one text of an example."""
-
-MEAN = "mean"
-"""Name of the last row of a table by set."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a confusion matrix: how many, which share of the row's true class, and whether that is right."""
-
-    count: int
-    share: float
-    right: bool
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """A confusion matrix to show: one row and one column a label, and a sentence when some were left out."""
-
-    labels: list[str]
-    rows: list[list[Cell]]
-    note: str
-
-
-@dataclass(frozen=True)
-class Badly:
-    """An example that a model does badly on, its texts shortened."""
-
-    id: str
-    label: str
-    predicted: str
-    badness: str
-    texts: list[str]
+MOST_LABELS = 40  # Rows and columns of a confusion matrix at most
+FEW_LABELS = 10  # Labels up to which a confusion matrix or a table by class is shown outside HTML
+FEW_EVALUATIONS = 6  # Evaluations up to which each is shown in detail outside HTML
+MOST_TEXT = 300  # Characters that are shown of one text of an example
+MEAN = "mean"  # Name of the last row of a table by set
 
 
 def set_name(task: str, part: str) -> str:
@@ -54,76 +19,57 @@ def set_name(task: str, part: str) -> str:
     return f"{task} {part}".strip()
 
 
-def tasks(report: Report) -> dict[str, list[Evaluation]]:
-    """The evaluations of each task, in the order of the report."""
+def tasks(report: Report, model: str | None = None) -> dict[str, list[Evaluation]]:
+    """The evaluations of each task, in the order of the report; of all models or of one."""
     found: dict[str, list[Evaluation]] = {}
     for evaluation in report.evaluations:
-        found.setdefault(evaluation.task, []).append(evaluation)
+        if model in (None, evaluation.model):
+            found.setdefault(evaluation.task, []).append(evaluation)
     return found
 
 
-def scores(report: Report, model: str | None = None) -> list[Listing]:
-    """A table a task: a row a model where it has one set; where it has several a row a set, and their mean.
-
-    Args:
-        model: of this one alone.
-    """
-    of_tasks = {
-        task: [e for e in found if model in (None, e.model)]
-        for task, found in tasks(report).items()
-        if any(model in (None, e.model) for e in found)
-    }
-    return [_by_set(task, of) if any(e.set for e in of) else _by_model(task, of) for task, of in of_tasks.items()]
+def scores(report: Report, model: str | None = None) -> list[Section]:
+    """A table a task: a row a model where it has one set; a row a set, and their mean, where it has several."""
+    found = tasks(report, model)
+    return [_by_set(task, own) if any(e.set for e in own) else _by_model(task, own) for task, own in found.items()]
 
 
-def _by_model(task: str, evaluations: list[Evaluation]) -> Listing:
+def _by_model(task: str, evaluations: list[Evaluation]) -> Section:
     metrics = names_of(e.metrics for e in evaluations)
     rows = [[e.model, *(number(e.metrics.get(metric)) for metric in metrics), f"{e.n:,}", e.split] for e in evaluations]
-    return Listing(task, ["model", *metrics, "examples", "split"], rows)
+    return Section(f"Scores on {task}", Table(["model", *metrics, "examples", "split"], rows))
 
 
-def _by_set(task: str, evaluations: list[Evaluation]) -> Listing:
+def _by_set(task: str, evaluations: list[Evaluation]) -> Section:
     """A column for each metric of each model, named by what of the two there is more than one of."""
     models = list(dict.fromkeys(e.model for e in evaluations))
     metrics = names_of(e.metrics for e in evaluations)
     columns = [(model, metric) for metric in metrics for model in models]
-    names = [
-        metric if len(models) == 1 else model if len(metrics) == 1 else f"{metric}, {model}"
-        for model, metric in columns
-    ]
+    one_model, one_metric = len(models) == 1, len(metrics) == 1
+    names = [metric if one_model else model if one_metric else f"{metric}, {model}" for model, metric in columns]
     sets: dict[str, list[Evaluation]] = {}
     for e in evaluations:
         sets.setdefault(e.set, []).append(e)
     values = [
-        [next((e.metrics.get(metric) for e in of if e.model == model), None) for model, metric in columns]
-        for of in sets.values()
+        [next((e.metrics.get(metric) for e in own if e.model == model), None) for model, metric in columns]
+        for own in sets.values()
     ]
     rows = [
-        [name, *map(number, own), f"{of[0].n:,}", of[0].split]
-        for (name, of), own in zip(sets.items(), values, strict=True)
+        [name, *map(number, row), f"{own[0].n:,}", own[0].split]
+        for (name, own), row in zip(sets.items(), values, strict=True)
     ]
-    rows.append([MEAN, *(number(_mean(column)) for column in zip(*values, strict=True)), "", ""])
-    title = task if len(models) == 1 or len(metrics) > 1 else f"{task}, {metrics[0]}"
-    return Listing(title, ["set", *names, "examples", "split"], rows, marked=len(rows) - 1)
+    # No mean where a set is missing: a mean over other sets could not be compared.
+    means = [float(np.mean([float(v or 0) for v in c])) if None not in c else None for c in zip(*values, strict=True)]
+    rows.append([MEAN, *map(number, means), "", ""])
+    title = f"Scores on {task}" + (f", {metrics[0]}" if one_metric and not one_model else "")
+    return Section(title, Table(["set", *names, "examples", "split"], rows, marked=len(rows) - 1))
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    """None unless every set has a value: a mean over other sets could not be compared."""
-    found = list(values)
-    known = [v for v in found if v is not None]
-    return float(np.mean(known)) if len(known) == len(found) else None
-
-
-def comparisons(report: Report) -> Listing | None:
-    """The differences between models, a word where an interval excludes zero; None when nothing was compared."""
-    if not report.comparisons:
-        return None
+def comparisons(report: Report) -> list[Section]:
+    """The differences between models, a word where an interval excludes zero."""
     rows = [
         [
-            f"{set_name(c.task, c.set)} {c.metric}",
-            c.model,
-            c.baseline,
-            signed(c.difference),
+            *(f"{set_name(c.task, c.set)} {c.metric}", c.model, c.baseline, signed(c.difference)),
             f"{signed(c.low)} to {signed(c.high)}",
             "higher" if c.low > 0 else "lower" if c.high < 0 else "",
         ]
@@ -131,23 +77,43 @@ def comparisons(report: Report) -> Listing | None:
     ]
     note = (
         "Difference: model minus baseline on the same examples. Interval: the middle 95 % of bootstrap resamples of "
-        "these examples; “higher” or “lower” where it excludes 0. It says nothing of other seeds."
+        "these examples; “higher” or “lower” where it excludes 0. It does not cover other seeds."
     )
-    return Listing("Differences", ["metric", "model", "baseline", "difference", "95 % interval", ""], rows, note)
+    header = ["metric", "model", "baseline", "difference", "95% interval", ""]
+    return [Section("Differences", Table(header, rows, note, style="differences"))] if rows else []
 
 
-def per_class(evaluation: Evaluation) -> Listing | None:
-    """Precision, recall and F1 of every class; None when the task has no classes."""
-    if not evaluation.per_class:
+def details(report: Report) -> list[Section]:
+    """Confusions, classes and the worst examples of each model on each set."""
+    number_of = len(report.evaluations)
+    found = []
+    for e in report.evaluations:
+        parts = [part for part in (_confusion(e, alone=number_of == 1), _per_class(e), _worst(e)) if part is not None]
+        least = View.TERMINAL if number_of <= FEW_EVALUATIONS else View.HTML
+        if parts:
+            found.append(Section(f"{e.model} on {headline(e)}", parts=parts, least=least, open=number_of == 1))
+    return [Section("In detail", parts=found)] if found else []
+
+
+def headline(evaluation: Evaluation) -> str:
+    """The set and its metrics in a line."""
+    metrics = ", ".join(f"{metric} {number(value)}" for metric, value in evaluation.metrics.items())
+    return f"{set_name(evaluation.task, evaluation.set)} ({evaluation.split}, {evaluation.n:,} examples): {metrics}"
+
+
+def _least(rows: int) -> View:
+    return View.MARKDOWN if rows <= FEW_LABELS else View.HTML
+
+
+def _confusion(evaluation: Evaluation, *, alone: bool) -> Section | None:
+    shown = matrix(evaluation)
+    if shown is None:
         return None
-    rows = [
-        [label, number(s.precision), number(s.recall), number(s.f1), f"{s.support:,}"]
-        for label, s in evaluation.per_class.items()
-    ]
-    return Listing("By class", ["class", "precision", "recall", "F1", "examples"], rows)
+    least = View.TERMINAL if alone and len(shown.rows) <= FEW_LABELS else _least(len(shown.rows))
+    return Section("Confusion", shown, least=least)
 
 
-def matrix(evaluation: Evaluation) -> Matrix | None:
+def matrix(evaluation: Evaluation) -> Table | None:
     """The confusion matrix; of more than MOST_LABELS labels those with the most errors, in their own order."""
     confusion = evaluation.confusion
     if confusion is None or not confusion.labels:
@@ -160,36 +126,30 @@ def matrix(evaluation: Evaluation) -> Matrix | None:
         errors = totals + counts.sum(0) - 2 * counts.diagonal()
         shown = np.sort(np.argsort(-errors, kind="stable")[:MOST_LABELS])
         note = f"Of {len(confusion.labels)} classes the {MOST_LABELS} with the most errors."
+    counts, shares = counts[np.ix_(shown, shown)], (counts / np.maximum(totals, 1)[:, None])[np.ix_(shown, shown)]
+    labels = [confusion.labels[i] for i in shown]
+    # Many zeros would hide the errors.
+    cells = [[f"{n:,}" if n or len(labels) <= FEW_LABELS else "" for n in row] for row in counts.tolist()]
+    rows = [[label, *row] for label, row in zip(labels, cells, strict=True)]
+    style = "confusion many" if len(labels) > FEW_LABELS else "confusion"
+    return Table(["true ↓ predicted →", *labels], rows, note, style=style, shades=shares.tolist())
+
+
+def _per_class(evaluation: Evaluation) -> Section | None:
     rows = [
-        [Cell(int(counts[i, j]), float(counts[i, j] / totals[i]) if totals[i] else 0.0, bool(i == j)) for j in shown]
-        for i in shown
+        [label, number(s.precision), number(s.recall), number(s.f1), f"{s.support:,}"]
+        for label, s in evaluation.per_class.items()
     ]
-    return Matrix([confusion.labels[i] for i in shown], rows, note)
+    table = Table(["class", "precision", "recall", "F1", "examples"], rows)
+    return Section("By class", table, least=_least(len(rows)), open=len(rows) <= FEW_LABELS) if rows else None
 
 
-def confusion_listing(shown: Matrix) -> Listing:
-    """A confusion matrix as a plain table of counts."""
-    rows = [[label, *(str(cell.count) for cell in row)] for label, row in zip(shown.labels, shown.rows, strict=True)]
-    return Listing("True class by row, predicted class by column", ["", *shown.labels], rows)
-
-
-def worst(evaluation: Evaluation) -> list[Badly]:
-    """The examples a model does worst on."""
-    return [
-        Badly(
-            m.id,
-            cut(m.label, MOST_TEXT),
-            cut(m.predicted, MOST_TEXT),
-            f"{m.badness:.3g}",
-            # More than a pair of texts: the words of one.
-            [cut(text, MOST_TEXT) for text in (m.texts if len(m.texts) < 3 else [" ".join(m.texts)])],
-        )
-        for m in evaluation.worst
-    ]
-
-
-def headline(evaluation: Evaluation) -> str:
-    """Which set an evaluation is of, and its metrics, in a line."""
-    metrics = ", ".join(f"{metric} {number(value)}" for metric, value in evaluation.metrics.items())
-    where = set_name(evaluation.task, evaluation.set)
-    return f"{where} ({evaluation.split}, {evaluation.n:,} examples): {metrics}"
+def _worst(evaluation: Evaluation) -> Section | None:
+    items = []
+    for m in evaluation.worst:
+        label, predicted = cut(m.label, MOST_TEXT), cut(m.predicted, MOST_TEXT)
+        # More than a pair of texts: the words of one.
+        texts = m.texts if len(m.texts) < 3 else [" ".join(m.texts)]
+        head = f"{label}, predicted {predicted} (badness {m.badness:.3g}, example {m.id})"
+        items.append((head, *(cut(text, MOST_TEXT) for text in texts)))
+    return Section("Worst examples", items=items, least=View.MARKDOWN, open=False) if items else None

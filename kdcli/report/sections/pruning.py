@@ -1,27 +1,23 @@
-"""What a pruning left, as tables of text: the share of the weights that is kept, by type, by layer, over training."""
+"""What a pruning left: the share of the weights that is kept, by type, by layer, over training."""
 
 from __future__ import annotations
 
 from kdcli.report.schema import Pruning, Report
-from kdcli.report.sections.latency import cell_name, cells, speedup_of
-from kdcli.report.text import Listing, percent
+from kdcli.report.text import Table, percent
 
-TYPES = ("Q", "K", "V", "O", "U", "G", "D", "P", "P2")
-"""Types of matrices, in the order in which they are shown."""
-
-ALL = "all"
-"""Name of the row and the column over all layers and types."""
-
-WHAT_TYPES_MEAN = {
+TYPES = {
     **{"Q": "query", "K": "key", "V": "value", "O": "output of attention", "U": "up projection", "G": "its gate"},
     **{"D": "down projection", "P": "positions", "P2": "positions, queries"},
 }
+"""Types of matrices in the order of the tables, and what they are."""
+
+ALL = "all"  # Name of the row and the column over all layers and types
 
 
 def types_of(*pruned: Pruning) -> list[str]:
     """The types that occur, in the order of TYPES; any other comes last."""
-    found = list(dict.fromkeys(m.kind for of in pruned for m in of.matrices))
-    return sorted(found, key=lambda kind: TYPES.index(kind) if kind in TYPES else len(TYPES))
+    order, found = list(TYPES), dict.fromkeys(m.kind for p in pruned for m in p.matrices)
+    return sorted(found, key=lambda kind: order.index(kind) if kind in order else len(order))
 
 
 def layers_of(pruned: Pruning) -> list[int]:
@@ -36,45 +32,32 @@ def kept(pruned: Pruning, layer: int | None = None, kind: str | None = None) -> 
     return sum(m.kept for m in found) / weights if weights else None
 
 
-def sparsities(report: Report) -> str:
-    """What was asked to go: `50 %, 90 %`."""
-    return ", ".join(f"{100 * sparsity:g} %" for sparsity in dict.fromkeys(p.sparsity for p in report.pruning))
+def kept_by_layer(pruned: Pruning) -> list[list[float | None]]:
+    """A row for each layer and one over all, a column for each type and one over all."""
+    return [[kept(pruned, layer, kind) for kind in (*types_of(pruned), None)] for layer in (*layers_of(pruned), None)]
 
 
-def methods(report: Report) -> str:
-    """How it was made to go: `smp, movement`."""
-    return ", ".join(dict.fromkeys(p.method for p in report.pruning))
-
-
-def by_type(report: Report) -> Listing | None:
-    """A row a pruned model: the share kept of each type and of all, beside what was asked for; None where nothing was
-    pruned."""
-    if not report.pruning:
-        return None
+def by_type(report: Report) -> Table:
+    """A row a pruned model: the share kept of each type and of all, beside the share that was requested."""
     types = types_of(*report.pruning)
     rows = [
         [p.model, *(percent(kept(p, kind=kind)) for kind in types), percent(kept(p)), percent(1 - p.sparsity)]
         for p in report.pruning
     ]
-    note = "Of the weights of the layers' matrices. " + ", ".join(
-        f"{kind}: {WHAT_TYPES_MEAN[kind]}" for kind in types if kind in WHAT_TYPES_MEAN
-    )
-    return Listing("Weights kept, in percent", ["model", *types, ALL, "asked"], rows, f"{note}.")
+    meanings = ", ".join(f"{kind}: {TYPES[kind]}" for kind in types if kind in TYPES)
+    header = ["model", *types, ALL, "requested"]
+    return Table(header, rows, f"Of the weights of the layers' matrices. {meanings}.", style="shares")
 
 
-def by_layer(pruned: Pruning) -> Listing:
+def by_layer(pruned: Pruning) -> Table:
     """A row a layer, a column a type, and over all of either."""
-    types = types_of(pruned)
-    rows = [
-        [ALL if layer is None else str(layer), *(percent(kept(pruned, layer, kind)) for kind in (*types, None))]
-        for layer in (*layers_of(pruned), None)
-    ]
-    title = f"{pruned.model}: weights kept by layer and type, in percent"
-    return Listing(title, ["layer", *types, ALL], rows, marked=len(rows) - 1)
+    names = [*map(str, layers_of(pruned)), ALL]
+    rows = [[name, *map(percent, shares)] for name, shares in zip(names, kept_by_layer(pruned), strict=True)]
+    return Table(["layer", *types_of(pruned), ALL], rows, marked=len(rows) - 1, style="shares")
 
 
-def density_points(report: Report) -> list[tuple[int, dict[str, float] | None]]:
-    """Step → percent that each model kept after it."""
+def density_points(report: Report) -> list[tuple[int, dict[str, float]]]:
+    """Step -> percent that each model kept after it."""
     found: dict[int, dict[str, float]] = {}
     for p in report.pruning:
         for point in p.curve:
@@ -82,30 +65,14 @@ def density_points(report: Report) -> list[tuple[int, dict[str, float] | None]]:
     return sorted(found.items())
 
 
-def foremost(report: Report) -> str | None:
-    """Of several pruned models the best of those from which most was asked to go; None of one model in its forms."""
+def best_pruned(report: Report) -> str | None:
+    """Of several pruned models the best at the highest sparsity; None of one model in its forms."""
     if len(report.pruning) < 2:
         return None
     most = max(p.sparsity for p in report.pruning)
     # The first metric of a task is the one that matters.
     reached = {
-        name: sum(next(iter(of[name].values()), 0.0) for of in report.quality.values() if name in of)
+        name: sum(next(iter(models[name].values()), 0.0) for models in report.quality.values() if name in models)
         for name in (p.model for p in report.pruning if p.sparsity == most)
     }
     return max(reached, key=reached.__getitem__)
-
-
-def facts(report: Report) -> list[tuple[str, str]]:
-    """How little is kept of the foremost model, and the form that is fastest."""
-    if not report.pruning:
-        return []
-    name = foremost(report)
-    least = next(p for p in report.pruning if name in (None, p.model))
-    found = [(f"{percent(least.density, 1)} %", f"of the layers' weights kept, {least.method}")]
-    cell, rows = next(iter(cells(report).items()), ((0, 0), []))
-    if ratios := [(s, row) for row in rows if (s := speedup_of(report, row))]:
-        best, row = max(ratios, key=lambda pair: pair[0].median)
-        first = next(iter(report.models))
-        label = f"the speed of {first}: {row.model}, {cell_name(cell)} ({best.low:.1f}–{best.high:.1f})"
-        found.append((f"{best.median:.1f}×", label))
-    return found

@@ -1,14 +1,13 @@
-"""How one run was chosen of several, as tables of text."""
+"""How one run was chosen of several."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from kdcli.report.schema import RunRow, Selection
-from kdcli.report.text import Listing, names_of, number
+from kdcli.report.text import Section, Table, View, names_of, number
 
-FEW_METRICS = 6
-"""Columns of metrics up to which those of each set are shown."""
+FEW_METRICS = 6  # Columns of metrics up to which those of each set are shown
 
 Settings = dict[str, float | int | str]
 
@@ -30,24 +29,35 @@ def spread(values: list[float]) -> tuple[float, float | None]:
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
-def setting_table(selection: Selection) -> Listing:
-    """A row a setting: mean ± sample standard deviation over its seeds of every metric."""
+def selection_section(selection: Selection) -> Section:
+    """A row a setting, mean ± sample standard deviation over its seeds of every metric; below it every run."""
+    groups, metrics = by_setting(selection), _metrics(selection)
+    keys = list(dict.fromkeys(key for run in selection.runs for key in run.settings))
+    rows = [
+        [*_settings(settings, keys), ", ".join(str(run.seed) for run in runs), *(_over(runs, m) for m in metrics)]
+        for settings, runs in groups
+    ]
+    runs = [
+        [*_settings(run.settings, keys), str(run.seed), *(number(run.metrics.get(m)) for m in metrics)]
+        for run in selection.runs
+    ]
+    chosen = [settings == selection.settings for settings, _ in groups]
+    chosen_run = [run.settings == selection.settings and run.seed == selection.seed for run in selection.runs]
+    header, note = keys or ["settings"], how_chosen(selection)
+    every = Section(
+        "Every run", _marked([*header, "seed", *metrics], runs, chosen_run), least=View.MARKDOWN, open=False
+    )
+    return Section("Selection", _marked([*header, "seeds", *metrics], rows, chosen, note), parts=[every])
+
+
+def _marked(header: list[str], rows: list[list[str]], chosen: list[bool], note: str = "") -> Table:
+    words = [[*row, "chosen" if mark else ""] for row, mark in zip(rows, chosen, strict=True)]
+    return Table([*header, ""], words, note, marked=chosen.index(True) if True in chosen else None)
+
+
+def how_chosen(selection: Selection) -> str:
+    """What was chosen of what, by what, in words."""
     groups = by_setting(selection)
-    keys, metrics = _keys(selection), _metrics(selection)
-    rows = []
-    for values, runs in groups:
-        seeds = ", ".join(str(run.seed) for run in runs)
-        row = [*_values(values, keys), seeds]
-        for metric in metrics:
-            found = [run.metrics[metric] for run in runs if metric in run.metrics]
-            row.append(_plus_minus(*spread(found)) if found else "")
-        rows.append([*row, "chosen" if values == selection.settings else ""])
-    marked = next((i for i, (values, _) in enumerate(groups) if values == selection.settings), None)
-    header = [*(keys or ["settings"]), "seeds", *metrics, ""]
-    return Listing("Selection", header, rows, _how_chosen(selection, groups), marked)
-
-
-def _how_chosen(selection: Selection, groups: list[tuple[Settings, list[RunRow]]]) -> str:
     seeds = any(len(runs) > 1 for _, runs in groups)
     by = f"{selection.metric} ({selection.on}"
     if len(groups) == 1:
@@ -60,45 +70,23 @@ def _how_chosen(selection: Selection, groups: list[tuple[Settings, list[RunRow]]
     else:
         how = f"Of {len(groups)} runs, one was chosen by {by})"
     spreads = " ± is the sample standard deviation over seeds." if seeds else ""
-    left_out = " The sets one by one: report.json." if _metrics(selection) != _all_metrics(selection) else ""
-    return f"{how}. The scores by which it was chosen are therefore a little optimistic.{spreads}{left_out}"
-
-
-def _all_metrics(selection: Selection) -> list[str]:
-    return names_of(run.metrics for run in selection.runs)
+    left_out = any("/" in m for run in selection.runs for m in run.metrics if m not in _metrics(selection))
+    sets = " The sets one by one: report.json." if left_out else ""
+    return f"{how}. The scores by which it was chosen are therefore a little optimistic.{spreads}{sets}"
 
 
 def _metrics(selection: Selection) -> list[str]:
     """All metrics while they fit; else those over all sets, without `SET/METRIC`."""
-    names = _all_metrics(selection)
+    names = names_of(run.metrics for run in selection.runs)
     return names if len(names) <= FEW_METRICS else [name for name in names if "/" not in name]
 
 
-def run_table(selection: Selection) -> Listing:
-    """A row for every single run."""
-    keys, metrics = _keys(selection), _metrics(selection)
-    rows = [
-        [*_values(run.settings, keys), str(run.seed), *(number(run.metrics.get(m)) for m in metrics)]
-        for run in selection.runs
-    ]
-    chosen = [run.settings == selection.settings and run.seed == selection.seed for run in selection.runs]
-    for row, mark in zip(rows, chosen, strict=True):
-        row.append("chosen" if mark else "")
-    marked = chosen.index(True) if True in chosen else None
-    return Listing("Every run", [*(keys or ["settings"]), "seed", *metrics, ""], rows, marked=marked)
+def _settings(settings: Settings, keys: list[str]) -> list[str]:
+    values = [settings.get(key, "") for key in keys]
+    return [f"{value:g}" if isinstance(value, float) else str(value) for value in values] or ["as in the recipe"]
 
 
-def _keys(selection: Selection) -> list[str]:
-    return list(dict.fromkeys(key for run in selection.runs for key in run.settings))
-
-
-def _values(settings: Settings, keys: list[str]) -> list[str]:
-    return [_setting(settings.get(key, "")) for key in keys] or ["as in the recipe"]
-
-
-def _setting(value: float | int | str) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _plus_minus(mean: float, deviation: float | None) -> str:
+def _over(runs: list[RunRow], metric: str) -> str:
+    values = [run.metrics[metric] for run in runs if metric in run.metrics]
+    mean, deviation = spread(values) if values else (None, None)
     return number(mean) if deviation is None else f"{number(mean)} ± {deviation:.2g}"

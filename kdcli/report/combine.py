@@ -1,0 +1,98 @@
+"""One report over several finished runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kdcli.bench.latency import Latency
+from kdcli.report.finish import RunResult, quality_of, write_report
+from kdcli.training.run_dir import RunDir
+from kdcli.types import Outcome
+
+
+@dataclass(frozen=True)
+class Part:
+    """A finished run and what a combined report shows of it.
+
+    Attributes:
+        name: the run's name in the combined report: of its pruning, and of its curve where that is drawn.
+        result: the run.
+        models: name of a model in the run's report -> its name in the combined one; other models are left out.
+        beside: draw the run's held-out curve beside that of the combined run.
+    """
+
+    name: str
+    result: RunResult
+    models: Mapping[str, str]
+    beside: bool = False
+
+
+def combine_reports(
+    folder: Path,
+    *,
+    command: str,
+    parts: Sequence[Part],
+    recipe: Mapping[str, Any] | None = None,
+    notes: Iterable[str] = (),
+    cards: Mapping[str, Mapping[str, Any]] | None = None,
+    evaluations: Iterable[Mapping[str, Any]] = (),
+    quality: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None,
+    folders: Mapping[str, Path] | None = None,
+    latency: Latency | None = None,
+    outcome: Outcome | None = None,
+    selection: Mapping[str, Any] | None = None,
+    auto_class: str = "AutoModel",
+) -> RunResult:
+    """Write the report of `folder` over the models, scores and prunings of several runs.
+
+    A name is shown once: the first part that has it gives its card and its scores; `cards`, `evaluations` and
+    `quality` of the combined run itself come before all parts. The last model of `cards` stays last, since the
+    report's first numbers are about the last model. A model in `folders` has that directory as its id.
+
+    Args:
+        recipe: of the combined run; None takes the first part's.
+        cards, evaluations, quality: models trained here, in no part.
+        folders, latency, outcome, selection, auto_class: as in `write_report`.
+    """
+    folders = folders or {}
+    own = {name: dict(card) for name, card in (cards or {}).items()}
+    shown = dict(list(own.items())[:-1])
+    scores = [dict(e) for e in evaluations]
+    own_quality = quality_of(scores) if quality is None else quality
+    merged = {task: dict(by_model) for task, by_model in own_quality.items()}
+    pruning: list[dict[str, Any]] = []
+    for part in parts:
+        report = part.result.report
+        scored = {e["model"] for e in scores}
+        names = {model: name for model, name in part.models.items() if name not in scored}
+        scores += [e.model_dump() | {"model": names[e.model]} for e in report.evaluations if e.model in names]
+        for model, name in part.models.items():
+            if model in report.models and name not in own:
+                shown.setdefault(name, report.models[model].model_dump())
+        for task, by_model in report.quality.items():
+            for model, values in by_model.items():
+                if model in part.models:
+                    merged.setdefault(task, {}).setdefault(part.models[model], values)
+        pruning += [p.model_dump() | {"model": part.name} for p in report.pruning]
+    shown |= own
+    for name in folders:
+        shown[name]["id"] = str(folders[name])
+    return write_report(
+        RunDir(folder),
+        command=command,
+        recipe=recipe if recipe is not None else parts[0].result.report.recipe,
+        cards=shown,
+        folders=folders,
+        latency=latency or Latency(),
+        outcome=outcome,
+        quality=merged,
+        notes=notes,
+        auto_class=auto_class,
+        evaluations=scores,
+        selection=selection,
+        pruning=pruning,
+        beside={part.name: part.result for part in parts if part.beside},
+    )

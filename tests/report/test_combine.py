@@ -1,0 +1,109 @@
+"""One report over several runs: names, order, and what each part adds, as the verbs use it."""
+
+from __future__ import annotations
+
+import pytest
+from pruning_reports import prune_values
+from reports import card, evaluation, finetune_values, report_values, run_row, selection_values
+
+from kdcli.report.combine import Part, combine_reports
+from kdcli.report.finish import RunResult
+from kdcli.report.schema import Report
+from kdcli.training.run_dir import RunDir
+from kdcli.types import Outcome
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A claimed directory with a log of three steps."""
+    RunDir.claim(tmp_path / "combined", "method: minilm\n")
+    lines = [f'{{"step": {step}, "loss": 0.5, "held_out": {{"student/hard": {1 / step}}}}}' for step in (1, 2, 3)]
+    (tmp_path / "combined" / "log.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+    return tmp_path / "combined"
+
+
+def result(folder, values, **changes):
+    return RunResult(Report.model_validate(values | changes), folder)
+
+
+def test_variants_of_a_distillation_share_the_teacher(folder):
+    models = {"teacher": card(), "student": card(layers=6, id="out")}
+    parts = []
+    for name, accuracy in (("full", 0.9), ("map-top", 0.8)):
+        scores = {"teacher": 0.93, "student": accuracy, "student undistilled": accuracy - 0.1}
+        found = [evaluation(model, metrics={"accuracy": value}) for model, value in scores.items()]
+        quality = {"sst2": {model: {"accuracy": value} for model, value in scores.items()}}
+        values = report_values() | {"recipe": {"method": name}, "models": models}
+        run = result(folder / name, values, evaluations=found, quality=quality)
+        parts.append(Part(name, run, {"teacher": "teacher", "student": name, "student undistilled": "alone"}))
+    report = combine_reports(folder, command="distill", parts=parts, notes=["full: where"]).report
+    assert list(report.models) == ["teacher", "full", "map-top"]
+    assert [e.model for e in report.evaluations] == ["teacher", "full", "alone", "map-top"], "a name is shown once"
+    assert report.quality["sst2"] == {
+        **{"teacher": {"accuracy": 0.93}, "full": {"accuracy": 0.9}},
+        **{"alone": {"accuracy": 0.8}, "map-top": {"accuracy": 0.8}},
+    }
+    assert report.recipe == {"method": "full"}
+    assert report.notes == ["full: where"]
+    assert (report.training, report.latency, report.beside) == (None, [], {})
+    assert (folder / "report.html").is_file()
+
+
+def test_pruned_runs_take_the_names_of_their_parts(folder):
+    parts = [
+        Part(name, result(folder / name, prune_values()), {"dense": "dense", "compact": name}) for name in ("a", "b")
+    ]
+    report = combine_reports(folder, command="prune", recipe={"task": "sst2"}, parts=parts).report
+    assert list(report.models) == ["dense", "a", "b"]
+    assert report.models["a"].bytes == 71_000_000
+    assert [e.model for e in report.evaluations] == ["a", "b"]
+    assert [p.model for p in report.pruning] == ["a", "b"], "whichever form its run pruned"
+    assert report.recipe == {"task": "sst2"}
+
+
+def test_the_chosen_run_of_a_grid_is_the_model_of_the_directory(folder):
+    runs = [result(folder / "runs" / str(seed), finetune_values()) for seed in (0, 1)]
+    selection = selection_values() | {"settings": {}, "seed": 1, "runs": [run_row(0, 0.8), run_row(1, 0.9)]}
+    report = combine_reports(
+        folder,
+        command="finetune",
+        parts=[Part("seed=1", runs[1], {"finetuned": "finetuned"})],
+        folders={"finetuned": folder},
+        outcome=Outcome(steps=200),
+        selection=selection,
+        auto_class="AutoModelForSequenceClassification",
+    ).report
+    assert report.models["finetuned"].id == str(folder)
+    assert report.evaluations == runs[1].report.evaluations
+    assert report.quality == runs[1].report.quality
+    assert report.selection is not None
+    assert report.training is not None
+    assert report.training.steps == 200
+    assert "AutoModelForSequenceClassification" in (folder / "README.md").read_text("utf-8")
+
+
+def test_a_pair_stands_beside_the_same_models_alone(folder):
+    names = ("teacher", "student")
+    alone = result(
+        folder / "standalone",
+        report_values() | {"models": {name: card() for name in names}},
+        quality={"loss": {name: {"loss": 2.0} for name in names}},
+        evaluations=[evaluation(name) for name in names],
+    )
+    report = combine_reports(
+        folder,
+        command="cotrain",
+        recipe={"teacher": "demo", "student": "2x64", "mode": "dml", "weights": [1, 1, 1, 1]},
+        parts=[Part("standalone", alone, {name: f"{name} standalone" for name in names}, beside=True)],
+        cards={name: card() for name in names},
+        evaluations=[evaluation(name, metrics={"accuracy": 0.9}) for name in names],
+        quality={"loss": {name: {"loss": 1.0} for name in names}},
+    ).report
+    assert list(report.models) == ["teacher", "teacher standalone", "student standalone", "student"]
+    assert [e.model for e in report.evaluations] == [*names, "teacher standalone", "student standalone"]
+    assert {name: values["loss"] for name, values in report.quality["loss"].items()} == {
+        **{"teacher": 1.0, "student": 1.0},
+        **{"teacher standalone": 2.0, "student standalone": 2.0},
+    }
+    assert list(report.beside) == ["standalone"]
+    assert len(report.curve) == 3
