@@ -1,168 +1,315 @@
-"""Co-training as the engine sees it: two modules, one step in which each is run once, on text or on a task."""
+"""Co-training as the engine sees it: two modules, one step that runs each model once.
+
+Text and task differ in their two loss functions, in their examples and in how the models are evaluated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from kdcli.commands.cotrain.models import Pair
-from kdcli.commands.cotrain.plan import ROLES, names_of, weights_of
+from kdcli.commands.cotrain.models import ROLES, Pair, load_task_pair, load_text_pair
 from kdcli.commands.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
 from kdcli.data.batches import BatchOrder
 from kdcli.data.text.corpus import Corpus
 from kdcli.data.text.masking import Masked, PassOrder, tokens_of
-from kdcli.downstream.settings import FinetuneRecipe
-from kdcli.downstream.task import PreparedTask, build_job
+from kdcli.downstream.compare import DOWNSTREAM, Tasks, scored
+from kdcli.downstream.recipes import as_finetune
+from kdcli.downstream.run import WORST
+from kdcli.downstream.task import PreparedTask, build_job, freeze_unused, order_and_schedule, predict, quality_of
 from kdcli.losses.ctcd import STUDENT, TEACHER, Weights, ctcd, reverse_kl
 from kdcli.losses.hard import hard_loss, labelled
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
-from kdcli.models.capture import Capture, capture, params_without_grad
-from kdcli.models.heads import TaskModel
+from kdcli.models.capture import Capture, capture
+from kdcli.models.heads import AUTO_CLASS, TaskModel
+from kdcli.models.load import LoadedModel
 from kdcli.models.shape import set_dropout
 from kdcli.teachers.teacher import Teacher
 from kdcli.training.progress import Progress
+from kdcli.training.run_dir import RunDir
 from kdcli.training.session import Session
-from kdcli.types import Batch, Job, Needs, ParamGroup, Schedule, StepLoss
+from kdcli.types import Batch, Job, Needs, ParamGroup, Schedule, Signals, StepLoss
+
+PARTNERS = ("student-1", "student-2")
+"""Names of the two models beside a community teacher, where neither is one."""
+
+STANDALONE = "standalone"
+"""Directory of the comparison run, and suffix of its models' names."""
+
+HELD_OUT = "held-out MLM loss"
+"""Quality row with the loss on masked tokens of held-out text."""
+
+Recipe = CotrainRecipe | CotrainTaskRecipe
+Quality = dict[str, dict[str, dict[str, float]]]
+
+
+def has_community(recipe: Recipe) -> bool:
+    """Whether a frozen third model teaches both."""
+    return isinstance(recipe, CotrainRecipe) and recipe.community.model is not None
+
+
+def names_of(recipe: Recipe) -> dict[str, str]:
+    """Role -> name in logs, reports and directories."""
+    return dict(zip(ROLES, PARTNERS if has_community(recipe) else ROLES, strict=True))
+
+
+def weights_of(recipe: Recipe) -> Weights:
+    """The weights of the loss terms.
+
+    Raises:
+        UsageError: see `Weights.of`.
+    """
+    return Weights.of(recipe.weights, recipe.mode, community=has_community(recipe))
 
 
 @dataclass(frozen=True)
-class _Losses:
-    """What one batch is judged by: the loss against its labels, the two divergences."""
+class Losses:
+    """The losses on one batch: `hard(logits)` against the labels, `soft(from, to)` between the models."""
 
     hard: Callable[[Tensor], Tensor]
     soft: Callable[[Tensor, Tensor], Tensor]
     community: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
-def on_text(pair: Pair, corpus: Corpus, recipe: CotrainRecipe, schedule: Schedule, session: Session) -> Job:
-    """Masked language modelling of both models on the same masked blocks."""
-    weights, names, mask = weights_of(recipe), names_of(recipe), recipe.data.mask
-    tokens = tokens_of(pair.tokenizer, str(recipe.teacher))
+@dataclass(frozen=True)
+class PairStep:
+    """The step of a job: batch -> the weighted sum of the terms in `kdcli.losses.ctcd.ctcd`.
+
+    Attributes:
+        models: by role.
+        losses: makes the losses of a batch from one model's signals and the batch.
+        community: the frozen third model.
+    """
+
+    recipe: Recipe
+    models: Mapping[str, Capture]
+    losses: Callable[[Signals, Batch], Losses]
+    community: Teacher | None = None
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Role -> name."""
+        return names_of(self.recipe)
+
+    @cached_property
+    def weights(self) -> Weights:
+        """The weights of the terms."""
+        return weights_of(self.recipe)
+
+    def __call__(self, batch: Batch) -> StepLoss:
+        """The loss, and every term without its weight."""
+        frozen = self.community.signals(batch).logits if self.community is not None else None
+        signals = {role: model(batch) for role, model in self.models.items()}
+        student = signals[STUDENT]
+        if student.labels is None:
+            return StepLoss(student.logits.new_zeros(()), {}, student.logits)
+        logits, losses = {role: s.logits for role, s in signals.items()}, self.losses(student, batch)
+        terms = ctcd(losses.hard, losses.soft, logits, self.weights, frozen, losses.community)
+        total = torch.stack([weight * value.float() for weight, value in terms.values()]).sum()
+        values = {name: value for name, (_, value) in terms.items()}
+        if not torch.is_grad_enabled():
+            # Held-out losses against the labels compare runs, also where nothing is learned from labels.
+            values |= {f"{role}/hard": losses.hard(logits[role]) for role in ROLES if f"{role}/hard" not in values}
+        split = {name.partition("/"): value for name, value in values.items()}
+        renamed = {f"{self.names[role]}/{term}": value for (role, _, term), value in split.items()}
+        return StepLoss(total, renamed, student.logits)
+
+    @property
+    def modules(self) -> dict[str, Capture]:
+        """Both models by name."""
+        return {name: self.models[role] for role, name in self.names.items()}
+
+    def param_group(self, parameter: str) -> ParamGroup:
+        """The learning rate of a parameter, relative to `train.lr`."""
+        train, name = self.recipe.train, parameter.partition(".")[0]
+        rate = train.teacher_lr if name == self.names[TEACHER] else train.student_lr
+        return ParamGroup(lr=(rate or train.lr) / train.lr)
+
+    def freeze_idle(self, batch: Batch) -> None:
+        """Freeze what gets no gradient: zeros would be summed over processes, and weight decay would shrink it."""
+        for role, name in self.names.items():
+            if self.weights.reaches(role):
+                freeze_unused(self.models[role], self.models[role](batch).logits.sum())
+            else:
+                self.models[role].requires_grad_(False)
+                Progress.log(f"{name}: with these weights it has nothing to learn from and stays as it is")
+
+
+@dataclass
+class OnText:
+    """Masked language modelling by both models on the same masked blocks.
+
+    Attributes:
+        first: the pair loaded for the checks; the first `load` hands it over.
+        tasks: on which `scores` compares the models.
+    """
+
+    recipe: CotrainRecipe
+    session: Session
+    first: Pair | None
+    corpus: Corpus
+    schedule: Schedule
+    tasks: Tasks
+    notes: list[str]
+    community: LoadedModel | None = None
+    auto_class: str = "AutoModelForMaskedLM"
+
+    def load(self) -> Pair:
+        """Both models as they start."""
+        pair, self.first = self.first, None
+        return pair or load_text_pair(self.recipe, trust_remote_code=self.session.trust_remote_code)
+
+    def build(self, recipe: CotrainRecipe, pair: Pair) -> tuple[Job, Schedule, float]:
+        """Job, schedule and steps per pass of one run."""
+        job = text_job(pair, self.corpus, recipe, self.schedule, self.session)
+        return job, self.schedule, len(self.corpus.train) / self.schedule.batch_size
+
+    def evaluate(self, pair: Pair, folder: Path) -> tuple[list[dict[str, Any]], Quality]:
+        """Evaluations (none) and the held-out losses of a finished run."""
+        return [], {HELD_OUT: {name: {"loss": after} for name, (_, after) in self._held_out(folder).items()}}
+
+    def scores(self, sources: Mapping[str, str], folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+        """Fine-tune every model on the tasks of `eval`; evaluations and notes."""
+        notes = [f"{name}: {note}" for name, (task, _) in self.tasks.items() for note in task.notes]
+        return scored(self.session, self.tasks, sources, folder / DOWNSTREAM), notes
+
+    def gains(self, folder: Path, quality: Quality) -> list[str]:
+        """Notes on what each model gained from the other, and on the better of two students."""
+        losses, lines = self._held_out(folder), []
+        for name, (before, after) in losses.items():
+            line = f"{name}: {HELD_OUT} {before:.4f} before, {after:.4f} after"
+            alone = quality[HELD_OUT].get(f"{name} {STANDALONE}")
+            if alone is not None:
+                word = "better" if after < alone["loss"] else "worse"
+                line += (
+                    f", {alone['loss']:.4f} {STANDALONE}: {abs(alone['loss'] - after):.4f} {word} with the other model"
+                )
+            lines.append(line)
+        if TEACHER not in losses:
+            best, worse = sorted(losses, key=lambda name: losses[name][1])
+            of_both = f"{losses[best][1]:.4f} against {losses[worse][1]:.4f}"
+            lines.append(f"{best} is the better student: {HELD_OUT} {of_both}")
+        return lines
+
+    def _held_out(self, folder: Path) -> dict[str, tuple[float, float]]:
+        """Name -> held-out loss against the labels before and after training."""
+        held = [r["held_out"] for r in RunDir(folder).read_log() if "held_out" in r]
+        return {n: (held[0][f"{n}/hard"], held[-1][f"{n}/hard"]) for n in names_of(self.recipe).values()}
+
+
+@dataclass
+class OnTask:
+    """Fine-tuning of both models on the same rows; metrics during training are the student's."""
+
+    recipe: CotrainTaskRecipe
+    first: Pair | None
+    task: PreparedTask
+    community: None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes on the data."""
+        return self.task.notes
+
+    @property
+    def auto_class(self) -> str:
+        """The class that loads a saved model."""
+        return str(AUTO_CLASS[self.task.data.task.kind].__name__)
+
+    def load(self) -> Pair:
+        """Both models as they start."""
+        pair, self.first = self.first or load_task_pair(self.recipe, self.task), None
+        return pair
+
+    def build(self, recipe: CotrainTaskRecipe, pair: Pair) -> tuple[Job, Schedule, float]:
+        """Job, schedule and steps per pass of one run."""
+        job, schedule = task_job(self.task, recipe, pair)
+        order, _ = order_and_schedule(self.task, as_finetune(recipe, ""))
+        return job, schedule, order.steps_of_pass
+
+    def evaluate(self, pair: Pair, folder: Path) -> tuple[list[dict[str, Any]], Quality]:
+        """Evaluations of both models and their metrics."""
+        task, evaluations = self.task, []
+        for name, headed in pair.models.items():
+            assert isinstance(headed, TaskModel)
+            predictions = predict(task.session, task.evaluator, headed)
+            evaluations += task.evaluator.evaluations(name, task.data.split, predictions, WORST)
+        return evaluations, quality_of(evaluations)
+
+    def scores(self, sources: Mapping[str, str], folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+        """Nothing: the task itself compares the models."""
+        return [], []
+
+    def gains(self, folder: Path, quality: Quality) -> Sequence[str]:
+        """Nothing: the evaluations show the gains."""
+        return ()
+
+
+def text_job(pair: Pair, corpus: Corpus, recipe: CotrainRecipe, schedule: Schedule, session: Session) -> Job:
+    """Masked language modelling with the two losses over the vocabulary."""
+    mask, temperature = recipe.data.mask, recipe.temperature
+    tokens = tokens_of(pair.models[TEACHER].tokenizer, str(recipe.teacher))
     train, held_out = (
         Masked(blocks, tokens, mask.share, mask.whole_words, mask.static, schedule.seed)
         for blocks in (corpus.train, corpus.held_out)
     )
     needs = Needs(masked_logits=True)
-    _set_dropout(pair.models.values(), recipe)
-    models = {role: capture(model, needs) for role, model in pair.models.items()}
-    frozen = Teacher.frozen(pair.community.source, pair.community.model, needs, session) if pair.community else None
-    temperature = recipe.temperature
-    divergence = reverse_kl if recipe.community.printed_order else soft_kl
+    _set_dropout(pair, recipe)
+    models = {role: capture(loaded.model, needs) for role, loaded in pair.models.items()}
+    community = Teacher.frozen(pair.community.source, pair.community.model, needs, session) if pair.community else None
+    divergence = reverse_kl if isinstance(recipe, CotrainRecipe) and recipe.community.printed_order else soft_kl
 
-    def step(batch: Batch) -> StepLoss:
-        of_frozen = frozen.signals(batch).logits if frozen is not None else None
-        signals = {role: model(batch) for role, model in models.items()}
-        labels_P = labels_of(signals[STUDENT])
-        losses = _Losses(
+    def losses(signals: Signals, batch: Batch) -> Losses:
+        labels_P = labels_of(signals)
+        return Losses(
             lambda logits_PV: masked_ce(logits_PV, labels_P),
-            lambda of_PV, to_PV: soft_kl(of_PV, to_PV, temperature),
-            lambda of_PV, to_PV: divergence(of_PV, to_PV, temperature),
+            lambda from_PV, to_PV: soft_kl(from_PV, to_PV, temperature),
+            lambda from_PV, to_PV: divergence(from_PV, to_PV, temperature),
         )
-        return _summed(losses, {r: s.logits for r, s in signals.items()}, weights, names, of_frozen)
 
-    job = Job(
-        modules={names[role]: model for role, model in models.items()},
+    step = PairStep(recipe, models, losses, community)
+    step.freeze_idle(train.batch(np.arange(1)))
+    return Job(
+        modules=step.modules,
         step=step,
         examples=train,
         order=PassOrder(BatchOrder(len(train), schedule.batch_size, schedule.seed)),
         held_out=held_out,
         batch_weight=lambda batch: labelled("tokens", batch["labels"]),
-        param_group=_paces(recipe),
+        param_group=step.param_group,
     )
-    for role, model in models.items():
-        _freeze_idle(names[role], model, train.batch(np.arange(1)), learns=weights.reaches(role))
-    return job
 
 
-def on_task(task: PreparedTask, recipe: CotrainTaskRecipe, headed: Mapping[str, TaskModel]) -> tuple[Job, Schedule]:
-    """Fine-tuning of both models on the same rows; the student is judged while they train.
+def task_job(task: PreparedTask, recipe: CotrainTaskRecipe, pair: Pair) -> tuple[Job, Schedule]:
+    """The student's fine-tuning with both models and the two losses of the task."""
+    kind, student = task.data.task.kind, pair.models[STUDENT]
+    assert isinstance(student, TaskModel)
+    _set_dropout(pair, recipe)
+    plain, schedule = build_job(task, as_finetune(recipe, student.source), student)
 
-    Args:
-        headed: by role, on the CPU.
-    """
-    weights, names, kind = weights_of(recipe), names_of(recipe), task.data.task.kind
-    _set_dropout((model.model for model in headed.values()), recipe)
-    fits = {role: build_job(task, finetune_recipe(recipe, headed[role].source), headed[role]) for role in ROLES}
-    models = {role: job.modules["model"] for role, (job, _) in fits.items()}
-    plain, schedule = fits[STUDENT]
-
-    def step(batch: Batch) -> StepLoss:
-        signals = {role: model(batch) for role, model in models.items()}
-        student = signals[STUDENT]
-        labels, mask_BL = student.labels, batch["attention_mask"]
-        if labels is None:
-            return StepLoss(student.logits.new_zeros(()), {}, student.logits)
-        losses = _Losses(
+    def losses(signals: Signals, batch: Batch) -> Losses:
+        labels, mask_BL = signals.labels, batch["attention_mask"]
+        assert labels is not None
+        return Losses(
             lambda logits: hard_loss(kind, logits, labels, mask_BL),
             lambda of, to: soft_loss(kind, of, to, labels, mask_BL, recipe.temperature),
         )
-        found = _summed(losses, {role: s.logits for role, s in signals.items()}, weights, names)
-        return replace(found, outputs=student.logits)
 
-    for role, model in models.items():
-        if not weights.reaches(role):
-            _freeze(names[role], model)
-    modules = {names[role]: models[role] for role in ROLES}
-    return replace(plain, modules=modules, step=step, param_group=_paces(recipe)), schedule
+    models = {role: capture(loaded.model, Needs(logits=True)) for role, loaded in pair.models.items()}
+    step = PairStep(recipe, models, losses)
+    step.freeze_idle(plain.examples.batch(np.arange(min(2, len(plain.examples)))))
+    return replace(plain, modules=step.modules, step=step, param_group=step.param_group), schedule
 
 
-def finetune_recipe(recipe: CotrainTaskRecipe, model: str, *, label_map: bool = False) -> FinetuneRecipe:
-    """What the parts that train one model on a task want to know; `head.label_map` is the teacher's."""
-    shared = {key: getattr(recipe, key) for key in ("task", "keep", "choose_on", "data", "train", "measure")}
-    head = recipe.head if label_map else recipe.head.model_copy(update={"label_map": None})
-    return FinetuneRecipe(model=model, head=head, **shared)
-
-
-def _summed(
-    losses: _Losses,
-    logits: Mapping[str, Tensor],
-    weights: Weights,
-    names: Mapping[str, str],
-    of_frozen: Tensor | None = None,
-) -> StepLoss:
-    """The weighted sum, and every term as it is without its weight.
-
-    What is held out is judged by the labels too where nothing is learned from them, so that runs can be compared.
-    """
-    terms = ctcd(losses.hard, losses.soft, logits, weights, of_frozen, losses.community)
-    total = torch.stack([weight * value.float() for weight, value in terms.values()]).sum()
-    values = {name: value for name, (_, value) in terms.items()}
-    if not torch.is_grad_enabled():
-        values |= {f"{role}/hard": losses.hard(logits[role]) for role in ROLES if f"{role}/hard" not in values}
-    renamed = {name.partition("/"): value for name, value in values.items()}
-    return StepLoss(total, {f"{names[role]}/{term}": value for (role, _, term), value in renamed.items()})
-
-
-def _set_dropout(models: Iterable[PreTrainedModel], recipe: CotrainRecipe | CotrainTaskRecipe) -> None:
+def _set_dropout(pair: Pair, recipe: Recipe) -> None:
     if recipe.dropout is not None:
-        for model in models:
-            set_dropout(model, recipe.dropout)
-
-
-def _paces(recipe: CotrainRecipe | CotrainTaskRecipe) -> Callable[[str], ParamGroup]:
-    train, names = recipe.train, names_of(recipe)
-    rates = {names[TEACHER]: train.teacher_lr, names[STUDENT]: train.student_lr}
-    paces = {name: ParamGroup(lr=(rate or train.lr) / train.lr) for name, rate in rates.items()}
-    return lambda parameter: paces[parameter.partition(".")[0]]
-
-
-def _freeze_idle(name: str, model: Capture, batch: Batch, *, learns: bool) -> None:
-    """Take out of the training what has no gradient: between several processes zeros would be summed and decayed."""
-    if not learns:
-        _freeze(name, model)
-        return
-    logits_PV = model(batch).logits
-    assert logits_PV is not None
-    for parameter in params_without_grad(dict(model.named_parameters()), logits_PV.sum()):
-        model.get_parameter(parameter).requires_grad_(False)
-
-
-def _freeze(name: str, model: torch.nn.Module) -> None:
-    model.requires_grad_(False)
-    Progress.log(f"{name}: with these weights it has nothing to learn from and stays as it is")
+        for loaded in pair.models.values():
+            set_dropout(loaded.model, recipe.dropout)

@@ -6,11 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kdcli.downstream.settings import (
-    DownstreamSettings,
-    FinetuneTrainSettings,
-    OnTask,
-)
+from kdcli.downstream.settings import DownstreamSettings, FinetuneTrainSettings, OnTask
 from kdcli.recipe.sections import DataSettings, MeasureSettings, Section, TrainSettings
 
 

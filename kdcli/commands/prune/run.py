@@ -77,7 +77,7 @@ def _prepared(
     recipe = first.recipe
     folder = choose_output_dir(f"prune-{Path(str(recipe.model)).name}-{recipe.task}", first, invocation, session)
     runs = _runs(asked, folder)
-    task, headed = prepare(recipe, session, trust_remote_code=invocation.trust_remote_code)
+    task, headed = prepare(recipe, session)
     teacher = load_soft_teacher(task, recipe, headed)
     # What a later run would stumble over is found before the first begins: each method has a head of its own.
     for of in asked[1:]:
