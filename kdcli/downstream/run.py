@@ -8,7 +8,15 @@ from typing import Any
 
 from kdcli.bench.latency import Latency, Subject
 from kdcli.downstream.settings import FinetuneRecipe
-from kdcli.downstream.task import PreparedTask, build_job, order_and_schedule, predict_trained, quality_of
+from kdcli.downstream.task import (
+    PreparedTask,
+    TrainedModel,
+    build_job,
+    log_padding,
+    order_and_schedule,
+    quality_of,
+    trained_model,
+)
 from kdcli.models.card import describe
 from kdcli.models.heads import AUTO_CLASS, TaskModel
 from kdcli.models.load import save_model
@@ -32,7 +40,7 @@ class FinetuneStage:
 
     Attributes:
         headed: the loaded model; None loads it in `build`. Dropped when the stage is done.
-        measured: report latency as the recipe says; False reports none.
+        timed: measure latency as the recipe says; False measures none.
         repeats: see `StageJob`.
     """
 
@@ -40,45 +48,51 @@ class FinetuneStage:
     resolved: Resolved[FinetuneRecipe]
     folder: Path
     headed: TaskModel | None = None
-    measured: bool = False
+    timed: bool = False
     repeats: int = 1
 
     def build(self) -> StageJob:
         """Load the model and make the job."""
         recipe = self.resolved.recipe
-        if not self.measured:
+        if not self.timed:
             Progress.log(f"run {self.folder.name}")
         self.headed = self.headed or self.task.load(recipe)
         job, schedule = build_job(self.task, recipe, self.headed)
         order, _ = order_and_schedule(self.task, recipe)
+        log_padding(order)
         card = describe(self.headed.model, FINETUNED, None)
         return StageJob(job, schedule, order.steps_of_pass, {FINETUNED: card}, self.repeats)
 
     def finish(self, outcome: Outcome) -> None:
         """Predict, save and report."""
-        task, headed, folder = self.task, self.headed, self.folder
-        assert headed is not None
-        predictions = predict_trained(task, headed, outcome)
-        if task.session.is_main:
-            save_model(headed.model, headed.tokenizer, folder)
-            recipe = self.resolved.recipe
-            notes = list(task.notes)
-            if outcome.best_step is not None:
-                notes.append(
-                    f"the weights of step {outcome.best_step} were kept, by {task.data.task.metrics[0]} on "
-                    f"{chosen_on(task, recipe)}, on which the scores are also reported"
-                )
-            write_finetune_report(
-                task,
-                folder,
-                recipe,
-                card=describe(headed.model, str(folder), folder),
-                measured=self.measured,
-                outcome=outcome,
-                notes=notes,
-                evaluations=task.evaluator.evaluations(FINETUNED, task.data.split, predictions, WORST),
-            )
-        self.headed = None
+        assert self.headed is not None
+        trained, self.headed = trained_model(self.task, self.headed, outcome), None
+        finish_claimed(self.task, self.resolved.recipe, self.folder, trained, timed=self.timed)
+
+
+def finish_claimed(
+    task: PreparedTask, recipe: FinetuneRecipe, folder: Path, trained: TrainedModel, *, timed: bool
+) -> None:
+    """Save and report a model fine-tuned in a claimed directory."""
+    if not task.session.is_main:
+        return
+    headed, step, notes = trained.headed, trained.outcome.best_step, list(task.notes)
+    save_model(headed.model, headed.tokenizer, folder)
+    if step is not None:
+        notes.append(
+            f"the weights of step {step} were kept, by {task.data.task.metrics[0]} on {chosen_on(task, recipe)}, "
+            "on which the scores are also reported"
+        )
+    write_finetune_report(
+        task,
+        folder,
+        recipe,
+        card=describe(headed.model, str(folder), folder),
+        timed=timed,
+        outcome=trained.outcome,
+        notes=notes,
+        evaluations=task.evaluator.evaluations(FINETUNED, task.data.split, trained.predictions, WORST),
+    )
 
 
 def run_inside(task: PreparedTask, resolved: Resolved[FinetuneRecipe], folder: Path) -> RunResult:
@@ -93,7 +107,7 @@ def write_finetune_report(
     recipe: FinetuneRecipe,
     *,
     card: dict[str, Any],
-    measured: bool,
+    timed: bool,
     outcome: Outcome,
     notes: list[str],
     evaluations: list[dict[str, Any]],
@@ -107,7 +121,7 @@ def write_finetune_report(
         recipe=recipe.model_dump(),
         cards={FINETUNED: card},
         folders={FINETUNED: folder},
-        latency=measure(subjects, recipe.measure, task.session) if measured else Latency(),
+        latency=measure(subjects, recipe.measure, task.session) if timed else Latency(),
         outcome=outcome,
         quality=quality_of(evaluations),
         notes=notes,

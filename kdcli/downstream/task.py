@@ -221,7 +221,6 @@ def build_job(task: PreparedTask, recipe: TaskRecipe, headed: TaskModel) -> tupl
     assert task.train is not None
     rows = task.train.rows
     order, schedule = order_and_schedule(task, recipe)
-    _log_padding(order)
     best = task.evaluator.task.metrics[0] if recipe.keep == "best" else None
     job = _job(task.evaluator, headed, rows, order, best)
     # Weight decay would shrink what the head does not read, such as a pooler below a token head.
@@ -270,17 +269,18 @@ def task_loss(kind: Kind, model: Capture, batch: Batch) -> tuple[Tensor, Signals
 
 def train_job(task: PreparedTask, headed: TaskModel, job: Job, schedule: Schedule, run_dir: RunDir) -> TrainedModel:
     """Train a job in a claimed directory, from its last checkpoint if there is one, and predict."""
-    outcome = train(task.session, job, schedule, run_dir)
-    return TrainedModel(headed, outcome, predict_trained(task, headed, outcome))
+    assert isinstance(job.order, BucketOrder)
+    log_padding(job.order)
+    return trained_model(task, headed, train(task.session, job, schedule, run_dir))
 
 
-def predict_trained(task: PreparedTask, headed: TaskModel, outcome: Outcome) -> list[Prediction]:
-    """A trained model's predictions for all evaluated examples; sets its tokenizer's row limit."""
+def trained_model(task: PreparedTask, headed: TaskModel, outcome: Outcome) -> TrainedModel:
+    """A model after its training, with its predictions; sets its tokenizer's row limit."""
     if outcome.best_step is not None:
         Progress.log(f"the best weights are those of step {outcome.best_step}")
     # Saved with the model: `features_of` reads it, and so does any other user of the model.
     headed.tokenizer.model_max_length = task.max_length
-    return predict(task.session, task.evaluator, headed)
+    return TrainedModel(headed, outcome, predict(task.session, task.evaluator, headed))
 
 
 def predict(session: Session, evaluator: Evaluator, headed: TaskModel) -> list[Prediction]:
@@ -290,7 +290,8 @@ def predict(session: Session, evaluator: Evaluator, headed: TaskModel) -> list[P
     return evaluator.features.predictions(evaluate(session, job).outputs)
 
 
-def _log_padding(order: BucketOrder) -> None:
+def log_padding(order: BucketOrder) -> None:
+    """Log the share of padding, beside that of random batches."""
     lengths = order.lengths
     plain = BatchOrder(len(lengths), order.batch_size, order.seed)
     drawn = [lengths[plain.indices(step)] for step in range(1, min(200, order.steps_of_pass) + 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -128,7 +129,8 @@ def dry_run(session: Session, run: Run) -> Estimate:
     cards: dict[str, Mapping[str, Any]] = {}
     estimates: list[StageEstimate] = []
     for stage in run.stages:
-        built = stage.build()
+        # The copy holds the loaded model, and is gone before the next stage.
+        built = copy.copy(stage).build()
         cards |= built.cards
         one = estimate_stage(session, built.job, built.schedule, stage.folder, built.steps_per_pass)
         if built.repeats > 1:

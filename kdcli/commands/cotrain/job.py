@@ -5,8 +5,8 @@ Text and task differ in their two loss functions, in their examples and in how t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,21 +17,19 @@ from torch import Tensor
 
 from kdcli.commands.cotrain.models import ROLES, Pair, load_task_pair, load_text_pair
 from kdcli.commands.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
-from kdcli.data.batches import BatchOrder
+from kdcli.data.batches import BatchOrder, BucketOrder
 from kdcli.data.text.corpus import Corpus
 from kdcli.data.text.masking import Masked, PassOrder, tokens_of
-from kdcli.downstream.compare import DOWNSTREAM, Tasks, scored
+from kdcli.downstream.compare import Tasks
 from kdcli.downstream.recipes import as_finetune
 from kdcli.downstream.run import WORST
-from kdcli.downstream.task import PreparedTask, build_job, freeze_unused, order_and_schedule, predict, quality_of
+from kdcli.downstream.task import PreparedTask, build_job, freeze_unused, predict, quality_of
 from kdcli.losses.ctcd import STUDENT, TEACHER, Weights, ctcd, reverse_kl
 from kdcli.losses.hard import hard_loss, labelled
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
-from kdcli.models.capture import Capture, capture
+from kdcli.models.capture import Capture
 from kdcli.models.heads import AUTO_CLASS, TaskModel
-from kdcli.models.load import LoadedModel
-from kdcli.models.shape import set_dropout
 from kdcli.teachers.teacher import Teacher
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
@@ -51,23 +49,14 @@ Recipe = CotrainRecipe | CotrainTaskRecipe
 Quality = dict[str, dict[str, dict[str, float]]]
 
 
-def has_community(recipe: Recipe) -> bool:
-    """Whether a frozen third model teaches both."""
-    return isinstance(recipe, CotrainRecipe) and recipe.community.model is not None
-
-
 def names_of(recipe: Recipe) -> dict[str, str]:
     """Role -> name in logs, reports and directories."""
-    return dict(zip(ROLES, PARTNERS if has_community(recipe) else ROLES, strict=True))
+    return dict(zip(ROLES, PARTNERS if recipe.frozen_teacher else ROLES, strict=True))
 
 
 def weights_of(recipe: Recipe) -> Weights:
-    """The weights of the loss terms.
-
-    Raises:
-        UsageError: see `Weights.of`.
-    """
-    return Weights.of(recipe.weights, recipe.mode, community=has_community(recipe))
+    """The weights of the loss terms; raises as `Weights.of`."""
+    return Weights.of(recipe.weights, recipe.mode, community=recipe.frozen_teacher is not None)
 
 
 @dataclass(frozen=True)
@@ -149,7 +138,7 @@ class OnText:
 
     Attributes:
         first: the pair loaded for the checks; the first `load` hands it over.
-        tasks: on which `scores` compares the models.
+        tasks: compare the models after training.
     """
 
     recipe: CotrainRecipe
@@ -157,9 +146,7 @@ class OnText:
     first: Pair | None
     corpus: Corpus
     schedule: Schedule
-    tasks: Tasks
-    notes: list[str]
-    community: LoadedModel | None = None
+    tasks: Tasks = field(default_factory=dict)
     auto_class: str = "AutoModelForMaskedLM"
 
     def load(self) -> Pair:
@@ -169,29 +156,55 @@ class OnText:
 
     def build(self, recipe: CotrainRecipe, pair: Pair) -> tuple[Job, Schedule, float]:
         """Job, schedule and steps per pass of one run."""
-        job = text_job(pair, self.corpus, recipe, self.schedule, self.session)
-        return job, self.schedule, len(self.corpus.train) / self.schedule.batch_size
+        mask, temperature, schedule = recipe.data.mask, recipe.temperature, self.schedule
+        tokens = tokens_of(pair.models[TEACHER].tokenizer, str(recipe.teacher))
+        train, held_out = (
+            Masked(blocks, tokens, mask.share, mask.whole_words, mask.static, schedule.seed)
+            for blocks in (self.corpus.train, self.corpus.held_out)
+        )
+        needs, frozen = Needs(masked_logits=True), pair.community
+        community = Teacher.frozen(frozen.source, frozen.model, needs, self.session) if frozen else None
+        divergence = reverse_kl if recipe.community.printed_order else soft_kl
+
+        def losses(signals: Signals, batch: Batch) -> Losses:
+            labels_P = labels_of(signals)
+            return Losses(
+                lambda logits_PV: masked_ce(logits_PV, labels_P),
+                lambda from_PV, to_PV: soft_kl(from_PV, to_PV, temperature),
+                lambda from_PV, to_PV: divergence(from_PV, to_PV, temperature),
+            )
+
+        step = PairStep(recipe, pair.captured(recipe.dropout, needs), losses, community)
+        step.freeze_idle(train.batch(np.arange(1)))
+        job = Job(
+            modules=step.modules,
+            step=step,
+            examples=train,
+            order=PassOrder(BatchOrder(len(train), schedule.batch_size, schedule.seed)),
+            held_out=held_out,
+            batch_weight=lambda batch: labelled("tokens", batch["labels"]),
+            param_group=step.param_group,
+        )
+        return job, schedule, len(train) / schedule.batch_size
 
     def evaluate(self, pair: Pair, folder: Path) -> tuple[list[dict[str, Any]], Quality]:
-        """Evaluations (none) and the held-out losses of a finished run."""
-        return [], {HELD_OUT: {name: {"loss": after} for name, (_, after) in self._held_out(folder).items()}}
+        """Evaluations (none) and held-out losses of a finished run."""
+        return [], {HELD_OUT: {name: {"loss": after} for name, (_, after) in self.held_out(folder).items()}}
 
-    def scores(self, sources: Mapping[str, str], folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-        """Fine-tune every model on the tasks of `eval`; evaluations and notes."""
-        notes = [f"{name}: {note}" for name, (task, _) in self.tasks.items() for note in task.notes]
-        return scored(self.session, self.tasks, sources, folder / DOWNSTREAM), notes
+    def held_out(self, folder: Path) -> dict[str, tuple[float, float]]:
+        """Name -> held-out loss against the labels before and after training."""
+        held = [r["held_out"] for r in RunDir(folder).read_log() if "held_out" in r]
+        return {n: (held[0][f"{n}/hard"], held[-1][f"{n}/hard"]) for n in names_of(self.recipe).values()}
 
     def gains(self, folder: Path, quality: Quality) -> list[str]:
         """Notes on what each model gained from the other, and on the better of two students."""
-        losses, lines = self._held_out(folder), []
+        losses, lines = self.held_out(folder), []
         for name, (before, after) in losses.items():
-            line = f"{name}: {HELD_OUT} {before:.4f} before, {after:.4f} after"
-            alone = quality[HELD_OUT].get(f"{name} {STANDALONE}")
-            if alone is not None:
-                word = "better" if after < alone["loss"] else "worse"
-                line += (
-                    f", {alone['loss']:.4f} {STANDALONE}: {abs(alone['loss'] - after):.4f} {word} with the other model"
-                )
+            line, alone = f"{name}: {HELD_OUT} {before:.4f} before, {after:.4f} after", f"{name} {STANDALONE}"
+            if alone in quality[HELD_OUT]:
+                other = quality[HELD_OUT][alone]["loss"]
+                word = "better" if after < other else "worse"
+                line += f", {other:.4f} {STANDALONE}: {abs(other - after):.4f} {word} with the other model"
             lines.append(line)
         if TEACHER not in losses:
             best, worse = sorted(losses, key=lambda name: losses[name][1])
@@ -199,25 +212,14 @@ class OnText:
             lines.append(f"{best} is the better student: {HELD_OUT} {of_both}")
         return lines
 
-    def _held_out(self, folder: Path) -> dict[str, tuple[float, float]]:
-        """Name -> held-out loss against the labels before and after training."""
-        held = [r["held_out"] for r in RunDir(folder).read_log() if "held_out" in r]
-        return {n: (held[0][f"{n}/hard"], held[-1][f"{n}/hard"]) for n in names_of(self.recipe).values()}
-
 
 @dataclass
 class OnTask:
     """Fine-tuning of both models on the same rows; metrics during training are the student's."""
 
     recipe: CotrainTaskRecipe
-    first: Pair | None
     task: PreparedTask
-    community: None = None
-
-    @property
-    def notes(self) -> list[str]:
-        """Notes on the data."""
-        return self.task.notes
+    first: Pair | None
 
     @property
     def auto_class(self) -> str:
@@ -226,90 +228,35 @@ class OnTask:
 
     def load(self) -> Pair:
         """Both models as they start."""
-        pair, self.first = self.first or load_task_pair(self.recipe, self.task), None
-        return pair
+        pair, self.first = self.first, None
+        return pair or load_task_pair(self.recipe, self.task)
 
     def build(self, recipe: CotrainTaskRecipe, pair: Pair) -> tuple[Job, Schedule, float]:
-        """Job, schedule and steps per pass of one run."""
-        job, schedule = task_job(self.task, recipe, pair)
-        order, _ = order_and_schedule(self.task, as_finetune(recipe, ""))
-        return job, schedule, order.steps_of_pass
+        """Job, schedule and steps per pass of one run: the student's fine-tuning with both models in its step."""
+        task, kind, student = self.task, self.task.data.task.kind, pair.models[STUDENT]
+        assert isinstance(student, TaskModel)
+        models = pair.captured(recipe.dropout, Needs(logits=True))
+        plain, schedule = build_job(task, as_finetune(recipe, student.source), student)
+
+        def losses(signals: Signals, batch: Batch) -> Losses:
+            labels, mask_BL = signals.labels, batch["attention_mask"]
+            assert labels is not None
+            return Losses(
+                lambda logits: hard_loss(kind, logits, labels, mask_BL),
+                lambda of, to: soft_loss(kind, of, to, labels, mask_BL, recipe.temperature),
+            )
+
+        step = PairStep(recipe, models, losses)
+        step.freeze_idle(plain.examples.batch(np.arange(min(2, len(plain.examples)))))
+        job = replace(plain, modules=step.modules, step=step, param_group=step.param_group)
+        assert isinstance(job.order, BucketOrder)
+        return job, schedule, job.order.steps_of_pass
 
     def evaluate(self, pair: Pair, folder: Path) -> tuple[list[dict[str, Any]], Quality]:
-        """Evaluations of both models and their metrics."""
+        """Evaluations and metrics of both models."""
         task, evaluations = self.task, []
-        for name, headed in pair.models.items():
-            assert isinstance(headed, TaskModel)
-            predictions = predict(task.session, task.evaluator, headed)
+        for name, model in pair.models.items():
+            assert isinstance(model, TaskModel)
+            predictions = predict(task.session, task.evaluator, model)
             evaluations += task.evaluator.evaluations(name, task.data.split, predictions, WORST)
         return evaluations, quality_of(evaluations)
-
-    def scores(self, sources: Mapping[str, str], folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-        """Nothing: the task itself compares the models."""
-        return [], []
-
-    def gains(self, folder: Path, quality: Quality) -> Sequence[str]:
-        """Nothing: the evaluations show the gains."""
-        return ()
-
-
-def text_job(pair: Pair, corpus: Corpus, recipe: CotrainRecipe, schedule: Schedule, session: Session) -> Job:
-    """Masked language modelling with the two losses over the vocabulary."""
-    mask, temperature = recipe.data.mask, recipe.temperature
-    tokens = tokens_of(pair.models[TEACHER].tokenizer, str(recipe.teacher))
-    train, held_out = (
-        Masked(blocks, tokens, mask.share, mask.whole_words, mask.static, schedule.seed)
-        for blocks in (corpus.train, corpus.held_out)
-    )
-    needs = Needs(masked_logits=True)
-    _set_dropout(pair, recipe)
-    models = {role: capture(loaded.model, needs) for role, loaded in pair.models.items()}
-    community = Teacher.frozen(pair.community.source, pair.community.model, needs, session) if pair.community else None
-    divergence = reverse_kl if isinstance(recipe, CotrainRecipe) and recipe.community.printed_order else soft_kl
-
-    def losses(signals: Signals, batch: Batch) -> Losses:
-        labels_P = labels_of(signals)
-        return Losses(
-            lambda logits_PV: masked_ce(logits_PV, labels_P),
-            lambda from_PV, to_PV: soft_kl(from_PV, to_PV, temperature),
-            lambda from_PV, to_PV: divergence(from_PV, to_PV, temperature),
-        )
-
-    step = PairStep(recipe, models, losses, community)
-    step.freeze_idle(train.batch(np.arange(1)))
-    return Job(
-        modules=step.modules,
-        step=step,
-        examples=train,
-        order=PassOrder(BatchOrder(len(train), schedule.batch_size, schedule.seed)),
-        held_out=held_out,
-        batch_weight=lambda batch: labelled("tokens", batch["labels"]),
-        param_group=step.param_group,
-    )
-
-
-def task_job(task: PreparedTask, recipe: CotrainTaskRecipe, pair: Pair) -> tuple[Job, Schedule]:
-    """The student's fine-tuning with both models and the two losses of the task."""
-    kind, student = task.data.task.kind, pair.models[STUDENT]
-    assert isinstance(student, TaskModel)
-    _set_dropout(pair, recipe)
-    plain, schedule = build_job(task, as_finetune(recipe, student.source), student)
-
-    def losses(signals: Signals, batch: Batch) -> Losses:
-        labels, mask_BL = signals.labels, batch["attention_mask"]
-        assert labels is not None
-        return Losses(
-            lambda logits: hard_loss(kind, logits, labels, mask_BL),
-            lambda of, to: soft_loss(kind, of, to, labels, mask_BL, recipe.temperature),
-        )
-
-    models = {role: capture(loaded.model, Needs(logits=True)) for role, loaded in pair.models.items()}
-    step = PairStep(recipe, models, losses)
-    step.freeze_idle(plain.examples.batch(np.arange(min(2, len(plain.examples)))))
-    return replace(plain, modules=step.modules, step=step, param_group=step.param_group), schedule
-
-
-def _set_dropout(pair: Pair, recipe: Recipe) -> None:
-    if recipe.dropout is not None:
-        for loaded in pair.models.values():
-            set_dropout(loaded.model, recipe.dropout)

@@ -16,6 +16,7 @@ from kdcli.downstream.recipes import as_finetune
 from kdcli.downstream.task import PreparedTask
 from kdcli.errors import UsageError
 from kdcli.losses.ctcd import STUDENT, TEACHER
+from kdcli.models.capture import Capture, capture
 from kdcli.models.heads import TaskModel
 from kdcli.models.layout import layout_for
 from kdcli.models.load import LoadedModel, load_config, load_encoder, load_tokenizer, save_model
@@ -27,12 +28,13 @@ from kdcli.models.shape import (
     is_shape,
     parse_shape,
     positions_of,
+    set_dropout,
     shape_of,
     student_config,
 )
 from kdcli.teachers.task_teacher import check_vocabulary
 from kdcli.training.progress import Progress
-from kdcli.types import ModelShape
+from kdcli.types import ModelShape, Needs
 
 ROLES = (TEACHER, STUDENT)
 
@@ -53,6 +55,13 @@ class Pair:
     models: dict[str, LoadedModel | TaskModel]
     notes: list[str]
     community: LoadedModel | None = None
+
+    def captured(self, dropout: float | None, needs: Needs) -> dict[str, Capture]:
+        """Both models as modules that return signals, every dropout rate set unless None."""
+        for loaded in self.models.values():
+            if dropout is not None:
+                set_dropout(loaded.model, dropout)
+        return {role: capture(loaded.model, needs) for role, loaded in self.models.items()}
 
 
 def load_task_pair(recipe: CotrainTaskRecipe, task: PreparedTask) -> Pair:

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from kdcli.bench.latency import Latency, Subject
-from kdcli.commands.cotrain.job import STANDALONE, OnTask, OnText, Quality, Recipe, names_of, weights_of
+from kdcli.commands.cotrain.job import STANDALONE, OnTask, OnText, Recipe, names_of, weights_of
 from kdcli.commands.cotrain.models import ROLES, Pair, load_task_pair, load_text_pair
 from kdcli.commands.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
 from kdcli.data.text.corpus import open_corpus
 from kdcli.data.text.masking import check_share, tokens_of
-from kdcli.downstream.compare import opened
+from kdcli.downstream.compare import DOWNSTREAM, opened, scored
 from kdcli.downstream.recipes import as_finetune
 from kdcli.downstream.task import order_and_schedule, prepare, quality_of
 from kdcli.errors import UsageError
 from kdcli.losses.ctcd import STUDENT, TEACHER
 from kdcli.models.card import describe
-from kdcli.models.load import location, save_model
+from kdcli.models.load import LoadedModel, location, save_model
 from kdcli.models.shape import is_shape
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
@@ -74,18 +74,16 @@ def check(recipe: Recipe) -> None:
 
 @dataclass
 class PairStage:
-    """One training of both models; see `kdcli.report.stages.Stage`. The comparison run reports itself."""
+    """One training of both models; see `kdcli.report.stages.Stage`. Only the comparison run reports itself."""
 
     data: OnText | OnTask
     session: Session
     resolved: Resolved[Any]
     folder: Path
+    notes: list[str]
     alone: bool = False
     pair: Pair | None = None
-    cards: dict[str, dict[str, Any]] = field(default_factory=dict)
-    outcome: Outcome | None = None
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-    quality: Quality = field(default_factory=dict)
+    contents: dict[str, Any] = field(default_factory=dict)
 
     @property
     def folders(self) -> dict[str, Path]:
@@ -105,41 +103,32 @@ class PairStage:
     def finish(self, outcome: Outcome) -> None:
         """Save and evaluate both models."""
         assert self.pair is not None
+        cards = {}
         for (name, folder), loaded in zip(self.folders.items(), self.pair.models.values(), strict=True):
             if isinstance(self.data, OnTask):
-                # Anyone who loads the model reads here at how many tokens rows were cut.
+                # Saved with the model: other users of it cut rows at this length too.
                 loaded.tokenizer.model_max_length = self.data.task.max_length
             if self.session.is_main:
                 save_model(loaded.model, loaded.tokenizer, folder)
-                self.cards[name] = describe(loaded.model, str(folder), folder)
-        self.evaluations, self.quality = self.data.evaluate(self.pair, self.folder)
-        self.outcome, self.pair = outcome, None
+                cards[name] = describe(loaded.model, str(folder), folder)
+        evaluations, quality = self.data.evaluate(self.pair, self.folder)
+        self.pair = None
+        self.contents = {"cards": cards, "evaluations": evaluations, "quality": quality, "outcome": outcome}
         if self.alone and self.session.is_main:
-            self.write(self.cards, self.evaluations, self.quality, self.data.notes)
+            self.write()
 
-    def write(
-        self,
-        cards: dict[str, dict[str, Any]],
-        evaluations: list[dict[str, Any]],
-        quality: Quality,
-        notes: list[str],
-        latency: Latency | None = None,
-        beside: dict[str, RunResult] | None = None,
-    ) -> None:
-        """Write report.json of the stage's directory."""
+    def write(self, latency: Latency | None = None, beside: dict[str, RunResult] | None = None) -> None:
+        """Write report.json of this directory."""
         write_report(
             RunDir(self.folder),
             command="cotrain",
             recipe=self.resolved.recipe.model_dump(),
-            cards=cards,
             folders=self.folders,
             latency=latency or Latency(),
-            outcome=self.outcome,
-            quality=quality,
-            notes=notes,
+            notes=self.notes,
             auto_class=self.data.auto_class,
-            evaluations=evaluations,
             beside=beside,
+            **self.contents,
         )
 
 
@@ -151,42 +140,42 @@ class PairRun:
     invocation: Invocation
     folder: Path
     stages: list[PairStage]
+    community: LoadedModel | None
 
     def report(self) -> None:
         """Compare both models with the comparison run and the community teacher."""
         main, *others = self.stages
-        data, session, recipe = main.data, main.session, self.resolved.recipe
-        beside = {stage.folder.name: RunResult.read(stage.folder) for stage in others}
-        cards: dict[str, dict[str, Any]] = {}
+        data, session, contents = main.data, main.session, main.contents
         sources = {name: str(folder) for name, folder in main.folders.items()}
-        if data.community is not None:
-            sources = {TEACHER: location(data.community.source)} | sources
+        if self.community is not None:
+            sources = {TEACHER: location(self.community.source)} | sources
         subjects = [Subject(name, source) for name, source in sources.items()]
         sources |= {f"{name} {STANDALONE}": str(folder) for stage in others for name, folder in stage.folders.items()}
-        scores, notes = data.scores(sources, self.folder)
+        tasks = data.tasks if isinstance(data, OnText) else {}
+        scores = scored(session, tasks, sources, self.folder / DOWNSTREAM)
         if not session.is_main:
             return
-        if data.community is not None:
+        cards: dict[str, dict[str, Any]] = {}
+        if self.community is not None:
             where = Path(sources[TEACHER])
-            cards[TEACHER] = describe(data.community.model, data.community.source, where if where.is_dir() else None)
-        first, last = main.cards
-        cards[first] = main.cards[first]
-        quality, evaluations = main.quality, list(main.evaluations)
+            cards[TEACHER] = describe(self.community.model, self.community.source, where if where.is_dir() else None)
+        # The last model, which the report's first numbers are about, is the student.
+        first, last = contents["cards"]
+        cards[first] = contents["cards"][first]
+        beside = {stage.folder.name: RunResult.read(stage.folder) for stage in others}
         for result in beside.values():
             cards |= {f"{name} {STANDALONE}": card.model_dump() for name, card in result.report.models.items()}
-            evaluations += [e.model_dump() | {"model": f"{e.model} {STANDALONE}"} for e in result.report.evaluations]
+            contents["evaluations"] += [
+                e.model_dump() | {"model": f"{e.model} {STANDALONE}"} for e in result.report.evaluations
+            ]
             for row, values in result.report.quality.items():
-                quality[row] |= {f"{name} {STANDALONE}": metrics for name, metrics in values.items()}
-        # The last model is the one that the report's first numbers are about.
-        cards[last] = main.cards[last]
-        main.write(
-            cards,
-            evaluations + scores,
-            quality_of(scores) | quality,
-            [*data.notes, *data.gains(self.folder, quality), *notes],
-            measure(subjects, recipe.measure, session),
-            beside,
-        )
+                contents["quality"][row] |= {f"{name} {STANDALONE}": metrics for name, metrics in values.items()}
+        contents["cards"] = cards | {last: contents["cards"][last]}
+        if isinstance(data, OnText):
+            main.notes += data.gains(self.folder, contents["quality"])
+            main.notes += [f"{name}: {note}" for name, (task, _) in tasks.items() for note in task.notes]
+            contents["evaluations"], contents["quality"] = scores, quality_of(scores) | contents["quality"]
+        main.write(measure(subjects, self.resolved.recipe.measure, session), beside)
 
 
 def _prepare(resolved: Resolved[Any], invocation: Invocation, session: Session) -> PairRun:
@@ -199,16 +188,17 @@ def _prepare(resolved: Resolved[Any], invocation: Invocation, session: Session) 
     models = [Path(str(source)).name.replace(":", "_") for source in (recipe.teacher, recipe.student)]
     on_task = [str(recipe.task)] if isinstance(recipe, CotrainTaskRecipe) else []
     folder = choose_output_dir("-".join(["cotrain", *models, *on_task]), resolved, invocation, session)
-    data = _on_task(recipe, session) if on_task else _on_text(recipe, invocation, session)
-    stages = [PairStage(data, session, resolved, folder)]
+    data: OnText | OnTask = _on_task(recipe, session) if on_task else _on_text(recipe, invocation, session)
+    assert data.first is not None
+    notes = data.task.notes if isinstance(data, OnTask) else data.first.notes
+    stages = [PairStage(data, session, resolved, folder, list(notes))]
     weights = weights_of(recipe)
     if recipe.standalone and weights.mutual and weights.teacher_hard + weights.student_hard > 0:
         changes = {"mode": STANDALONE, "standalone": False}
-        alone = Resolved(
-            recipe.model_copy(update=changes), dict(resolved.origins) | dict.fromkeys(changes, "to compare with")
-        )
-        stages.append(PairStage(data, session, alone, folder / STANDALONE, alone=True))
-    return PairRun(resolved, invocation, folder, stages)
+        origins = dict(resolved.origins) | dict.fromkeys(changes, "to compare with")
+        alone = Resolved(recipe.model_copy(update=changes), origins)
+        stages.append(PairStage(data, session, alone, folder / STANDALONE, list(notes), alone=True))
+    return PairRun(resolved, invocation, folder, stages, data.first.community)
 
 
 def _on_task(recipe: CotrainTaskRecipe, session: Session) -> OnTask:
@@ -216,7 +206,10 @@ def _on_task(recipe: CotrainTaskRecipe, session: Session) -> OnTask:
     first = as_finetune(recipe, str(recipe.teacher if given else recipe.base), head=recipe.head if given else None)
     task, _ = prepare(first, session)
     order_and_schedule(task, first)
-    return OnTask(recipe, load_task_pair(recipe, task), task)
+    pair = load_task_pair(recipe, task)
+    for note in pair.notes:
+        Progress.log(note)
+    return OnTask(recipe, task, pair)
 
 
 def _on_text(recipe: CotrainRecipe, invocation: Invocation, session: Session) -> OnText:
@@ -249,4 +242,4 @@ def _on_text(recipe: CotrainRecipe, invocation: Invocation, session: Session) ->
             "give more text, or lower train.batch_size or data.max_length",
         )
     schedule = make_schedule(recipe.train, len(corpus.train) / batch)
-    return OnText(recipe, session, pair, corpus, schedule, tasks, pair.notes, pair.community)
+    return OnText(recipe, session, pair, corpus, schedule, tasks)

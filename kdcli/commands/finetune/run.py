@@ -17,7 +17,6 @@ from kdcli.downstream.run import WEIGHTS, FinetuneStage, chosen_on, write_finetu
 from kdcli.downstream.settings import FinetuneRecipe
 from kdcli.downstream.task import PreparedTask, order_and_schedule, prepare
 from kdcli.errors import UsageError
-from kdcli.models.heads import TaskModel
 from kdcli.recipe.resolve import Resolved, combinations
 from kdcli.recipe.sections import Invocation
 from kdcli.report.dry_run import Estimate
@@ -31,50 +30,33 @@ from kdcli.types import Outcome
 
 
 @dataclass(frozen=True)
-class _Setting:
-    """One run of the grid: what it sets, its seed, its recipe and directory."""
-
-    values: dict[str, Any]
-    seed: int
-    resolved: Resolved[FinetuneRecipe]
-    folder: Path
-
-
-@dataclass(frozen=True)
 class _Grid:
-    """All runs of an invocation, checked; a single one is trained in the output directory itself."""
+    """All runs of an invocation, checked; `settings` is what the grid sets in each stage."""
 
     resolved: Resolved[FinetuneRecipe]
     invocation: Invocation
     folder: Path
-    runs: list[_Setting]
+    stages: list[FinetuneStage]
+    settings: list[dict[str, Any]]
     task: PreparedTask
-    headed: TaskModel
-
-    @property
-    def stages(self) -> list[FinetuneStage]:
-        """Every run; a dry run takes the first seed of every setting for all of them."""
-        if len(self.runs) == 1:
-            return [FinetuneStage(self.task, self.runs[0].resolved, self.folder, self.headed, measured=True)]
-        runs, repeats = self.runs, 1
-        if self.invocation.dry_run:
-            repeats = self.resolved.recipe.seeds
-            runs = runs[::repeats]
-        return [FinetuneStage(self.task, r.resolved, r.folder, repeats=repeats) for r in runs]
 
     def report(self) -> None:
         """Choose a run, copy its model and report it; delete the other models."""
-        if len(self.runs) == 1 or not self.task.session.is_main:
+        if len(self.stages) == 1 or not self.task.session.is_main:
             return
-        task, recipe, runs = self.task, self.resolved.recipe, self.runs
+        task, recipe, stages = self.task, self.resolved.recipe, self.stages
         metric = task.data.task.metrics[0]
-        reports = [RunResult.read(run.folder).report for run in runs]
+        reports = [RunResult.read(stage.folder).report for stage in stages]
         scores = [summed_up({e.set: e.metrics for e in r.evaluations}, recipe.choose_on) for r in reports]
-        settings = [range(first, first + recipe.seeds) for first in range(0, len(runs), recipe.seeds)]
-        best = max(settings, key=lambda numbers: statistics.fmean(scores[n][metric] for n in numbers))
+        alike = [range(first, first + recipe.seeds) for first in range(0, len(stages), recipe.seeds)]
+        best = max(alike, key=lambda numbers: statistics.fmean(scores[n][metric] for n in numbers))
         chosen = max(best, key=lambda n: scores[n][metric])
+        runs = [
+            {"settings": settings, "seed": stage.resolved.recipe.train.seed, "metrics": metrics}
+            for settings, stage, metrics in zip(self.settings, stages, scores, strict=True)
+        ]
         # Model, tokenizer and log.jsonl.
-        for file in runs[chosen].folder.iterdir():
+        for file in stages[chosen].folder.iterdir():
             if file.is_file() and file.name not in (RECIPE, REPORT):
                 with disk_errors(self.folder / file.name):
                     shutil.copy2(file, self.folder / file.name)
@@ -85,22 +67,20 @@ class _Grid:
             self.folder,
             recipe,
             card=report.models[FINETUNED].model_dump() | {"id": str(self.folder)},
-            measured=True,
+            timed=True,
             outcome=Outcome(**report.training.model_dump()),
             notes=report.notes,
             evaluations=[e.model_dump() for e in report.evaluations],
             selection={
                 "metric": metric,
                 "on": chosen_on(task, recipe),
-                "settings": runs[chosen].values,
-                "seed": runs[chosen].seed,
-                "runs": [
-                    {"settings": r.values, "seed": r.seed, "metrics": s} for r, s in zip(runs, scores, strict=True)
-                ],
+                "settings": runs[chosen]["settings"],
+                "seed": runs[chosen]["seed"],
+                "runs": runs,
             },
         )
-        for run in runs:
-            (run.folder / WEIGHTS).unlink(missing_ok=True)
+        for stage in stages:
+            (stage.folder / WEIGHTS).unlink(missing_ok=True)
 
 
 def run(resolved: Resolved[FinetuneRecipe], invocation: Invocation) -> RunResult | Estimate | None:
@@ -146,15 +126,18 @@ def check_grid(settings: list[dict[str, Any]]) -> None:
 def _prepare(resolved: Resolved[FinetuneRecipe], invocation: Invocation, session: Session) -> _Grid:
     recipe, first = resolved.recipe, resolved.recipe.train.seed
     folder = choose_output_dir(f"finetune-{Path(str(recipe.model)).name}-{recipe.task}", resolved, invocation, session)
-    runs = []
+    task, headed = prepare(recipe, session)
+    stages, settings = [], []
     for values, setting in combinations(resolved):
-        for seed in range(first, first + recipe.seeds):
+        order_and_schedule(task, setting.recipe)
+        # A dry run takes the first seed of a setting for all of them.
+        for seed in range(first, first + (1 if invocation.dry_run else recipe.seeds)):
             train = setting.recipe.train.model_copy(update={"seed": seed})
             own = Resolved(setting.recipe.model_copy(update={"train": train}), setting.origins)
             parts = [f"{key.rpartition('.')[2]}={value}" for key, value in values.items()]
-            name = ",".join([*parts, f"seed={seed}"]).replace("/", "_")
-            runs.append(_Setting(values, seed, own, folder / "runs" / name))
-    task, headed = prepare(recipe, session)
-    for run in runs:
-        order_and_schedule(task, run.resolved.recipe)
-    return _Grid(resolved, invocation, folder, runs, task, headed)
+            inside = folder / "runs" / ",".join([*parts, f"seed={seed}"]).replace("/", "_")
+            stages.append(FinetuneStage(task, own, inside, repeats=recipe.seeds if invocation.dry_run else 1))
+            settings.append(values)
+    if len(combinations(resolved)) * recipe.seeds == 1:
+        stages = [FinetuneStage(task, stages[0].resolved, folder, headed, timed=True)]
+    return _Grid(resolved, invocation, folder, stages, settings, task)
