@@ -1,4 +1,4 @@
-"""`kdcli cotrain` from end to end on tiny models: what it leaves, what it repeats, what it refuses."""
+"""`kdcli cotrain` end to end on tiny models: what it writes, resumes, compares and refuses."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ from own_files import log_of, report_of, said_by
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from kdcli.commands.cotrain.cli import parse_weights
+from kdcli.commands.cotrain.run import check
+from kdcli.commands.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
+from kdcli.errors import UsageError
+
 QUICK = [
     *("--max-steps", "6", "--batch-size", "8", "--dtype", "fp32", "--set", "data.max_length=16"),
     *("--set", "train.warmup_fraction=0.2", "--set", "train.eval_every=3", "--set", "train.log_every=1"),
@@ -29,7 +34,7 @@ def kdcli(*arguments):
 
 @pytest.fixture
 def base(tmp_path):
-    """A tiny masked language model."""
+    """A tiny masked language model with its tokenizer."""
     folder = tmp_path / "base"
     torch.manual_seed(0)
     model = AutoModelForMaskedLM.from_config(tiny_config("bert", num_hidden_layers=4, initializer_range=0.3))
@@ -80,30 +85,25 @@ def test_what_a_run_leaves(given, tmp_path):
     assert {r.model for r in report.latency} == {"teacher", "student"}
     losses = report.quality["held-out MLM loss"]
     assert set(losses) == set(report.models)
-    # Curves of both, and what stands in the table is where they end.
+    # The table shows where both curves end; both runs start with the same models and masks.
+    alone = report_of(out / "standalone")
     first, last = (p.held_out for p in (report.curve[0], report.curve[-1]))
     assert set(last) == {"loss", *(f"{m}/{t}" for m in ("teacher", "student") for t in ("hard", "soft"))}
-    for name in ("teacher", "student"):
-        assert losses[name]["loss"] == last[f"{name}/hard"] < first[f"{name}/hard"]
-        alone = report_of(out / "standalone").curve[-1].held_out
-        assert losses[f"{name} standalone"]["loss"] == alone[f"{name}/hard"] != last[f"{name}/hard"]
-        gain = losses[f"{name} standalone"]["loss"] - losses[name]["loss"]
-        said = f"{abs(gain):.4f} {'better' if gain > 0 else 'worse'} with the other model"
-        assert said in " ".join(report.notes)
-    # Both runs saw the same masks from the same beginning.
-    start = report_of(out / "standalone").curve[0].held_out
-    assert all(start[name] == first[name] for name in ("teacher/hard", "student/hard"))
     page = (out / "report.html").read_text("utf-8")
-    assert "held-out teacher/hard" in page
-    assert report.beside == {"standalone": report_of(out / "standalone").curve}
     for name in ("teacher", "student"):
-        held = losses[name]["loss"], losses[f"{name} standalone"]["loss"]
+        ours, theirs = losses[name]["loss"], losses[f"{name} standalone"]["loss"]
+        assert ours == last[f"{name}/hard"] < first[f"{name}/hard"] == alone.curve[0].held_out[f"{name}/hard"]
+        assert theirs == alone.curve[-1].held_out[f"{name}/hard"] != ours
+        word = "better" if theirs > ours else "worse"
+        assert f"{abs(theirs - ours):.4f} {word} with the other model" in " ".join(report.notes)
         assert f"{name}: held-out loss against the labels, step " in page
-        assert all(f"→ {loss:.4f}" in page for loss in held)
+        assert all(f"→ {loss:.4f}" in page for loss in (ours, theirs))
+    assert "held-out teacher/hard" in page
+    assert report.beside == {"standalone": alone.curve}
     assert "kdcli cotrain: 3x32 and 2x16, co-distillation" in result.stdout
 
 
-def test_without_any_model_the_tokenizer_is_trained_and_saved(text_file, tmp_path):
+def test_without_any_model_a_tokenizer_is_trained(text_file, tmp_path):
     out = tmp_path / "out"
     asked = ["2x16", "1x16", "--vocab-size", "60", "--data", text_file, "--no-standalone", *QUICK, "-o", out]
     result = kdcli(*asked)
@@ -118,7 +118,7 @@ def test_without_any_model_the_tokenizer_is_trained_and_saved(text_file, tmp_pat
     assert same(out / "student", tmp_path / "again" / "student")
 
 
-def test_modes_are_recipe_values_of_one_loss(given, tmp_path):
+def test_modes_of_one_loss(given, tmp_path):
     asked = {
         "one-way": ["--mode", "one-way", "--weights", "1:2:1:4"],
         "reversed": ["--mode", "reversed", "--weights", "1:2:1:4"],
@@ -127,7 +127,7 @@ def test_modes_are_recipe_values_of_one_loss(given, tmp_path):
     for name, options in asked.items():
         result = kdcli(*given, "--no-standalone", *options, "-o", tmp_path / name)
         assert result.exit_code == 0, result.output
-    # Who learns nothing from the other is what it is alone.
+    # A model that learns nothing from the other is the same alone.
     assert same(tmp_path / "one-way" / "teacher", tmp_path / "standalone" / "teacher")
     assert same(tmp_path / "reversed" / "student", tmp_path / "standalone" / "student")
     assert not same(tmp_path / "one-way" / "student", tmp_path / "standalone" / "student")
@@ -136,7 +136,7 @@ def test_modes_are_recipe_values_of_one_loss(given, tmp_path):
     assert set(logged) == {"teacher/hard", "student/hard", "student/soft"}
 
 
-def test_community_students_are_both_saved_and_the_better_one_is_named(base, text_file, tmp_path):
+def test_community_students_are_saved_and_the_better_one_is_named(base, text_file, tmp_path):
     out = tmp_path / "out"
     before = {p: p.read_bytes() for p in base.iterdir()}
     asked = ["2x32", "2x32", "--community", base, "--data", text_file, *QUICK]
@@ -172,7 +172,7 @@ def test_a_task_scores_all_of_them(given, own_task, tmp_path):
     for e in report.evaluations:
         inner = report_of(out / "downstream" / "own" / e.model.replace(" ", "-"))
         assert inner.evaluations[0].metrics == e.metrics
-    # Wrong before training, where nothing was claimed.
+    # Refused before training: nothing was claimed.
     wrong = kdcli(*given, *asked[:-1], "ownn", "-o", tmp_path / "wrong")
     assert (wrong.exit_code, (tmp_path / "wrong").exists()) == (2, False)
 
@@ -182,7 +182,7 @@ def on_task(model_dir, own_task):
     return [model_dir, "2x32", "--task", "own", "--data", own_task, *ON_TASK]
 
 
-def test_on_a_task_both_are_trained_and_judged(on_task, tmp_path):
+def test_on_a_task_both_are_trained_and_evaluated(on_task, tmp_path):
     out = tmp_path / "out"
     result = kdcli(*on_task, "-o", out)
     assert result.exit_code == 0, result.output
@@ -201,14 +201,14 @@ def test_on_a_task_both_are_trained_and_judged(on_task, tmp_path):
         of_run = next(e for e in report.evaluations if e.model == name)
         assert report_of(tmp_path / f"judged-{name}").evaluations[0].metrics == of_run.metrics
         assert not same(out / name, out / "standalone" / name)
-    # While they train it is the student that is judged.
+    # Metrics during training are the student's.
     assert report.curve[-1].metrics["accuracy"] == report.quality["own"]["student"]["accuracy"]
     terms = log_of(out)[1]["terms"]
     assert set(terms) == {"teacher/hard", "teacher/soft", "student/hard", "student/soft"}
     assert "on own" in result.stdout
 
 
-def test_on_a_task_the_teacher_alone_is_fine_tuned_as_by_finetune(on_task, model_dir, tmp_path):
+def test_on_a_task_the_teacher_alone_is_the_result_of_finetune(on_task, model_dir, tmp_path):
     asked = [*on_task, "--mode", "standalone", "-o", tmp_path / "out"]
     assert kdcli(*asked).exit_code == 0
     own = ["--task", "own", "--data", tmp_path / "own"]
@@ -218,98 +218,87 @@ def test_on_a_task_the_teacher_alone_is_fine_tuned_as_by_finetune(on_task, model
     assert all(torch.equal(one[k], other[k]) for k in other)
 
 
-def test_a_dry_run_says_what_it_costs_and_leaves_nothing(given, on_task, tmp_path):
+def test_a_dry_run_estimates_both_runs_and_leaves_nothing(given, on_task, tmp_path):
     for asked in (given, on_task):
         result = kdcli(*asked, "-o", tmp_path / "out", "--dry-run", "--json")
         assert result.exit_code == 0, result.output
-        said = json.loads(result.stdout)
-        assert [leg["folder"] for leg in said["legs"]] == [str(tmp_path / "out"), str(tmp_path / "out" / "standalone")]
-        assert set(said["models"]) == {"teacher", "student"}
+        estimate = json.loads(result.stdout)
+        assert [leg["folder"] for leg in estimate["legs"]] == [
+            str(tmp_path / "out"),
+            str(tmp_path / "out" / "standalone"),
+        ]
+        assert set(estimate["models"]) == {"teacher", "student"}
         assert not (tmp_path / "out").exists()
 
 
-def test_resuming_a_finished_run_prints_its_report_again(given, on_task, tmp_path):
+def times(folder):
+    return {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+
+
+def test_resuming_repeats_no_finished_run(given, on_task, tmp_path):
     for number, asked in enumerate((given, on_task)):
         out = tmp_path / str(number)
         assert kdcli(*asked, "-o", out).exit_code == 0
-        before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
+        before = times(out)
         assert kdcli(*asked, "-o", out, "--resume").exit_code == 0
-        assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == before
-
-
-def test_the_run_to_compare_with_is_gone_on_with_and_not_repeated(given, tmp_path):
-    out = tmp_path / "out"
-    assert kdcli(*given, "-o", out).exit_code == 0
-    # As if the machine had failed while the report was written.
-    (out / "report.json").unlink()
-    kept = {p: p.stat().st_mtime_ns for p in (out / "standalone").rglob("*")}
-    again = kdcli(*given, "-o", out, "--resume")
-    assert again.exit_code == 0, again.output
-    assert {p: p.stat().st_mtime_ns for p in (out / "standalone").rglob("*")} == kept
-    assert "standalone is done already" in said_by(again)
+        assert times(out) == before
+        # As if the machine had failed before it wrote the report.
+        (out / "report.json").unlink()
+        kept = times(out / "standalone")
+        again = kdcli(*asked, "-o", out, "--resume")
+        assert again.exit_code == 0, again.output
+        assert times(out / "standalone") == kept
+        assert "standalone is done already" in said_by(again)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--weights", "1:1:1"], "weights must be four numbers from 0 on, got 1:1:1"),
-        (["--weights", "1:1:-1:1"], "weights must be four numbers from 0 on"),
-        (["--weights", "1:a:1:1"], "--weights takes four numbers, got '1:a:1:1'"),
-        (["--weights", "0:0:0:0"], "nothing is left to learn from"),
-        (["--mode", "standalone", "--weights", "0:1:0:1"], "nothing is left to learn from in mode standalone"),
         (["--temperature", "0"], "'temperature' must be greater than 0"),
-        (["--temperature", "-1"], "'temperature' must be greater than 0"),
         (["--mode", "both"], "'mode' must be"),
-        (["--set", "data.mask.share=0"], "the share of masked tokens must lie between 0 and 1"),
         (["--set", "data.mask.share=1.0"], "the share of masked tokens must lie between 0 and 1"),
         (["--batch-size", "100000"], "less than one batch of 100000"),
         (["--set", "train.warmup_steps=6"], "leaves nothing of 6 steps"),
         (["--set", "data.max_length=300"], "the teacher reads at most 160 tokens"),
-        (["--set", "train.lrr=1"], "did you mean 'train.lr'"),
         (["--data", "/nowhere.txt"], "no data at"),
-        (["--community", "ENCODER"], "the community teacher: "),
         (["--community", "OTHER"], "have different vocabularies: 64 and 70 words"),
-        (["--recipe", "ctcd-4x768", "--base", "ENCODER"], "have different vocabularies"),
+        (["--recipe", "ctcd-4x768", "--base", "OTHER", "--community", "ENCODER"], "the community teacher: "),
+        (["--task", "own", "--community", "c/d"], "--community belongs to co-training on text"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_written(given, tmp_path, arguments, said):
-    if {"ENCODER", "OTHER"} & set(arguments):
-        tiny_encoder("bert").save_pretrained(tmp_path / "ENCODER")
-        AutoModelForMaskedLM.from_config(tiny_config("bert", vocab_size=70)).save_pretrained(tmp_path / "OTHER")
-        for name in ("ENCODER", "OTHER"):
-            tiny_tokenizer().save_pretrained(tmp_path / name)
-        arguments = [str(tmp_path / part) if part in ("ENCODER", "OTHER") else part for part in arguments]
-    if "ctcd-4x768" in arguments:
-        arguments = [*arguments, "--community", str(tmp_path / "OTHER")]
-    result = kdcli(*given, *arguments, "-o", tmp_path / "out")
+def test_bad_input_is_refused_before_anything_is_written(given, tmp_path, arguments, message):
+    tiny_encoder("bert").save_pretrained(tmp_path / "ENCODER")
+    AutoModelForMaskedLM.from_config(tiny_config("bert", vocab_size=70)).save_pretrained(tmp_path / "OTHER")
+    for name in ("ENCODER", "OTHER"):
+        tiny_tokenizer().save_pretrained(tmp_path / name)
+    places = {name: tmp_path / name for name in ("ENCODER", "OTHER")}
+    result = kdcli(*given, *(places.get(a, a) for a in arguments), "-o", tmp_path / "out")
     assert result.exit_code == 2, result.output
-    assert said in said_by(result)
+    assert message in said_by(result)
     assert result.stderr.count("error:") == 1
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("recipe", "message"),
     [
-        ([], "no teacher given"),
-        (["3x32"], "no student given"),
-        (["3x32", "2x32", "--task", "own"], "on a task the teacher 3x32 would start from nothing"),
-        (["a/b", "2x32", "--task", "own", "--community", "c/d"], "--community belongs to co-training on text"),
+        (CotrainRecipe(), "no teacher given"),
+        (CotrainRecipe(teacher="3x32"), "no student given"),
+        (CotrainRecipe(teacher="3x32", student="2x16", weights=[0, 0, 0, 0]), "nothing is left to learn from"),
+        (CotrainTaskRecipe(teacher="a/b", student="2x16"), "no task given"),
+        (CotrainTaskRecipe(teacher="3x32", student="2x16", task="own"), "the teacher 3x32 would start from nothing"),
     ],
 )
-def test_what_is_missing_is_named(tmp_path, arguments, said):
-    result = kdcli(*arguments, "-o", tmp_path / "out")
-    assert (result.exit_code, (tmp_path / "out").exists()) == (2, False)
-    assert said in said_by(result)
+def test_what_is_missing_is_named(recipe, message):
+    with pytest.raises(UsageError, match=message):
+        check(recipe)
 
 
-def test_two_given_models_of_different_vocabularies(base, text_file, tmp_path):
-    other = tmp_path / "other"
-    AutoModelForMaskedLM.from_config(tiny_config("bert", vocab_size=70)).save_pretrained(other)
-    tiny_tokenizer().save_pretrained(other)
-    result = kdcli(base, other, "--data", text_file, *QUICK, "-o", tmp_path / "out")
-    assert result.exit_code == 2
-    assert f"the teacher {base} and the student {other} have different vocabularies: 64 and 70 words" in said_by(result)
+def test_weights_on_the_command_line_are_numbers():
+    assert (parse_weights("1:2:0.5:4"), parse_weights(None)) == ([1.0, 2.0, 0.5, 4.0], None)
+    with pytest.raises(UsageError, match="--weights takes four numbers, got '1:a:1:1'"):
+        parse_weights("1:a:1:1")
 
 
 @pytest.mark.slow
