@@ -83,16 +83,10 @@ def finish_claimed(
             f"the weights of step {step} were kept, by {task.data.task.metrics[0]} on {chosen_on(task, recipe)}, "
             "on which the scores are also reported"
         )
-    write_finetune_report(
-        task,
-        folder,
-        recipe,
-        card=describe(headed.model, str(folder), folder),
-        timed=timed,
-        outcome=trained.outcome,
-        notes=notes,
-        evaluations=task.evaluator.evaluations(FINETUNED, task.data.split, trained.predictions, WORST),
-    )
+    card = describe(headed.model, str(folder), folder)
+    evaluations = task.evaluator.evaluations(FINETUNED, task.data.split, trained.predictions, WORST)
+    contents = {"outcome": trained.outcome, "notes": notes, "evaluations": evaluations}
+    write_finetune_report(task, folder, recipe, card, timed=timed, **contents)
 
 
 def run_inside(task: PreparedTask, resolved: Resolved[FinetuneRecipe], folder: Path) -> RunResult:
@@ -102,18 +96,9 @@ def run_inside(task: PreparedTask, resolved: Resolved[FinetuneRecipe], folder: P
 
 
 def write_finetune_report(
-    task: PreparedTask,
-    folder: Path,
-    recipe: FinetuneRecipe,
-    *,
-    card: dict[str, Any],
-    timed: bool,
-    outcome: Outcome,
-    notes: list[str],
-    evaluations: list[dict[str, Any]],
-    selection: dict[str, Any] | None = None,
+    task: PreparedTask, folder: Path, recipe: FinetuneRecipe, card: dict[str, Any], *, timed: bool, **contents: Any
 ) -> None:
-    """Report a fine-tuned model; see `kdcli.report.finish.write_report`."""
+    """Report a fine-tuned model; `contents` with `evaluations` go to `kdcli.report.finish.write_report`."""
     subjects = [Subject(FINETUNED, str(folder))]
     write_report(
         RunDir(folder),
@@ -122,12 +107,9 @@ def write_finetune_report(
         cards={FINETUNED: card},
         folders={FINETUNED: folder},
         latency=measure(subjects, recipe.measure, task.session) if timed else Latency(),
-        outcome=outcome,
-        quality=quality_of(evaluations),
-        notes=notes,
+        quality=quality_of(contents["evaluations"]),
         auto_class=AUTO_CLASS[task.data.task.kind].__name__,
-        evaluations=evaluations,
-        selection=selection,
+        **contents,
     )
 
 

@@ -99,17 +99,8 @@ def check_task_data(
     Raises:
         UsageError: unusable data or model; too many answers missing from their contexts.
     """
-    settings = recipe.data
-    data = open_labelled(
-        str(recipe.task),
-        source=settings.source,
-        train_source=settings.train,
-        columns=settings.columns,
-        split=settings.split,
-        train_rows=settings.train_rows,
-        judged_rows=settings.judged_rows,
-        log=Progress.log,
-    )
+    where = recipe.data.model_dump(include={"source", "columns", "split", "train_rows", "judged_rows"})
+    data = open_labelled(str(recipe.task), train_source=recipe.data.train, log=Progress.log, **where)
     check_training(data)
     if recipe.choose_on is not None and recipe.choose_on not in data.sets:
         raise UsageError(
@@ -133,16 +124,8 @@ def open_judged(task: str, data: LabelledSettings, model: str, *, trust_remote_c
     config = load_config(model, trust_remote_code=trust_remote_code, compacted=True)
     named = tuple(str(config.id2label[i]) for i in range(config.num_labels))
     own = task == OWN and not any(GENERIC.fullmatch(name) for name in named)
-    return open_labelled(
-        task,
-        source=data.source,
-        columns=data.columns,
-        split=data.split,
-        judged_rows=data.judged_rows,
-        training=False,
-        labels=named if own else None,
-        log=Progress.log,
-    )
+    where = data.model_dump(include={"source", "columns", "split", "judged_rows"})
+    return open_labelled(task, training=False, labels=named if own else None, log=Progress.log, **where)
 
 
 def load_model(recipe: TaskRecipe, task: Task, *, new_head: bool = True, trust_remote_code: bool) -> TaskModel:

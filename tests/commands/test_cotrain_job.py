@@ -56,7 +56,7 @@ def load(recipe):
 
 def job_of(recipe, corpus, pair=None, schedule=SCHEDULE):
     session = Session(Accelerator(cpu=True), torch.device("cpu"))
-    return OnText(recipe, session, None, corpus, schedule).build(recipe, pair or load(recipe))[0]
+    return OnText(recipe, session, corpus, schedule).build(recipe, pair or load(recipe))[0]
 
 
 def trained(recipe, corpus):

@@ -10,7 +10,7 @@ import own_files
 import processes
 import pytest
 import torch
-from own_files import NAMES, QUICK, ROWS, kdcli, log_of, report_of, said_by
+from own_files import NAMES, QUICK, ROWS, kdcli, log_of, report_of, said_by, succeeds
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForQuestionAnswering,
@@ -120,8 +120,7 @@ def test_every_kind_of_own_task_is_learned_saved_and_evaluated(encoder, tmp_path
     data, out = own_files.own(tmp_path / "data", kind), tmp_path / "out"
     judged = own_files.spoil(own_files.rows(kind, 48, seed=1), kind)
     own_files.write(data / "validation.jsonl", judged)
-    result = kdcli("finetune", encoder, "--task", "own", "--data", data, *QUICK, "-o", out)
-    assert result.exit_code == 0, result.output
+    succeeds("finetune", encoder, "--task", "own", "--data", data, *QUICK, "-o", out)
     assert {p.name for p in out.iterdir()} == {
         *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", "recipe.yaml"),
         *("report.json", "report.md", "report.html", "latency.csv", "log.jsonl"),
@@ -150,15 +149,13 @@ def test_windows_of_a_question_have_a_default_length(tmp_path):
     lines[0]["context"] += " w3" * 400
     own_files.write(tmp_path / "train.jsonl", lines)
     asked = ["--max-steps", "1", "--batch-size", "8", "--set", "measure.latency=false", "-o", tmp_path / "out"]
-    result = kdcli("finetune", encoder, "--task", "own", "--data", tmp_path / "train.jsonl", *asked)
-    assert result.exit_code == 0, result.output
+    succeeds("finetune", encoder, "--task", "own", "--data", tmp_path / "train.jsonl", *asked)
     assert any("more than one window of 384 tokens" in note for note in report_of(tmp_path / "out").notes)
 
 
 def test_what_a_run_prints_and_when_it_evaluates(given, tmp_path):
     out = tmp_path / "out"
-    result = kdcli(*given, "-o", out)
-    assert result.exit_code == 0, result.output
+    result = succeeds(*given, "-o", out)
     assert "own accuracy" in result.stdout
     assert f"model and report in {out}" in result.stdout.replace("\n", "")
     for name in ("report.md", "report.html", "README.md"):
@@ -176,13 +173,13 @@ def test_what_a_run_prints_and_when_it_evaluates(given, tmp_path):
     assert "train.lr: was 0.003, is 0.01" in said_by(other)
     assert "--overwrite" in said_by(kdcli(*given, "-o", out))
     assert {p: p.stat().st_mtime_ns for p in out.iterdir()} == before
-    assert kdcli(*given, "-o", out, "--overwrite", "--max-steps", "6").exit_code == 0
+    succeeds(*given, "-o", out, "--overwrite", "--max-steps", "6")
     assert report_of(out).training.steps == 6
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_one_others(given, tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        assert kdcli(*given, "--seed", seed, "-o", tmp_path / name).exit_code == 0
+        succeeds(*given, "--seed", seed, "-o", tmp_path / name)
     assert same(tmp_path / "a", tmp_path / "b")
     assert not same(tmp_path / "a", tmp_path / "c")
 
@@ -192,8 +189,7 @@ def test_a_dry_run_estimates_every_setting_and_leaves_nothing(given, tmp_path, m
     before = sorted(tmp_path.rglob("*"))
     grid = ["--grid", "lr=1e-3,3e-3", "--seeds", "2", "--max-steps", "500"]
     for where in (["-o", tmp_path / "out"], []):
-        result = kdcli(*given, *grid, *where, "--dry-run", "--json")
-        assert result.exit_code == 0, result.output
+        result = succeeds(*given, *grid, *where, "--dry-run", "--json")
         estimate = json.loads(result.stdout)
         assert [leg["steps"] for leg in estimate["legs"]] == [500, 500]
         assert all(leg["folder"].endswith(",seed=0 and 1 more seeds") for leg in estimate["legs"])
@@ -205,7 +201,7 @@ def test_a_dry_run_estimates_every_setting_and_leaves_nothing(given, tmp_path, m
 def test_without_an_output_directory_a_free_one_is_numbered(given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
-        assert kdcli(*given, "--max-steps", "1").exit_code == 0
+        succeeds(*given, "--max-steps", "1")
     names = sorted(p.name for p in (tmp_path / "runs").iterdir())
     assert names == [f"finetune-{given[1].name}-own", f"finetune-{given[1].name}-own-2"]
 
@@ -225,12 +221,12 @@ def stop_after(monkeypatch, step):
 @pytest.mark.parametrize(("keep", "cut"), [("last", 5), ("best", 9)])
 def test_cut_and_resumed_is_bit_identical(given, tmp_path, monkeypatch, keep, cut):
     given = [*given, "--set", f"keep={keep}", "--set", "train.log_every=1"]
-    assert kdcli(*given, "-o", tmp_path / "a").exit_code == 0
+    succeeds(*given, "-o", tmp_path / "a")
     with monkeypatch.context() as patch:
         stop_after(patch, cut)
         assert kdcli(*given, "-o", tmp_path / "b").exit_code == 130
     assert not (tmp_path / "b" / "model.safetensors").exists()
-    assert kdcli(*given, "-o", tmp_path / "b", "--resume").exit_code == 0
+    succeeds(*given, "-o", tmp_path / "b", "--resume")
     assert same(tmp_path / "a", tmp_path / "b")
     assert log_of(tmp_path / "a") == log_of(tmp_path / "b")
     a, b = (report_of(tmp_path / side) for side in "ab")
@@ -242,7 +238,7 @@ def test_the_best_weights_are_kept_and_not_the_last(given, tmp_path, monkeypatch
     """The last steps go uphill, so that what was learned is lost again."""
     monkeypatch.setattr(Schedule, "lr_at", lambda self, step: 3e-3 if step <= 9 else -3e-2)
     long, best_of, cut = [*given, "--max-steps", "15", "--set", "keep=best"], tmp_path / "best", tmp_path / "cut"
-    assert kdcli(*long, "-o", best_of).exit_code == 0
+    succeeds(*long, "-o", best_of)
     scores = {r["step"]: r["metrics"]["accuracy"] for r in log_of(best_of) if "metrics" in r and r["step"] > 0}
     best = max(scores, key=scores.get)
     assert scores[best] > scores[15]
@@ -253,10 +249,10 @@ def test_the_best_weights_are_kept_and_not_the_last(given, tmp_path, monkeypatch
     with monkeypatch.context() as patch:
         stop_after(patch, 12)
         assert kdcli(*long, "-o", cut).exit_code == 130
-    assert kdcli(*long, "-o", cut, "--resume").exit_code == 0
+    succeeds(*long, "-o", cut, "--resume")
     # They are the last weights of a run of that many steps.
     monkeypatch.setattr(Schedule, "lr_at", lambda self, step: 3e-3)
-    assert kdcli(*given, "--max-steps", best, "-o", tmp_path / "short").exit_code == 0
+    succeeds(*given, "--max-steps", best, "-o", tmp_path / "short")
     assert same(best_of, cut, tmp_path / "short")
     assert not (best_of / "checkpoints").exists()
 
@@ -264,9 +260,9 @@ def test_the_best_weights_are_kept_and_not_the_last(given, tmp_path, monkeypatch
 @pytest.mark.slow
 def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
     long = [*given, "--max-steps", "60", "--set", "train.log_every=1", "--set", "keep=best"]
-    assert kdcli(*long, "-o", tmp_path / "a").exit_code == 0
+    succeeds(*long, "-o", tmp_path / "a")
     processes.killed_at_random(*long, out=tmp_path / "b")
-    assert kdcli(*long, "-o", tmp_path / "b", "--resume").exit_code == 0
+    succeeds(*long, "-o", tmp_path / "b", "--resume")
     assert same(tmp_path / "a", tmp_path / "b")
     assert log_of(tmp_path / "a") == log_of(tmp_path / "b")
 
@@ -282,7 +278,7 @@ def test_two_processes_are_one_with_the_same_global_batch(encoder, tmp_path):
     (steady / "config.json").write_text(json.dumps(config))
     plain = ["finetune", steady, "--task", "own", "--data", data, *QUICK, "--device", "cpu", "--max-steps", "12"]
     plain += [*OFTEN, "--set", "keep=best"]
-    assert kdcli(*plain, "-o", tmp_path / "one").exit_code == 0
+    succeeds(*plain, "-o", tmp_path / "one")
     assert processes.two_ranks(*plain, "-o", tmp_path / "two")[0].count("model and report in") == 1
     for one, other in zip(log_of(tmp_path / "one"), log_of(tmp_path / "two"), strict=True):
         assert set(one) == set(other)

@@ -7,7 +7,7 @@ import math
 import own_files
 import pytest
 import torch
-from own_files import QUICK, kdcli, report_of, said_by
+from own_files import QUICK, kdcli, report_of, said_by, succeeds
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -31,8 +31,7 @@ def given(tmp_path_factory):
 def whole(given, tmp_path_factory):
     """The grid, run without interruption."""
     out = tmp_path_factory.mktemp("grid") / "out"
-    result = kdcli(*given, "-o", out)
-    assert result.exit_code == 0, result.output
+    result = succeeds(*given, "-o", out)
     return out, result
 
 
@@ -82,7 +81,7 @@ def test_a_setting_is_not_chosen_for_one_lucky_seed(given, tmp_path, monkeypatch
     scores = iter([0.1, 0.95, 0.6, 0.7, 0.65, 0.6])
     monkeypatch.setattr("kdcli.commands.finetune.run.summed_up", lambda *_: {"accuracy": next(scores)})
     asked = ["--grid", "lr=1e-3,2e-3,3e-3", "--max-steps", "1"]
-    assert kdcli(*given, *asked, "-o", tmp_path / "out").exit_code == 0
+    succeeds(*given, *asked, "-o", tmp_path / "out")
     selection = report_of(tmp_path / "out").selection
     assert (selection.settings, selection.seed) == ({"train.lr": 2e-3}, 6)
     assert [r.metrics["accuracy"] for r in selection.runs] == [0.1, 0.95, 0.6, 0.7, 0.65, 0.6]
@@ -98,7 +97,7 @@ def test_only_the_chosen_model_is_kept(given, whole, tmp_path):
     # The same run by itself leaves the same weights.
     at = given.index("--grid")
     alone = [*given[:at], *given[at + 6 :], "--lr", "3e-3", "--seed", report_of(out).selection.seed]
-    assert kdcli(*alone, "-o", tmp_path / "alone").exit_code == 0
+    succeeds(*alone, "-o", tmp_path / "alone")
     a, b = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "alone"))
     assert all(torch.equal(a[k], b[k]) for k in a)
     card, other = (report_of(folder).models["finetuned"] for folder in (out, chosen))
@@ -142,8 +141,7 @@ def test_a_cut_grid_resumes_without_repeating_a_finished_run(given, whole, tmp_p
     done = {p: t for r in (out / "runs").glob("*/report.json") for p, t in times(r.parent).items()}
     assert len({p.parent for p in done}) == cut // 11
     assert not (out / "report.json").exists()
-    again = kdcli(*given, *each, "-o", out, "--resume")
-    assert again.exit_code == 0, again.output
+    again = succeeds(*given, *each, "-o", out, "--resume")
     assert again.stderr.count("is done already") == cut // 11
     # Models that were not chosen are deleted at the end.
     assert {p.name for p in done if not p.exists()} <= {"model.safetensors"}
@@ -155,8 +153,7 @@ def test_a_cut_grid_resumes_without_repeating_a_finished_run(given, whole, tmp_p
 
 def test_seeds_without_a_grid(given, tmp_path):
     at = given.index("--grid")
-    result = kdcli(*given[:at], "--max-steps", "4", "--seeds", "3", "-o", tmp_path / "out")
-    assert result.exit_code == 0, result.output
+    result = succeeds(*given[:at], "--max-steps", "4", "--seeds", "3", "-o", tmp_path / "out")
     selection = report_of(tmp_path / "out").selection
     assert ([r.seed for r in selection.runs], selection.settings) == ([0, 1, 2], {})
     values = [r.metrics["accuracy"] for r in selection.runs]
@@ -167,14 +164,14 @@ def test_seeds_without_a_grid(given, tmp_path):
 def test_several_keys_make_every_combination_and_keep_may_be_one(given, tmp_path):
     at = given.index("--grid")
     grid = ["--grid", "batch_size=8,16", "--grid", "keep=last,best", "--max-steps", "2"]
-    assert kdcli(*given[:at], *grid, "-o", tmp_path / "out").exit_code == 0
+    succeeds(*given[:at], *grid, "-o", tmp_path / "out")
     names = sorted(p.name for p in (tmp_path / "out" / "runs").iterdir())
     assert names == [f"batch_size={b},keep={k},seed=0" for b in (16, 8) for k in ("best", "last")]
 
 
 def test_a_grid_of_one_value_trains_with_it_in_the_directory_itself(given, tmp_path):
     at = given.index("--grid")
-    assert kdcli(*given[:at], "--grid", "lr=1e-4", "--max-steps", "1", "-o", tmp_path / "out").exit_code == 0
+    succeeds(*given[:at], "--grid", "lr=1e-4", "--max-steps", "1", "-o", tmp_path / "out")
     report = report_of(tmp_path / "out")
     assert (report.recipe["train"]["lr"], report.selection) == (1e-4, None)
     assert not (tmp_path / "out" / "runs").exists()
@@ -198,8 +195,7 @@ def two_sets(tmp_path):
 @pytest.mark.parametrize("chosen_on", ["matched", "mismatched", None])
 def test_the_set_that_chooses_is_named_and_obeyed(given, two_sets, tmp_path, chosen_on):
     asked = ["--set", f"choose_on={chosen_on}"] if chosen_on else []
-    result = kdcli("finetune", given[1], *two_sets, *asked, "-o", tmp_path / "out")
-    assert result.exit_code == 0, result.output
+    succeeds("finetune", given[1], *two_sets, *asked, "-o", tmp_path / "out")
     selection = report_of(tmp_path / "out").selection
     assert selection.on == (f"{chosen_on} validation" if chosen_on else "the mean over all sets of validation")
     for run in selection.runs:

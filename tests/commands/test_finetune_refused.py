@@ -11,7 +11,7 @@ import own_files
 import pytest
 import torch
 from accelerate import Accelerator
-from own_files import QUICK, kdcli, report_of, said_by, write
+from own_files import QUICK, kdcli, report_of, said_by, succeeds, write
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from kdcli.commands.finetune.run import check_grid
@@ -163,8 +163,7 @@ def test_a_checkpoint_with_the_labels_in_another_order(data, tmp_path):
     message = refused(tmp_path, *asked)
     assert "has the labels of own in another order: 0 calm, 1 brisk; the data: 0 brisk, 1 calm" in message
     assert "--set head.label_map='[1, 0]'" in message
-    done = kdcli("finetune", *asked, "--set", "head.label_map=[1, 0]", "--max-steps", "2", "-o", tmp_path / "out")
-    assert done.exit_code == 0, done.output
+    succeeds("finetune", *asked, "--set", "head.label_map=[1, 0]", "--max-steps", "2", "-o", tmp_path / "out")
     saved = json.loads((tmp_path / "out" / "config.json").read_text())
     assert saved["id2label"] == {"0": "brisk", "1": "calm"}
     # Step 0 of the log is the head as loaded.

@@ -17,8 +17,7 @@ def cotrain(
     teacher: Annotated[str | None, typer.Argument(help="LxH, hub id or directory.")] = None,
     student: Annotated[str | None, typer.Argument(help="LxH, hub id or directory.")] = None,
     mode: Annotated[
-        str | None,
-        typer.Option(help="co-distillation, one-way, reversed or standalone.", show_default=False),
+        str | None, typer.Option(help="co-distillation, one-way, reversed or standalone.", show_default=False)
     ] = None,
     weights: Annotated[
         str | None,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from kdcli.losses.hard import hard_loss, labelled
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
 from kdcli.models.capture import Capture
-from kdcli.models.heads import AUTO_CLASS, TaskModel
+from kdcli.models.heads import TaskModel
 from kdcli.teachers.teacher import Teacher
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
@@ -51,12 +50,13 @@ Quality = dict[str, dict[str, dict[str, float]]]
 
 def names_of(recipe: Recipe) -> dict[str, str]:
     """Role -> name in logs, reports and directories."""
-    return dict(zip(ROLES, PARTNERS if recipe.frozen_teacher else ROLES, strict=True))
+    return dict(zip(ROLES, PARTNERS if weights_of(recipe).community else ROLES, strict=True))
 
 
 def weights_of(recipe: Recipe) -> Weights:
     """The weights of the loss terms; raises as `Weights.of`."""
-    return Weights.of(recipe.weights, recipe.mode, community=recipe.frozen_teacher is not None)
+    community = isinstance(recipe, CotrainRecipe) and recipe.community.model is not None
+    return Weights.of(recipe.weights, recipe.mode, community=community)
 
 
 @dataclass(frozen=True)
@@ -68,30 +68,25 @@ class Losses:
     community: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
-@dataclass(frozen=True)
 class PairStep:
     """The step of a job: batch -> the weighted sum of the terms in `kdcli.losses.ctcd.ctcd`.
 
-    Attributes:
+    Args:
         models: by role.
-        losses: makes the losses of a batch from one model's signals and the batch.
+        losses: makes the losses of a batch from the student's signals and the batch.
         community: the frozen third model.
     """
 
-    recipe: Recipe
-    models: Mapping[str, Capture]
-    losses: Callable[[Signals, Batch], Losses]
-    community: Teacher | None = None
-
-    @cached_property
-    def names(self) -> dict[str, str]:
-        """Role -> name."""
-        return names_of(self.recipe)
-
-    @cached_property
-    def weights(self) -> Weights:
-        """The weights of the terms."""
-        return weights_of(self.recipe)
+    def __init__(
+        self,
+        recipe: Recipe,
+        models: Mapping[str, Capture],
+        losses: Callable[[Signals, Batch], Losses],
+        community: Teacher | None = None,
+    ) -> None:
+        self.models, self.losses, self.community, self.train = models, losses, community, recipe.train
+        self.names, self.weights = names_of(recipe), weights_of(recipe)
+        self.modules = {name: models[role] for role, name in self.names.items()}
 
     def __call__(self, batch: Batch) -> StepLoss:
         """The loss, and every term without its weight."""
@@ -111,16 +106,11 @@ class PairStep:
         renamed = {f"{self.names[role]}/{term}": value for (role, _, term), value in split.items()}
         return StepLoss(total, renamed, student.logits)
 
-    @property
-    def modules(self) -> dict[str, Capture]:
-        """Both models by name."""
-        return {name: self.models[role] for role, name in self.names.items()}
-
     def param_group(self, parameter: str) -> ParamGroup:
         """The learning rate of a parameter, relative to `train.lr`."""
-        train, name = self.recipe.train, parameter.partition(".")[0]
-        rate = train.teacher_lr if name == self.names[TEACHER] else train.student_lr
-        return ParamGroup(lr=(rate or train.lr) / train.lr)
+        is_teacher = parameter.partition(".")[0] == self.names[TEACHER]
+        rate = self.train.teacher_lr if is_teacher else self.train.student_lr
+        return ParamGroup(lr=(rate or self.train.lr) / self.train.lr)
 
     def freeze_idle(self, batch: Batch) -> None:
         """Freeze what gets no gradient: zeros would be summed over processes, and weight decay would shrink it."""
@@ -132,18 +122,12 @@ class PairStep:
                 Progress.log(f"{name}: with these weights it has nothing to learn from and stays as it is")
 
 
-@dataclass
+@dataclass(frozen=True)
 class OnText:
-    """Masked language modelling by both models on the same masked blocks.
-
-    Attributes:
-        first: the pair loaded for the checks; the first `load` hands it over.
-        tasks: compare the models after training.
-    """
+    """Masked language modelling by both models on the same masked blocks; `tasks` compare the models afterwards."""
 
     recipe: CotrainRecipe
     session: Session
-    first: Pair | None
     corpus: Corpus
     schedule: Schedule
     tasks: Tasks = field(default_factory=dict)
@@ -151,8 +135,7 @@ class OnText:
 
     def load(self) -> Pair:
         """Both models as they start."""
-        pair, self.first = self.first, None
-        return pair or load_text_pair(self.recipe, trust_remote_code=self.session.trust_remote_code)
+        return load_text_pair(self.recipe, trust_remote_code=self.session.trust_remote_code)
 
     def build(self, recipe: CotrainRecipe, pair: Pair) -> tuple[Job, Schedule, float]:
         """Job, schedule and steps per pass of one run."""
@@ -213,23 +196,17 @@ class OnText:
         return lines
 
 
-@dataclass
+@dataclass(frozen=True)
 class OnTask:
     """Fine-tuning of both models on the same rows; metrics during training are the student's."""
 
     recipe: CotrainTaskRecipe
     task: PreparedTask
-    first: Pair | None
-
-    @property
-    def auto_class(self) -> str:
-        """The class that loads a saved model."""
-        return str(AUTO_CLASS[self.task.data.task.kind].__name__)
+    auto_class: str
 
     def load(self) -> Pair:
         """Both models as they start."""
-        pair, self.first = self.first, None
-        return pair or load_task_pair(self.recipe, self.task)
+        return load_task_pair(self.recipe, self.task)
 
     def build(self, recipe: CotrainTaskRecipe, pair: Pair) -> tuple[Job, Schedule, float]:
         """Job, schedule and steps per pass of one run: the student's fine-tuning with both models in its step."""

@@ -22,6 +22,7 @@ from kdcli.downstream.task import order_and_schedule, prepare, quality_of
 from kdcli.errors import UsageError
 from kdcli.losses.ctcd import STUDENT, TEACHER
 from kdcli.models.card import describe
+from kdcli.models.heads import AUTO_CLASS
 from kdcli.models.load import LoadedModel, location, save_model
 from kdcli.models.shape import is_shape
 from kdcli.recipe.resolve import Resolved
@@ -74,7 +75,10 @@ def check(recipe: Recipe) -> None:
 
 @dataclass
 class PairStage:
-    """One training of both models; see `kdcli.report.stages.Stage`. Only the comparison run reports itself."""
+    """One training of both models; see `kdcli.report.stages.Stage`. Only the comparison run reports itself.
+
+    `pair` None is loaded in `build`; `contents` is what `finish` found for the report.
+    """
 
     data: OnText | OnTask
     session: Session
@@ -94,7 +98,7 @@ class PairStage:
         """Load both models and make the job."""
         if self.alone:
             Progress.log("the same models without each other")
-        self.pair = self.data.load()
+        self.pair = self.pair or self.data.load()
         job, schedule, steps_per_pass = self.data.build(self.resolved.recipe, self.pair)
         models = zip(self.folders, self.pair.models.values(), strict=True)
         cards = {name: describe(loaded.model, name, None) for name, loaded in models}
@@ -188,39 +192,36 @@ def _prepare(resolved: Resolved[Any], invocation: Invocation, session: Session) 
     models = [Path(str(source)).name.replace(":", "_") for source in (recipe.teacher, recipe.student)]
     on_task = [str(recipe.task)] if isinstance(recipe, CotrainTaskRecipe) else []
     folder = choose_output_dir("-".join(["cotrain", *models, *on_task]), resolved, invocation, session)
-    data: OnText | OnTask = _on_task(recipe, session) if on_task else _on_text(recipe, invocation, session)
-    assert data.first is not None
-    notes = data.task.notes if isinstance(data, OnTask) else data.first.notes
-    stages = [PairStage(data, session, resolved, folder, list(notes))]
+    data, pair = _on_task(recipe, session) if on_task else _on_text(recipe, invocation, session)
+    for note in pair.notes:
+        Progress.log(note)
+    notes = data.task.notes if isinstance(data, OnTask) else pair.notes
+    stages = [PairStage(data, session, resolved, folder, list(notes), pair=pair)]
     weights = weights_of(recipe)
     if recipe.standalone and weights.mutual and weights.teacher_hard + weights.student_hard > 0:
         changes = {"mode": STANDALONE, "standalone": False}
         origins = dict(resolved.origins) | dict.fromkeys(changes, "to compare with")
         alone = Resolved(recipe.model_copy(update=changes), origins)
         stages.append(PairStage(data, session, alone, folder / STANDALONE, list(notes), alone=True))
-    return PairRun(resolved, invocation, folder, stages, data.first.community)
+    return PairRun(resolved, invocation, folder, stages, pair.community)
 
 
-def _on_task(recipe: CotrainTaskRecipe, session: Session) -> OnTask:
+def _on_task(recipe: CotrainTaskRecipe, session: Session) -> tuple[OnText | OnTask, Pair]:
     given = not is_shape(str(recipe.teacher))
     first = as_finetune(recipe, str(recipe.teacher if given else recipe.base), head=recipe.head if given else None)
     task, _ = prepare(first, session)
     order_and_schedule(task, first)
-    pair = load_task_pair(recipe, task)
-    for note in pair.notes:
-        Progress.log(note)
-    return OnTask(recipe, task, pair)
+    auto_class = AUTO_CLASS[task.data.task.kind].__name__
+    return OnTask(recipe, task, auto_class), load_task_pair(recipe, task)
 
 
-def _on_text(recipe: CotrainRecipe, invocation: Invocation, session: Session) -> OnText:
+def _on_text(recipe: CotrainRecipe, invocation: Invocation, session: Session) -> tuple[OnText | OnTask, Pair]:
     data, batch = recipe.data, recipe.train.batch_size
     check_share(data.mask.share)
     with session.accelerator.main_process_first():
         pair = load_text_pair(recipe, trust_remote_code=session.trust_remote_code)
     tokenizer, tasks = pair.models[STUDENT].tokenizer, {}
     tokens_of(tokenizer, str(recipe.teacher))
-    for note in pair.notes:
-        Progress.log(note)
     if recipe.eval.tasks:
         with tempfile.TemporaryDirectory() as aside:
             save_model(pair.models[STUDENT].model, tokenizer, Path(aside))
@@ -241,5 +242,4 @@ def _on_text(recipe: CotrainRecipe, invocation: Invocation, session: Session) ->
             f"batch of {batch}",
             "give more text, or lower train.batch_size or data.max_length",
         )
-    schedule = make_schedule(recipe.train, len(corpus.train) / batch)
-    return OnText(recipe, session, pair, corpus, schedule, tasks)
+    return OnText(recipe, session, corpus, make_schedule(recipe.train, len(corpus.train) / batch), tasks), pair

@@ -27,11 +27,6 @@ class PairSettings(Section):
     standalone: bool = True
     dropout: float | None = Field(None, ge=0, lt=1)
 
-    @property
-    def frozen_teacher(self) -> str | None:
-        """A third model that teaches both."""
-        return None
-
 
 class CotrainTrainSettings(TrainSettings):
     """`train:` of `cotrain`, as in the paper's pre-training; `teacher_lr` and `student_lr` null are `lr`."""
@@ -69,11 +64,6 @@ class CotrainRecipe(PairSettings):
     train: CotrainTrainSettings = CotrainTrainSettings()
     eval: DownstreamSettings = DownstreamSettings()
     measure: MeasureSettings = MeasureSettings()
-
-    @property
-    def frozen_teacher(self) -> str | None:
-        """The community teacher."""
-        return self.community.model
 
 
 class CotrainTaskTrainSettings(FinetuneTrainSettings):

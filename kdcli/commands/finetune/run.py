@@ -62,22 +62,18 @@ class _Grid:
                     shutil.copy2(file, self.folder / file.name)
         report = reports[chosen]
         assert report.training is not None
+        selection = {"metric": metric, "on": chosen_on(task, recipe), "settings": runs[chosen]["settings"]}
+        selection |= {"seed": runs[chosen]["seed"], "runs": runs}
         write_finetune_report(
             task,
             self.folder,
             recipe,
-            card=report.models[FINETUNED].model_dump() | {"id": str(self.folder)},
+            report.models[FINETUNED].model_dump() | {"id": str(self.folder)},
             timed=True,
             outcome=Outcome(**report.training.model_dump()),
             notes=report.notes,
             evaluations=[e.model_dump() for e in report.evaluations],
-            selection={
-                "metric": metric,
-                "on": chosen_on(task, recipe),
-                "settings": runs[chosen]["settings"],
-                "seed": runs[chosen]["seed"],
-                "runs": runs,
-            },
+            selection=selection,
         )
         for stage in stages:
             (stage.folder / WEIGHTS).unlink(missing_ok=True)
