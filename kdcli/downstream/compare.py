@@ -30,9 +30,6 @@ def opened(settings: DownstreamSettings, model: str, seed: int, invocation: Invo
 
     Args:
         model: any model with the common tokenizer.
-
-    Raises:
-        UsageError: a task, its data or its recipe does not work with such models.
     """
     tasks = {}
     for name in settings.tasks:

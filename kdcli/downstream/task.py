@@ -66,11 +66,7 @@ class TrainedModel:
 
 
 def prepare(recipe: TaskRecipe, session: Session, *, new_head: bool = True) -> tuple[PreparedTask, TaskModel]:
-    """Check a task's data and model, tokenise; return the task and the loaded model.
-
-    Raises:
-        UsageError: see `check_task_data` and `Features.of`.
-    """
+    """Check a task's data and model and tokenise; return the task and the model. Raises as `check_task_data`."""
     data, headed, notes = check_task_data(recipe, session, new_head=new_head)
     how = features_of(recipe.data, data.task, headed)
     train = Features.of(data.task, data.train, headed.tokenizer, **how)
@@ -88,13 +84,10 @@ def prepare(recipe: TaskRecipe, session: Session, *, new_head: bool = True) -> t
 def check_task_data(
     recipe: TaskRecipe, session: Session, *, new_head: bool = True
 ) -> tuple[Labelled, TaskModel, list[str]]:
-    """Load a task's data and model and check one against the other, without tokenising.
+    """Load and check a task's data and model without tokenising; also return notes on examples left out.
 
     Args:
         new_head: create a head for the task if the model has none; False requires a fine-tuned model.
-
-    Returns:
-        The usable data, the model, and notes on the examples left out.
 
     Raises:
         UsageError: unusable data or model; too many answers missing from their contexts.
@@ -116,11 +109,7 @@ def check_task_data(
 
 
 def open_judged(task: str, data: LabelledSettings, model: str, *, trust_remote_code: bool) -> Labelled:
-    """The examples to evaluate on; an own task takes its classes from `model` if that names them.
-
-    Raises:
-        UsageError: see `kdcli.data.labelled.task_data`.
-    """
+    """The examples to evaluate on; an own task takes its classes from `model` if that names them."""
     config = load_config(model, trust_remote_code=trust_remote_code, compacted=True)
     named = tuple(str(config.id2label[i]) for i in range(config.num_labels))
     own = task == OWN and not any(GENERIC.fullmatch(name) for name in named)
@@ -131,8 +120,7 @@ def open_judged(task: str, data: LabelledSettings, model: str, *, trust_remote_c
 def load_model(recipe: TaskRecipe, task: Task, *, new_head: bool = True, trust_remote_code: bool) -> TaskModel:
     """The recipe's model with its own head, one of label words, or a new one drawn from the seed.
 
-    Raises:
-        UsageError: see `kdcli.models.heads` and `kdcli.models.label_words`.
+    Raises as `kdcli.models.heads.load_for_task` and `kdcli.models.label_words.load_with_label_words`.
     """
     source, head = str(recipe.model), recipe.head
     how: dict[str, Any] = {"seed": recipe.train.seed, "trust_remote_code": trust_remote_code}
@@ -165,11 +153,7 @@ def features_of(settings: LabelledSettings, task: Task, headed: TaskModel, *, as
 
 
 def without_misplaced(data: Labelled) -> tuple[Labelled, list[str]]:
-    """Drop training questions whose answer is missing from its context; return the data and notes that list them.
-
-    Raises:
-        UsageError: they are more than one in a hundred.
-    """
+    """Drop training questions with an answer outside its context, and list them; a `UsageError` above 1 %."""
     wrong = {i: message for i, e in enumerate(data.train) if (message := misplaced(e)) is not None}
     if not wrong:
         return data, []
@@ -186,11 +170,7 @@ def without_misplaced(data: Labelled) -> tuple[Labelled, list[str]]:
 
 
 def order_and_schedule(task: PreparedTask, recipe: TaskRecipe) -> tuple[BucketOrder, Schedule]:
-    """The order of training examples and the schedule.
-
-    Raises:
-        UsageError: the warm-up leaves nothing of the run.
-    """
+    """The order of training examples and the schedule; a `UsageError` if the warm-up is as long as the run."""
     assert task.train is not None
     lengths, settings = task.train.rows.lengths, recipe.train
     # Too few tokens would leave the processor waiting for the weights.

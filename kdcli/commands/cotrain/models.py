@@ -65,11 +65,7 @@ class Pair:
 
 
 def load_task_pair(recipe: CotrainTaskRecipe, task: PreparedTask) -> Pair:
-    """Load both models with a head for the task; shapes are copied from `base`, or from the teacher without one.
-
-    Raises:
-        UsageError: a model that cannot be loaded, another vocabulary, a shape that does not fit.
-    """
+    """Load both models with a head for the task; shapes are copied from `base`, or from the teacher without one."""
     trusted, models, notes = task.session.trust_remote_code, dict[str, LoadedModel | TaskModel](), []
     for number, role in enumerate(ROLES):
         source = str(getattr(recipe, role))
@@ -102,13 +98,13 @@ def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
     if recipe.community.model is not None:
         community = _load(recipe.community.model, "the community teacher", trust_remote_code)
     given = {r: _load(s, f"the {r}", trust_remote_code) for r, s in sources.items() if not is_shape(s)}
-    origin = _origin(recipe, community or next(iter(given.values()), None), trust_remote_code)
-    named = [("the base", str(recipe.base), origin.tokenizer, origin.config)] if recipe.base else []
+    config, tokenizer, heads = _origin(recipe, community or next(iter(given.values()), None), trust_remote_code)
+    named = [("the base", str(recipe.base), tokenizer, config)] if recipe.base else []
     named += [(f"the {r}", sources[r], m.tokenizer, m.model.config) for r, m in given.items()]
     if community is not None:
         named.append(("the community teacher", community.source, community.tokenizer, community.model.config))
     _check_vocabularies(named)
-    shapes = {r: _shape(s, origin) for r, s in sources.items() if r not in given}
+    shapes = {r: _shape(s, shape_of(config), heads) for r, s in sources.items() if r not in given}
     models: dict[str, LoadedModel | TaskModel] = {}
     notes = []
     for number, role in enumerate(ROLES):
@@ -119,11 +115,11 @@ def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
             if community is not None:
                 model, how = _remapped(recipe, community, number, shapes, seed)
             else:
-                model = _fresh(origin.config, shapes[role], seed, trust_remote_code)
-            models[role] = LoadedModel(model, origin.tokenizer, shapes[role], sources[role])
-        config = models[role].model.config
-        notes.append(f"{role}: {shapes.get(role) or shape_of(config)}, {how}")
-        _check_text(recipe, role, config)
+                model = _fresh(config, shapes[role], seed, trust_remote_code)
+            models[role] = LoadedModel(model, tokenizer, shapes[role], sources[role])
+        own = models[role].model.config
+        notes.append(f"{role}: {shapes.get(role) or shape_of(own)}, {how}")
+        _check_text(recipe, role, own)
     if community is not None:
         _check_text(recipe, "community teacher", community.model.config)
     return Pair(models, notes, community)
@@ -137,38 +133,34 @@ def _load(source: str, what: str, trust_remote_code: bool) -> LoadedModel:
         raise error.of(what) from None
 
 
-@dataclass(frozen=True)
-class _Origin:
-    """What completes a shape; `heads` None is derived from its width."""
+def _origin(
+    recipe: CotrainRecipe, model: LoadedModel | None, trust_remote_code: bool
+) -> tuple[Any, PreTrainedTokenizerBase, int | None]:
+    """Configuration, tokenizer and heads for shapes, heads None if they depend on the width.
 
-    config: Any
-    tokenizer: PreTrainedTokenizerBase
-    heads: int | None
-
-
-def _origin(recipe: CotrainRecipe, model: LoadedModel | None, trust_remote_code: bool) -> _Origin:
-    """The base, else the first given model, else a BERT with a tokenizer trained from the text."""
+    From the base, else the first given model, else a BERT with a tokenizer trained from the text.
+    """
     if recipe.base is not None:
         config = load_config(recipe.base, trust_remote_code=trust_remote_code, weights=False)
         if type(config) not in AutoModelForMaskedLM._model_mapping:
             raise UsageError(f"the base: {config.model_type} has no masked-language-model head in transformers")
         tokenizer = load_tokenizer(recipe.base, trust_remote_code=trust_remote_code)
-        return _Origin(config, tokenizer, shape_of(config).heads)
+        return config, tokenizer, shape_of(config).heads
     if model is not None:
-        return _Origin(model.model.config, model.tokenizer, model.shape.heads)
+        return model.model.config, model.tokenizer, model.shape.heads
     positions = max(LEAST_POSITIONS, recipe.data.max_length)
     tokenizer = own_tokenizer(recipe.data.source, recipe.data.column, recipe.vocab_size, positions, log=Progress.log)
     config = BertConfig(
         vocab_size=len(tokenizer), max_position_embeddings=positions, pad_token_id=tokenizer.pad_token_id
     )
-    return _Origin(config, tokenizer, None)
+    return config, tokenizer, None
 
 
-def _shape(text: str, origin: _Origin) -> ModelShape:
-    """Parse a shape; its heads and its ratio of feed-forward to hidden width default to the origin's."""
-    of_origin, match = shape_of(origin.config), GRAMMAR.fullmatch(text.strip())
-    heads = origin.heads or max(1, int(match[2]) // HEAD_WIDTH if match else 1)
-    return parse_shape(text, ModelShape(NO_LIMIT, NO_LIMIT, round(NO_LIMIT * of_origin.ffn / of_origin.hidden), heads))
+def _shape(text: str, default: ModelShape, heads: int | None) -> ModelShape:
+    """Parse a shape; heads and the ratio of feed-forward to hidden width have defaults."""
+    match = GRAMMAR.fullmatch(text.strip())
+    heads = heads or max(1, int(match[2]) // HEAD_WIDTH if match else 1)
+    return parse_shape(text, ModelShape(NO_LIMIT, NO_LIMIT, round(NO_LIMIT * default.ffn / default.hidden), heads))
 
 
 def _fresh(config: Any, shape: ModelShape, seed: int, trust_remote_code: bool) -> PreTrainedModel:

@@ -183,11 +183,7 @@ class PairRun:
 
 
 def _prepare(resolved: Resolved[Any], invocation: Invocation, session: Session) -> PairRun:
-    """Check models and data, and tokenise; claims nothing.
-
-    Raises:
-        KdcliError: recipe, models or data cannot be used.
-    """
+    """Check models and data, and tokenise; claims nothing."""
     recipe = resolved.recipe
     models = [Path(str(source)).name.replace(":", "_") for source in (recipe.teacher, recipe.student)]
     on_task = [str(recipe.task)] if isinstance(recipe, CotrainTaskRecipe) else []

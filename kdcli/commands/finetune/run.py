@@ -98,11 +98,7 @@ def run(resolved: Resolved[FinetuneRecipe], invocation: Invocation) -> RunResult
 
 
 def check_grid(settings: list[dict[str, Any]]) -> None:
-    """Refuse grid keys that all runs share, and settings given twice.
-
-    Raises:
-        UsageError: as above, or a value that is no number or text.
-    """
+    """Raise a `UsageError` for keys that all runs share, for lists as values, and for settings given twice."""
     for number, values in enumerate(settings):
         for key, value in values.items():
             if key == "train.seed":
