@@ -109,7 +109,12 @@ def run_stages(session: Session, run: Run) -> None:
     """Train every stage that is not done, then report."""
     if already_done(run.folder):
         return
-    for stage in run.stages:
+    stages = list(run.stages)
+    for stage in stages:
+        # Only an empty directory can be claimed, so one that contains another stage's is claimed first.
+        for outer in stages:
+            if outer.folder in stage.folder.parents and outer.folder != run.folder:
+                claim_or_resume(session, outer.folder, outer.resolved)
         run_stage(session, stage, claimed=stage.folder == run.folder)
     run.report()
     session.wait()

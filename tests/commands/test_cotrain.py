@@ -11,8 +11,7 @@ import processes
 import pytest
 import torch
 from encoders import tiny_config, tiny_encoder, tiny_tokenizer
-from own_files import log_of, report_of, said_by
-from safetensors.torch import load_file
+from own_files import log_of, report_of, said_by, same_weights, times, weights
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from kdcli.commands.cotrain.cli import parse_weights
@@ -55,15 +54,6 @@ def given(base, text_file):
 @pytest.fixture
 def own_task(tmp_path):
     return own_files.own(tmp_path / "own", "class", n=64, judged=24)
-
-
-def tensors(folder):
-    return load_file(folder / "model.safetensors")
-
-
-def same(one, other):
-    one, other = tensors(one), tensors(other)
-    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
 
 
 @pytest.mark.drawn
@@ -113,10 +103,10 @@ def test_without_any_model_a_tokenizer_is_trained(text_file, tmp_path):
     assert {p.name for p in out.iterdir() if p.is_dir()} == {"teacher", "student"}
     words = [AutoTokenizer.from_pretrained(out / name).get_vocab() for name in ("teacher", "student")]
     assert words[0] == words[1]
-    assert tensors(out / "student")["bert.embeddings.word_embeddings.weight"].shape == (len(words[0]), 16)
+    assert weights(out / "student")["bert.embeddings.word_embeddings.weight"].shape == (len(words[0]), 16)
     # The recipe alone repeats it.
     succeeds("--recipe", out / "recipe.yaml", "--dtype", "fp32", "-o", tmp_path / "again")
-    assert same(out / "student", tmp_path / "again" / "student")
+    assert same_weights(out / "student", tmp_path / "again" / "student")
 
 
 def test_community_students_are_saved_and_the_better_one_is_named(base, text_file, tmp_path):
@@ -138,7 +128,7 @@ def test_community_students_are_saved_and_the_better_one_is_named(base, text_fil
         f"student-{n}/{t}" for n in (1, 2) for t in ("hard", "community")
     }
     succeeds(*asked, "--no-standalone", "--set", "community.printed_order=true", "-o", tmp_path / "printed")
-    assert not same(out / "student-1", tmp_path / "printed" / "student-1")
+    assert not same_weights(out / "student-1", tmp_path / "printed" / "student-1")
 
 
 def test_a_task_scores_all_of_them(given, own_task, tmp_path):
@@ -176,7 +166,7 @@ def test_on_a_task_both_are_trained_and_evaluated(on_task, tmp_path):
         again = tmp_path / f"evaluated-{name}"
         own_files.succeeds("evaluate", out / name, "--task", "own", "--data", tmp_path / "own", "-o", again)
         assert report_of(again).evaluations[0].metrics == report.quality["own"][name]
-        assert not same(out / name, out / "standalone" / name)
+        assert not same_weights(out / name, out / "standalone" / name)
     # Metrics during training are the student's.
     assert report.curve[-1].metrics["accuracy"] == report.quality["own"]["student"]["accuracy"]
     terms = log_of(out)[1]["terms"]
@@ -189,7 +179,7 @@ def test_on_a_task_the_teacher_alone_is_the_result_of_finetune(on_task, model_di
     succeeds(*asked)
     own = ["--task", "own", "--data", tmp_path / "own"]
     own_files.succeeds("finetune", model_dir, *own, *ON_TASK, "-o", tmp_path / "ft")
-    one, other = tensors(tmp_path / "out" / "teacher"), tensors(tmp_path / "ft")
+    one, other = weights(tmp_path / "out" / "teacher"), weights(tmp_path / "ft")
     assert all(torch.equal(one[k], other[k]) for k in other)
 
 
@@ -203,10 +193,6 @@ def test_a_dry_run_estimates_both_runs_and_leaves_nothing(given, on_task, tmp_pa
         ]
         assert set(estimate["models"]) == {"teacher", "student"}
         assert not (tmp_path / "out").exists()
-
-
-def times(folder):
-    return {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
 
 
 def test_resuming_repeats_no_finished_run(given, on_task, tmp_path):
@@ -281,7 +267,7 @@ def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
     processes.killed_at_random("cotrain", *long, out=tmp_path / "b")
     succeeds(*long, "-o", tmp_path / "b", "--resume")
     for name in ("teacher", "student"):
-        assert same(tmp_path / "a" / name, tmp_path / "b" / name)
+        assert same_weights(tmp_path / "a" / name, tmp_path / "b" / name)
     assert log_of(tmp_path / "a") == log_of(tmp_path / "b")
 
 

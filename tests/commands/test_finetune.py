@@ -10,8 +10,20 @@ import own_files
 import processes
 import pytest
 import torch
-from own_files import NAMES, QUICK, ROWS, kdcli, log_of, report_of, said_by, succeeds
-from safetensors.torch import load_file
+from own_files import (
+    NAMES,
+    QUICK,
+    ROWS,
+    interrupted,
+    kdcli,
+    log_of,
+    report_of,
+    said_by,
+    same_weights,
+    succeeds,
+    times,
+    weights,
+)
 from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -19,7 +31,6 @@ from transformers import (
     AutoTokenizer,
 )
 
-from kdcli.training.run_dir import RunDir
 from kdcli.types import Schedule
 
 OFTEN = ["--set", "train.eval_every=3", "--set", "train.checkpoint_every=2"]
@@ -36,12 +47,6 @@ def given(encoder, tmp_path):
     data = own_files.own(tmp_path / "data", "class")
     own_files.write(data / "validation.jsonl", own_files.spoil(own_files.rows("class", 48, seed=1), "class"))
     return ["finetune", encoder, "--task", "own", "--data", data, *QUICK, "--max-steps", "12", *OFTEN]
-
-
-def same(*folders):
-    """Whether the saved weights of several runs are bit-identical."""
-    first, *others = (load_file(folder / "model.safetensors") for folder in folders)
-    return all(torch.equal(first[k], other[k]) for other in others for k in first)
 
 
 AUTO = {"tokens": AutoModelForTokenClassification, "span": AutoModelForQuestionAnswering}
@@ -162,17 +167,17 @@ def test_what_a_run_prints_and_when_it_evaluates(given, tmp_path):
         assert "accuracy" in (out / name).read_text("utf-8")
     assert [r["step"] for r in log_of(out) if "metrics" in r] == [0, 3, 6, 9, 12]
     # Resumed when it is done, it prints the report and changes nothing; --json is the report alone.
-    before = {p: p.stat().st_mtime_ns for p in out.iterdir()}
+    before = times(out)
     again = kdcli(*given, "-o", out, "--resume", "--json", "-q")
     assert json.loads(again.stdout) == json.loads((out / "report.json").read_text("utf-8"))
     assert again.stderr == ""
-    assert {p: p.stat().st_mtime_ns for p in out.iterdir()} == before
+    assert times(out) == before
     other = kdcli(*given, "-o", out, "--resume", "--set", "keep=best", "--lr", "0.01")
     assert other.exit_code == 2
     assert "keep: was" in said_by(other)
     assert "train.lr: was 0.003, is 0.01" in said_by(other)
     assert "--overwrite" in said_by(kdcli(*given, "-o", out))
-    assert {p: p.stat().st_mtime_ns for p in out.iterdir()} == before
+    assert times(out) == before
     succeeds(*given, "-o", out, "--overwrite", "--max-steps", "6")
     assert report_of(out).training.steps == 6
 
@@ -180,8 +185,8 @@ def test_what_a_run_prints_and_when_it_evaluates(given, tmp_path):
 def test_the_same_seed_gives_the_same_bits_and_another_one_others(given, tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         succeeds(*given, "--seed", seed, "-o", tmp_path / name)
-    assert same(tmp_path / "a", tmp_path / "b")
-    assert not same(tmp_path / "a", tmp_path / "c")
+    assert same_weights(tmp_path / "a", tmp_path / "b")
+    assert not same_weights(tmp_path / "a", tmp_path / "c")
 
 
 def test_a_dry_run_estimates_every_setting_and_leaves_nothing(given, tmp_path, monkeypatch):
@@ -206,28 +211,14 @@ def test_without_an_output_directory_a_free_one_is_numbered(given, tmp_path, mon
     assert names == [f"finetune-{given[1].name}-own", f"finetune-{given[1].name}-own-2"]
 
 
-def stop_after(monkeypatch, step):
-    """End the run as by a power cut, once the log holds a step."""
-    whole = RunDir.log
-
-    def log(self, record):
-        whole(self, record)
-        if record["step"] == step:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(RunDir, "log", log)
-
-
 @pytest.mark.parametrize(("keep", "cut"), [("last", 5), ("best", 9)])
 def test_cut_and_resumed_is_bit_identical(given, tmp_path, monkeypatch, keep, cut):
     given = [*given, "--set", f"keep={keep}", "--set", "train.log_every=1"]
     succeeds(*given, "-o", tmp_path / "a")
-    with monkeypatch.context() as patch:
-        stop_after(patch, cut)
-        assert kdcli(*given, "-o", tmp_path / "b").exit_code == 130
+    assert interrupted(monkeypatch, "b", cut, *given, "-o", tmp_path / "b").exit_code == 130
     assert not (tmp_path / "b" / "model.safetensors").exists()
     succeeds(*given, "-o", tmp_path / "b", "--resume")
-    assert same(tmp_path / "a", tmp_path / "b")
+    assert same_weights(tmp_path / "a", tmp_path / "b")
     assert log_of(tmp_path / "a") == log_of(tmp_path / "b")
     a, b = (report_of(tmp_path / side) for side in "ab")
     assert a.evaluations == b.evaluations
@@ -246,14 +237,13 @@ def test_the_best_weights_are_kept_and_not_the_last(given, tmp_path, monkeypatch
     assert report.evaluations[0].metrics["accuracy"] == scores[best]
     assert any(f"the weights of step {best} were kept, by accuracy on validation" in n for n in report.notes)
     # A run cut after its best step recovers them.
-    with monkeypatch.context() as patch:
-        stop_after(patch, 12)
-        assert kdcli(*long, "-o", cut).exit_code == 130
+    assert interrupted(monkeypatch, "cut", 12, *long, "-o", cut).exit_code == 130
     succeeds(*long, "-o", cut, "--resume")
     # They are the last weights of a run of that many steps.
     monkeypatch.setattr(Schedule, "lr_at", lambda self, step: 3e-3)
     succeeds(*given, "--max-steps", best, "-o", tmp_path / "short")
-    assert same(best_of, cut, tmp_path / "short")
+    assert same_weights(best_of, cut)
+    assert same_weights(best_of, tmp_path / "short")
     assert not (best_of / "checkpoints").exists()
 
 
@@ -263,7 +253,7 @@ def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
     succeeds(*long, "-o", tmp_path / "a")
     processes.killed_at_random(*long, out=tmp_path / "b")
     succeeds(*long, "-o", tmp_path / "b", "--resume")
-    assert same(tmp_path / "a", tmp_path / "b")
+    assert same_weights(tmp_path / "a", tmp_path / "b")
     assert log_of(tmp_path / "a") == log_of(tmp_path / "b")
 
 
@@ -285,7 +275,7 @@ def test_two_processes_are_one_with_the_same_global_batch(encoder, tmp_path):
         assert one.get("tokens") == other.get("tokens")
         for key in set(one) - {"step", "tokens"}:
             assert one[key] == pytest.approx(other[key], rel=1e-5, abs=1e-5)
-    a, b = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    a, b = weights(tmp_path / "one"), weights(tmp_path / "two")
     for key in a:
         # A key bias has a gradient of rounding errors alone, which Adam scales up.
         if not key.endswith("key.bias"):

@@ -6,9 +6,7 @@ import math
 
 import own_files
 import pytest
-import torch
-from own_files import QUICK, kdcli, report_of, said_by, succeeds
-from safetensors.torch import load_file
+from own_files import QUICK, kdcli, report_of, said_by, same_weights, succeeds, times
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from kdcli.training.run_dir import RunDir
@@ -98,16 +96,11 @@ def test_only_the_chosen_model_is_kept(given, whole, tmp_path):
     at = given.index("--grid")
     alone = [*given[:at], *given[at + 6 :], "--lr", "3e-3", "--seed", report_of(out).selection.seed]
     succeeds(*alone, "-o", tmp_path / "alone")
-    a, b = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "alone"))
-    assert all(torch.equal(a[k], b[k]) for k in a)
+    assert same_weights(out, tmp_path / "alone")
     card, other = (report_of(folder).models["finetuned"] for folder in (out, chosen))
     assert card.model_dump(exclude={"id"}) == other.model_dump(exclude={"id"})
     assert card.bytes == (out / "model.safetensors").stat().st_size
     assert AutoModelForSequenceClassification.from_pretrained(out).config.id2label == {0: "brisk", 1: "calm"}
-
-
-def times(folder):
-    return {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
 
 
 def test_a_finished_grid_is_not_repeated_and_another_grid_is_refused(given, whole):
