@@ -56,11 +56,9 @@ def cotrain(
 
     own = {name: given[name] for name in ("teacher", "student", "base", "mode", "temperature", "standalone")}
     own |= {"weights": parse_weights(weights)} | training_options(given)
+    on_text = {"community.model": community, "vocab_size": vocab_size, "eval.tasks": eval_task}
+    own |= {"task": task} if on_task else on_text
     model: type[CotrainRecipe | CotrainTaskRecipe] = CotrainTaskRecipe if on_task else CotrainRecipe
-    if on_task:
-        own |= {"task": task}
-    else:
-        own |= {"community.model": community, "vocab_size": vocab_size, "eval.tasks": eval_task}
     resolved = resolve(model, recipe=shared["recipe"], sets=shared["sets"] or (), options=own)
     show(run(resolved, invocation_of(given)), as_json=shared["json"])
 

@@ -68,21 +68,15 @@ class Losses:
     community: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
-class PairStep:
-    """The step of a job: batch -> the weighted sum of the terms in `kdcli.losses.ctcd.ctcd`.
+MakeLosses = Callable[[Signals, Batch], Losses]
+"""The losses of a batch, from the student's signals and the batch."""
 
-    Args:
-        models: by role.
-        losses: makes the losses of a batch from the student's signals and the batch.
-        community: the frozen third model.
-    """
+
+class PairStep:
+    """The step of a job: batch -> the weighted sum of the terms in `kdcli.losses.ctcd.ctcd`; `models` are by role."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        models: Mapping[str, Capture],
-        losses: Callable[[Signals, Batch], Losses],
-        community: Teacher | None = None,
+        self, recipe: Recipe, models: Mapping[str, Capture], losses: MakeLosses, community: Teacher | None = None
     ) -> None:
         self.models, self.losses, self.community, self.train = models, losses, community, recipe.train
         self.names, self.weights = names_of(recipe), weights_of(recipe)

@@ -51,11 +51,7 @@ def run(resolved: Resolved[Any], invocation: Invocation) -> RunResult | Estimate
 
 
 def check(recipe: Recipe) -> None:
-    """Check what needs no model and no data.
-
-    Raises:
-        UsageError: a missing model or task, a shape with nothing to copy from, weights that leave nothing to learn.
-    """
+    """Raise a `UsageError` for a missing model or task, a shape with nothing to copy from, or useless weights."""
     for role in ROLES:
         if getattr(recipe, role) is None:
             raise UsageError(
