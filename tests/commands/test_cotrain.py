@@ -98,8 +98,8 @@ def test_what_a_run_leaves(given, tmp_path):
 
 def test_without_any_model_a_tokenizer_is_trained(text_file, tmp_path):
     out = tmp_path / "out"
-    asked = ["2x16", "1x16", "--vocab-size", "60", "--data", text_file, "--no-standalone", *QUICK, "-o", out]
-    succeeds(*asked)
+    options = ["2x16", "1x16", "--vocab-size", "60", "--data", text_file, "--no-standalone", *QUICK, "-o", out]
+    succeeds(*options)
     assert {p.name for p in out.iterdir() if p.is_dir()} == {"teacher", "student"}
     words = [AutoTokenizer.from_pretrained(out / name).get_vocab() for name in ("teacher", "student")]
     assert words[0] == words[1]
@@ -112,8 +112,8 @@ def test_without_any_model_a_tokenizer_is_trained(text_file, tmp_path):
 def test_community_students_are_saved_and_the_better_one_is_named(base, text_file, tmp_path):
     out = tmp_path / "out"
     before = {p: p.read_bytes() for p in base.iterdir()}
-    asked = ["2x32", "2x32", "--community", base, "--data", text_file, *QUICK]
-    succeeds(*asked, "-o", out)
+    options = ["2x32", "2x32", "--community", base, "--data", text_file, *QUICK]
+    succeeds(*options, "-o", out)
     assert {p: p.read_bytes() for p in base.iterdir()} == before
     report = report_of(out)
     assert {p.name for p in out.iterdir() if p.is_dir()} == {"student-1", "student-2", "standalone"}
@@ -127,23 +127,23 @@ def test_community_students_are_saved_and_the_better_one_is_named(base, text_fil
     assert set(log_of(out / "standalone")[1]["terms"]) == {
         f"student-{n}/{t}" for n in (1, 2) for t in ("hard", "community")
     }
-    succeeds(*asked, "--no-standalone", "--set", "community.printed_order=true", "-o", tmp_path / "printed")
+    succeeds(*options, "--no-standalone", "--set", "community.printed_order=true", "-o", tmp_path / "printed")
     assert not same_weights(out / "student-1", tmp_path / "printed" / "student-1")
 
 
 def test_a_task_scores_all_of_them(given, own_task, tmp_path):
     over = {"max_steps": 4, "batch_size": 16, "eval_every": 4, "lr": 0.003}
-    asked = [part for k, v in over.items() for part in ("--set", f"eval.overrides.train.{k}={v}")]
-    asked += ["--set", "eval.overrides.data.max_length=16", "--set", f"eval.source={own_task}", "--eval-task", "own"]
+    options = [part for k, v in over.items() for part in ("--set", f"eval.overrides.train.{k}={v}")]
+    options += ["--set", "eval.overrides.data.max_length=16", "--set", f"eval.source={own_task}", "--eval-task", "own"]
     out = tmp_path / "out"
-    succeeds(*given, *asked, "-o", out)
+    succeeds(*given, *options, "-o", out)
     report = report_of(out)
     assert set(report.quality["own"]) == set(report.models)
     for e in report.evaluations:
         inner = report_of(out / "downstream" / "own" / e.model.replace(" ", "-"))
         assert inner.evaluations[0].metrics == e.metrics
     # Refused before training: nothing was claimed.
-    wrong = kdcli(*given, *asked[:-1], "ownn", "-o", tmp_path / "wrong")
+    wrong = kdcli(*given, *options[:-1], "ownn", "-o", tmp_path / "wrong")
     assert (wrong.exit_code, (tmp_path / "wrong").exists()) == (2, False)
 
 
@@ -175,8 +175,8 @@ def test_on_a_task_both_are_trained_and_evaluated(on_task, tmp_path):
 
 
 def test_on_a_task_the_teacher_alone_is_the_result_of_finetune(on_task, model_dir, tmp_path):
-    asked = [*on_task, "--mode", "standalone", "-o", tmp_path / "out"]
-    succeeds(*asked)
+    options = [*on_task, "--mode", "standalone", "-o", tmp_path / "out"]
+    succeeds(*options)
     own = ["--task", "own", "--data", tmp_path / "own"]
     own_files.succeeds("finetune", model_dir, *own, *ON_TASK, "-o", tmp_path / "ft")
     one, other = weights(tmp_path / "out" / "teacher"), weights(tmp_path / "ft")
@@ -184,8 +184,8 @@ def test_on_a_task_the_teacher_alone_is_the_result_of_finetune(on_task, model_di
 
 
 def test_a_dry_run_estimates_both_runs_and_leaves_nothing(given, on_task, tmp_path):
-    for asked in (given, on_task):
-        result = succeeds(*asked, "-o", tmp_path / "out", "--dry-run", "--json")
+    for options in (given, on_task):
+        result = succeeds(*options, "-o", tmp_path / "out", "--dry-run", "--json")
         estimate = json.loads(result.stdout)
         assert [leg["folder"] for leg in estimate["legs"]] == [
             str(tmp_path / "out"),
@@ -196,16 +196,16 @@ def test_a_dry_run_estimates_both_runs_and_leaves_nothing(given, on_task, tmp_pa
 
 
 def test_resuming_repeats_no_finished_run(given, on_task, tmp_path):
-    for number, asked in enumerate((given, on_task)):
+    for number, options in enumerate((given, on_task)):
         out = tmp_path / str(number)
-        succeeds(*asked, "-o", out)
+        succeeds(*options, "-o", out)
         before = times(out)
-        succeeds(*asked, "-o", out, "--resume")
+        succeeds(*options, "-o", out, "--resume")
         assert times(out) == before
         # As if the machine had failed before it wrote the report.
         (out / "report.json").unlink()
         kept = times(out / "standalone")
-        again = succeeds(*asked, "-o", out, "--resume")
+        again = succeeds(*options, "-o", out, "--resume")
         assert times(out / "standalone") == kept
         assert "standalone is done already" in said_by(again)
 
@@ -276,9 +276,9 @@ def test_two_processes_are_one_with_the_same_global_batch(given, base, tmp_path)
     config = json.loads((base / "config.json").read_text())
     plain = config | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (base / "config.json").write_text(json.dumps(plain))
-    asked = [*given, "--device", "cpu"]
-    succeeds(*asked, "-o", tmp_path / "one")
-    assert processes.two_ranks("cotrain", *asked, "-o", tmp_path / "two")[0].count("report in") == 1
+    options = [*given, "--device", "cpu"]
+    succeeds(*options, "-o", tmp_path / "one")
+    assert processes.two_ranks("cotrain", *options, "-o", tmp_path / "two")[0].count("report in") == 1
     for folder in ("", "standalone"):
         logs = [log_of(tmp_path / run / folder) for run in ("one", "two")]
         for one, other in zip(*logs, strict=True):

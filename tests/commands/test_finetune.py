@@ -53,11 +53,11 @@ AUTO = {"tokens": AutoModelForTokenClassification, "span": AutoModelForQuestionA
 TEXTS = {"pair": ("premise", "hypothesis"), "tokens": ("tokens",), "span": ("question", "context")}
 
 
-def logits_of(folder, kind, judged):
+def logits_of(folder, kind, rows):
     """The saved model's logits for every row, by transformers alone and without padding."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AUTO.get(kind, AutoModelForSequenceClassification).from_pretrained(folder)
-    for row in judged:
+    for row in rows:
         texts = (row[c] for c in TEXTS.get(kind, ("text",)))
         how = {"is_split_into_words": kind == "tokens", "return_token_type_ids": True}
         with torch.no_grad():
@@ -70,27 +70,27 @@ def names_of(folder):
     return {int(k): v for k, v in json.loads((folder / "config.json").read_text())["id2label"].items()}
 
 
-def class_scores(folder, kind, judged):
-    predicted = [names_of(folder)[logits.argmax()] for logits in logits_of(folder, kind, judged)]
-    return {"accuracy": np.mean([p == row["label"] for p, row in zip(predicted, judged, strict=True)])}
+def class_scores(folder, kind, rows):
+    predicted = [names_of(folder)[logits.argmax()] for logits in logits_of(folder, kind, rows)]
+    return {"accuracy": np.mean([p == row["label"] for p, row in zip(predicted, rows, strict=True)])}
 
 
-def multi_scores(folder, kind, judged):
-    predicted = [{names_of(folder)[i] for i in np.flatnonzero(o > 0)} for o in logits_of(folder, kind, judged)]
-    pairs = list(zip(predicted, (set(row["label"]) for row in judged), strict=True))
+def multi_scores(folder, kind, rows):
+    predicted = [{names_of(folder)[i] for i in np.flatnonzero(o > 0)} for o in logits_of(folder, kind, rows)]
+    pairs = list(zip(predicted, (set(row["label"]) for row in rows), strict=True))
     both, either = (sum(len(f(p, t)) for p, t in pairs) for f in (set.__and__, set.__xor__))
     return {"exact": np.mean([p == t for p, t in pairs]), "micro_f1": 2 * both / (2 * both + either)}
 
 
-def score_scores(folder, kind, judged):
-    predicted, truth = [o[0] for o in logits_of(folder, kind, judged)], [row["label"] for row in judged]
+def score_scores(folder, kind, rows):
+    predicted, truth = [o[0] for o in logits_of(folder, kind, rows)], [row["label"] for row in rows]
     return {"pearson": np.corrcoef(predicted, truth)[0, 1], "mse": np.mean(np.square(np.subtract(predicted, truth)))}
 
 
-def tokens_scores(folder, kind, judged):
+def tokens_scores(folder, kind, rows):
     # Every entity is one word.
-    predicted = [names_of(folder)[i] for o in logits_of(folder, kind, judged) for i in o.argmax(-1)]
-    truth = [tag for row in judged for tag in row["ner_tags"]]
+    predicted = [names_of(folder)[i] for o in logits_of(folder, kind, rows) for i in o.argmax(-1)]
+    truth = [tag for row in rows for tag in row["ner_tags"]]
     pairs = list(zip(predicted, truth, strict=True))
     right = pairs.count(("B-LOC", "B-LOC"))
     recall, precision = right / truth.count("B-LOC"), right / predicted.count("B-LOC")
@@ -98,9 +98,9 @@ def tokens_scores(folder, kind, judged):
     return {"accuracy": np.mean([p == t for p, t in pairs]), "f1": f1, "recall": recall, "precision": precision}
 
 
-def span_scores(folder, kind, judged):
+def span_scores(folder, kind, rows):
     exact = []
-    for row, logits in zip(judged, logits_of(folder, kind, judged), strict=True):
+    for row, logits in zip(rows, logits_of(folder, kind, rows), strict=True):
         words = row["context"].split()
         begin, end = logits[len(row["question"].split()) :].T
         sums = np.triu(begin[:, None] + end[None, :]) + np.tril(np.full((len(words), len(words)), -1e9), -1)
@@ -123,8 +123,8 @@ EXPECTED = {
 @pytest.mark.parametrize("kind", ROWS)
 def test_every_kind_of_own_task_is_learned_saved_and_evaluated(encoder, tmp_path, kind):
     data, out = own_files.own(tmp_path / "data", kind), tmp_path / "out"
-    judged = own_files.spoil(own_files.rows(kind, 48, seed=1), kind)
-    own_files.write(data / "validation.jsonl", judged)
+    rows = own_files.spoil(own_files.rows(kind, 48, seed=1), kind)
+    own_files.write(data / "validation.jsonl", rows)
     succeeds("finetune", encoder, "--task", "own", "--data", data, *QUICK, "-o", out)
     assert {p.name for p in out.iterdir()} == {
         *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", "recipe.yaml"),
@@ -137,7 +137,7 @@ def test_every_kind_of_own_task_is_learned_saved_and_evaluated(encoder, tmp_path
     report, last = report_of(out), log_of(out)[-1]
     (evaluation,) = report.evaluations
     assert (evaluation.n, evaluation.split, evaluation.set) == (48, "validation", "")
-    expected = compute(out, kind, judged)
+    expected = compute(out, kind, rows)
     assert {name: evaluation.metrics[name] for name in expected} == pytest.approx(expected, abs=1e-5)
     assert least < evaluation.metrics[metric] < 1
     assert report.quality["own"]["finetuned"] == evaluation.metrics
@@ -153,8 +153,8 @@ def test_windows_of_a_question_have_a_default_length(tmp_path):
     lines = own_files.rows("span", 16)
     lines[0]["context"] += " w3" * 400
     own_files.write(tmp_path / "train.jsonl", lines)
-    asked = ["--max-steps", "1", "--batch-size", "8", "--set", "measure.latency=false", "-o", tmp_path / "out"]
-    succeeds("finetune", encoder, "--task", "own", "--data", tmp_path / "train.jsonl", *asked)
+    options = ["--max-steps", "1", "--batch-size", "8", "--set", "measure.latency=false", "-o", tmp_path / "out"]
+    succeeds("finetune", encoder, "--task", "own", "--data", tmp_path / "train.jsonl", *options)
     assert any("more than one window of 384 tokens" in note for note in report_of(tmp_path / "out").notes)
 
 

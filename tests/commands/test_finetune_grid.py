@@ -78,8 +78,8 @@ def test_the_setting_of_the_best_mean_is_chosen_and_its_best_seed(whole):
 def test_a_setting_is_not_chosen_for_one_lucky_seed(given, tmp_path, monkeypatch):
     scores = iter([0.1, 0.95, 0.6, 0.7, 0.65, 0.6])
     monkeypatch.setattr("kdcli.commands.finetune.run.summed_up", lambda *_: {"accuracy": next(scores)})
-    asked = ["--grid", "lr=1e-3,2e-3,3e-3", "--max-steps", "1"]
-    succeeds(*given, *asked, "-o", tmp_path / "out")
+    options = ["--grid", "lr=1e-3,2e-3,3e-3", "--max-steps", "1"]
+    succeeds(*given, *options, "-o", tmp_path / "out")
     selection = report_of(tmp_path / "out").selection
     assert (selection.settings, selection.seed) == ({"train.lr": 2e-3}, 6)
     assert [r.metrics["accuracy"] for r in selection.runs] == [0.1, 0.95, 0.6, 0.7, 0.65, 0.6]
@@ -187,8 +187,8 @@ def two_sets(tmp_path):
 
 @pytest.mark.parametrize("chosen_on", ["matched", "mismatched", None])
 def test_the_set_that_chooses_is_named_and_obeyed(given, two_sets, tmp_path, chosen_on):
-    asked = ["--set", f"choose_on={chosen_on}"] if chosen_on else []
-    succeeds("finetune", given[1], *two_sets, *asked, "-o", tmp_path / "out")
+    options = ["--set", f"choose_on={chosen_on}"] if chosen_on else []
+    succeeds("finetune", given[1], *two_sets, *options, "-o", tmp_path / "out")
     selection = report_of(tmp_path / "out").selection
     assert selection.on == (f"{chosen_on} validation" if chosen_on else "the mean over all sets of validation")
     for run in selection.runs:

@@ -69,14 +69,14 @@ def test_a_bad_command_line(encoder, data, tmp_path, arguments, message):
 
 def test_a_bad_row_and_a_damaged_file(encoder, data, tmp_path):
     assert "no model given" in refused(tmp_path)
-    asked = [encoder, "--task", "own", "--data", data, *QUICK]
+    options = [encoder, "--task", "own", "--data", data, *QUICK]
     lines = own_files.rows("class", 16)
     path = write(data / "validation.jsonl", [*lines[:7], lines[7] | {"label": "wild"}])
-    message = refused(tmp_path, *asked)
+    message = refused(tmp_path, *options)
     assert f"{path}:8:" in message
     assert "must be one of 0 (brisk), 1 (calm), got 'wild'" in message
     (data / "train.jsonl").write_bytes(b"\n\n")
-    assert f"{data / 'train.jsonl'} holds no rows" in refused(tmp_path, *asked)
+    assert f"{data / 'train.jsonl'} holds no rows" in refused(tmp_path, *options)
 
 
 @pytest.mark.parametrize(
@@ -159,11 +159,11 @@ def test_few_misplaced_answers_are_left_out_and_many_are_refused(encoder, sessio
 def test_a_checkpoint_with_the_labels_in_another_order(data, tmp_path):
     """Without `head.label_map` its head would start wrong about every example."""
     model = own_files.headed(tmp_path / "model", ("calm", "brisk"))
-    asked = [model, "--task", "own", "--data", data, *QUICK]
-    message = refused(tmp_path, *asked)
+    options = [model, "--task", "own", "--data", data, *QUICK]
+    message = refused(tmp_path, *options)
     assert "has the labels of own in another order: 0 calm, 1 brisk; the data: 0 brisk, 1 calm" in message
     assert "--set head.label_map='[1, 0]'" in message
-    succeeds("finetune", *asked, "--set", "head.label_map=[1, 0]", "--max-steps", "2", "-o", tmp_path / "out")
+    succeeds("finetune", *options, "--set", "head.label_map=[1, 0]", "--max-steps", "2", "-o", tmp_path / "out")
     saved = json.loads((tmp_path / "out" / "config.json").read_text())
     assert saved["id2label"] == {"0": "brisk", "1": "calm"}
     # Step 0 of the log is the head as loaded.

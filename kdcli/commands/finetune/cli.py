@@ -18,7 +18,7 @@ def finetune(
     seeds: Annotated[int | None, typer.Option(help="Runs of every setting, each with its own seed.")] = None,
     grid: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=V1,V2…", help="Try every value, e.g. lr=2e-5,3e-5; may be repeated."),
+        typer.Option(metavar="KEY=V1,V2,...", help="Try every value, e.g. lr=2e-5,3e-5; may be repeated."),
     ] = None,
     **shared: Any,
 ) -> None:
