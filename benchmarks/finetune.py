@@ -69,7 +69,7 @@ def main() -> None:
         "train.checkpoint_every": 10**6,
     }
     recipe = resolve(FinetuneRecipe, recipe=None, options=settings).recipe
-    task, _ = prepare(recipe, Session(start(CPU, DTYPES[options.dtype]), CPU), trust_remote_code=False)
+    task, _ = prepare(recipe, Session(start(CPU, DTYPES[options.dtype]), CPU))
     (speed if options.what == "speed" else quality)(task, recipe, options)
 
 

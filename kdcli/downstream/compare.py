@@ -1,7 +1,4 @@
-"""What models made on text are worth: each fine-tuned alike on a task, in a run of its own below the output directory.
-
-Read and checked before anything is trained, run at the end.
-"""
+"""Downstream scores of models made on text: each is fine-tuned alike in its own run below the output directory."""
 
 from __future__ import annotations
 
@@ -15,74 +12,64 @@ from kdcli.downstream.predictions import Features
 from kdcli.downstream.recipes import downstream_recipe
 from kdcli.downstream.run import WEIGHTS, run_inside
 from kdcli.downstream.settings import DownstreamSettings, FinetuneRecipe
-from kdcli.downstream.task import PreparedTask, checked, features_of, order_and_schedule, prepare
+from kdcli.downstream.task import PreparedTask, check_task_data, features_of, order_and_schedule, prepare
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
 from kdcli.training.launch import make_schedule
 from kdcli.training.session import Session
 
 DOWNSTREAM = "downstream"
-"""Directory of the fine-tunings by which models are compared."""
+"""Directory of these fine-tunings."""
 
 Tasks = dict[str, tuple[PreparedTask, Resolved[FinetuneRecipe]]]
-"""Name of a task → what is fine-tuned on, and how."""
+"""Name of a task -> its data, and how to fine-tune on it."""
 
 
-def opened(
-    settings: DownstreamSettings,
-    model: str,
-    seed: int,
-    invocation: Invocation,
-    session: Session,
-) -> Tasks:
-    """The tasks on which models will be compared, read before anything is trained.
-
-    A dry run checks them, and tokenises and returns none.
+def opened(settings: DownstreamSettings, model: str, seed: int, invocation: Invocation, session: Session) -> Tasks:
+    """Load and check the tasks before anything is trained; a dry run does not tokenise and returns none.
 
     Args:
-        model: where one with the tokenizer of all of them is; the recipes name it.
-
-    Raises:
-        UsageError: a task, its data or its recipe cannot be used with such models.
+        model: any model with the common tokenizer.
     """
-    found = {}
+    tasks = {}
     for name in settings.tasks:
-        resolved = downstream_recipe(settings, name, seed)
-        resolved = replace(resolved, recipe=resolved.recipe.model_copy(update={"model": model}))
+        resolved = _with_model(downstream_recipe(settings, name, seed), model)
         if invocation.dry_run:
-            _check_task(resolved.recipe, invocation)
+            _check_task(resolved.recipe, session)
             continue
-        task, _ = prepare(resolved.recipe, session, trust_remote_code=invocation.trust_remote_code)
+        task, _ = prepare(resolved.recipe, session)
         order_and_schedule(task, resolved.recipe)
-        found[name] = task, resolved
-    return found
+        tasks[name] = task, resolved
+    return tasks
 
 
-def _check_task(recipe: FinetuneRecipe, invocation: Invocation) -> None:
-    """What would keep a task from being fine-tuned on, found without tokenising its examples."""
-    data, headed, _ = checked(recipe, trust_remote_code=invocation.trust_remote_code)
-    # What the tokenizer must be able to do does not depend on examples.
+def _with_model(resolved: Resolved[FinetuneRecipe], model: str) -> Resolved[FinetuneRecipe]:
+    return replace(resolved, recipe=resolved.recipe.model_copy(update={"model": model}))
+
+
+def _check_task(recipe: FinetuneRecipe, session: Session) -> None:
+    """Check a task without tokenising its examples."""
+    data, headed, _ = check_task_data(recipe, session)
+    # No examples: this checks the tokenizer alone.
     Features.of(data.task, [], headed.tokenizer, **features_of(recipe.data, data.task, headed))
     if data.task.kind != "span":
-        # Of contexts it is windows that make a pass, which are not known.
+        # The rows of a span task are windows, whose number is not known yet.
         make_schedule(recipe.train, math.ceil(len(data.train) / recipe.train.batch_size))
 
 
 def scored(session: Session, tasks: Tasks, sources: Mapping[str, str], folder: Path) -> list[dict[str, Any]]:
-    """Evaluations of models, each fine-tuned alike in a run of its own, which is never repeated when it is done.
+    """Fine-tune every model on every task; runs that are done are read back.
 
     Args:
-        sources: name in the report → where the model is.
-        folder: of all these runs.
+        sources: name in the report -> where the model is.
+        folder: of all these runs; their reports stay, their weights are deleted.
     """
-    found = []
+    evaluations = []
     for task_name, (task, resolved) in tasks.items():
         for name, source in sources.items():
-            of_model = replace(resolved, recipe=resolved.recipe.model_copy(update={"model": source}))
             where = folder / task_name / name.replace(" ", "-").replace(":", "_")
-            result = run_inside(task, of_model, where)
-            found += [e.model_dump() | {"model": name} for e in result.report.evaluations]
+            result = run_inside(task, _with_model(resolved, source), where)
+            evaluations += [e.model_dump() | {"model": name} for e in result.report.evaluations]
             if session.is_main:
-                # Their reports stay; the models themselves are not what was asked for.
                 (where / WEIGHTS).unlink(missing_ok=True)
-    return found
+    return evaluations

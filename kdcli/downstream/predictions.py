@@ -1,4 +1,4 @@
-"""From a model's outputs to what a report says of them: predictions, metrics, confusion, the worst examples."""
+"""From a model's outputs to its evaluation in a report: predictions, metrics, confusion, the worst examples."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one example.
+    """A model's prediction for one example.
 
     Attributes:
         value: in the format of the task's metrics, see `kdcli.metrics.scorer`.
         shown: the same for people and for prediction files.
-        scores: probabilities of the classes, where there are classes; of a `span` how much better no answer would be.
-        badness: how wrong it is: a loss, an absolute error, or one minus F1; 0 where the label is withheld.
+        scores: class probabilities, if there are classes; for `span` the margin of no answer over the best span.
+        error: a loss, an absolute error, or the share of wrong words; 0 for `span` and where the label is withheld.
     """
 
     value: Any
     shown: Any
     scores: list[float]
-    badness: float
+    error: float = 0.0
 
 
 @dataclass(frozen=True)
 class Features:
-    """Examples of a task as rows of tokens, and the way back: of `span` tasks rows are windows."""
+    """A task's examples as rows of tokens; the rows of a `span` task are windows."""
 
     task: Task
     examples: list[Example]
@@ -67,67 +67,65 @@ class Features:
         return cls(task, examples, rows, None)
 
     def by_length(self) -> Features:
-        """The same with the rows shortest first, to be judged with little padding."""
+        """The same rows, shortest first, to evaluate with little padding."""
         if self.windows is not None:
             cut = self.windows.by_length()
             return Features(self.task, self.examples, cut.rows, cut)
         return Features(self.task, self.examples, self.rows.by_length(), None)
 
     def predictions(self, outputs: Sequence[Array]) -> list[Prediction]:
-        """The prediction for each example, in the order of `examples`, from the outputs for each row."""
+        """Predictions in the order of `examples`, from the model's output for each row."""
         if self.windows is not None:
-            # The metric wants the best span even where no answer is likelier: it tries every threshold.
-            found = decode(self.windows, outputs, self.examples)
-            none = [self.task.impossible and d.no_answer > 0 for d in found]
+            # The metric tries every threshold, so it gets the best span even where no answer is likelier.
             return [
                 Prediction(
-                    {"id": d.id, "text": d.text, "no_answer": d.no_answer}, "" if n else d.text, [d.no_answer], 0.0
+                    {"id": d.id, "text": d.text, "no_answer": d.no_answer},
+                    "" if self.task.impossible and d.no_answer > 0 else d.text,
+                    [d.no_answer],
                 )
-                for d, n in zip(found, none, strict=True)
+                for d in decode(self.windows, outputs, self.examples)
             ]
-        at = {int(example): row for row, example in enumerate(self.rows.example)}
-        return [self._prediction(i, at[i], outputs[at[i]]) for i in range(len(self.examples))]
+        row_of = {int(example): row for row, example in enumerate(self.rows.example)}
+        return [self._prediction(e, row_of[i], outputs[row_of[i]]) for i, e in enumerate(self.examples)]
 
-    def _prediction(self, number: int, row: int, output: Array) -> Prediction:
-        task = self.task
-        label: Any = self.examples[number].label
+    def _prediction(self, example: Example, row: int, output: Array) -> Prediction:
+        task, error = self.task, 0.0
+        label: Any = example.label
         if task.kind == "class":
             logs = log_softmax(output.astype(np.float64))
-            value = int(logs.argmax())
-            badness = 0.0 if label is None else float(-logs[label])
-            return Prediction(value, task.labels[value], np.exp(logs).tolist(), badness)
+            index = int(logs.argmax())
+            error = 0.0 if label is None else float(-logs[label])
+            return Prediction(index, task.labels[index], np.exp(logs).tolist(), error)
         if task.kind == "multi":
             likely = expit(output.astype(np.float64))
             chosen = (likely > 0.5).astype(int)
-            truth = np.zeros(len(chosen), dtype=int)
-            truth[list(label or ())] = 1
-            badness = 0.0 if label is None else float(-np.log(np.where(truth, likely, 1 - likely).clip(1e-12)).mean())
-            shown = [name for name, c in zip(task.labels, chosen, strict=True) if c]
-            return Prediction(chosen.tolist(), shown, likely.tolist(), badness)
+            if label is not None:
+                truth = np.isin(np.arange(len(likely)), label)
+                error = float(-np.log(np.where(truth, likely, 1 - likely).clip(1e-12)).mean())
+            names = [name for name, c in zip(task.labels, chosen, strict=True) if c]
+            return Prediction(chosen.tolist(), names, likely.tolist(), error)
         if task.kind == "score":
-            value_ = float(output[0])
-            return Prediction(value_, value_, [], 0.0 if label is None else abs(value_ - float(label)))
-        return self._of_words(number, row, output)
+            score = float(output[0])
+            return Prediction(score, score, [], 0.0 if label is None else abs(score - float(label)))
+        tags = self._tags(example, row, output)
+        if label is not None:
+            error = sum(a != b for a, b in zip(tags, reference(task, example), strict=True)) / len(label)
+        return Prediction(tags, tags, [], error)
 
-    def _of_words(self, number: int, row: int, output_LC: Array) -> Prediction:
-        """A label a word; words that were cut off count as the commonest nothing: `O`, else the first label."""
+    def _tags(self, example: Example, row: int, output_LC: Array) -> list[str]:
+        """A label per word; truncated words get `O`, or the first label if there is no `O`."""
         assert self.rows.words_T is not None
-        example, end = self.examples[number], int(self.rows.ends[row])
+        end, labels = int(self.rows.ends[row]), self.task.labels
         words_L = self.rows.words_T[end - int(self.rows.lengths[row]) : end]
-        labels = self.task.labels
-        found = ["O" if "O" in labels else labels[0]] * len(example.texts)
-        for place in np.flatnonzero(words_L >= 0):
-            found[int(words_L[place])] = labels[int(output_LC[place].argmax())]
-        wrong = 0.0
-        if example.label is not None:
-            truth = reference(self.task, example)
-            wrong = sum(a != b for a, b in zip(found, truth, strict=True)) / len(truth)
-        return Prediction(found, found, [], wrong)
+        tags = ["O" if "O" in labels else labels[0]] * len(example.texts)
+        for token in np.flatnonzero(words_L >= 0):
+            tags[int(words_L[token])] = labels[int(output_LC[token].argmax())]
+        return tags
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """The judged sets of a task, in one row of examples, and what outputs for them mean."""
+    """The evaluated sets of a task as one list of examples; `bounds` gives each set's slice of it."""
 
     features: Features
     bounds: Mapping[str, tuple[int, int]]
@@ -144,7 +142,7 @@ class Evaluator:
         choose_on: str | None = None,
         **how: Any,
     ) -> Evaluator:
-        """Tokenise all sets; `how` is what `Features.of` wants."""
+        """Tokenise all sets; `how` goes to `Features.of`."""
         bounds: dict[str, tuple[int, int]] = {}
         everything: list[Example] = []
         for name, examples in sets.items():
@@ -154,7 +152,7 @@ class Evaluator:
 
     @property
     def task(self) -> Task:
-        """The task that is judged."""
+        """The evaluated task."""
         return self.features.task
 
     def with_metrics(self, names: Sequence[str], *, trust_remote_code: bool) -> Evaluator:
@@ -174,7 +172,7 @@ class Evaluator:
         return replace(self, extra_metrics=loaded)
 
     def scorers(self, predictions: Sequence[Prediction]) -> dict[str, Scorer]:
-        """Set → its scorer, see `kdcli.metrics.scorer`."""
+        """Set -> its scorer, see `kdcli.metrics.scorer`."""
         return {
             name: scorer(
                 self.task,
@@ -186,97 +184,72 @@ class Evaluator:
         }
 
     def language(self, name: str) -> str:
-        """The language in which the answers of a set are normalised."""
+        """The language that normalises the answers of a set."""
         return name if self.task.kind == "span" and name else "en"
 
     def by_set(self, predictions: Sequence[Prediction]) -> dict[str, dict[str, float]]:
-        """Set → metric → value."""
-        return {
-            n: s(np.arange(e - b))
-            for (n, s), (b, e) in zip(self.scorers(predictions).items(), self.bounds.values(), strict=True)
-        }
+        """Set -> metric -> value."""
+        sizes = {name: end - begin for name, (begin, end) in self.bounds.items()}
+        return {name: score(np.arange(sizes[name])) for name, score in self.scorers(predictions).items()}
 
     def metrics(self, outputs: Sequence[Array]) -> dict[str, float]:
-        """The metrics while training, see `summed_up`."""
+        """The metrics during training, see `summed_up`."""
         return summed_up(self.by_set(self.features.predictions(outputs)), self.choose_on)
 
     def evaluations(
         self, model: str, split: str, predictions: Sequence[Prediction], worst: int
     ) -> list[dict[str, Any]]:
-        """What the report shows of each set, as `kdcli.report.schema.Evaluation` takes it."""
-        found = []
-        for (name, (begin, end)), metrics in zip(self.bounds.items(), self.by_set(predictions).values(), strict=True):
-            examples, of_set = self.features.examples[begin:end], predictions[begin:end]
-            values, references = [p.value for p in of_set], [reference(self.task, e) for e in examples]
-            extra = {k: v for metric in self.extra_metrics for k, v in metric.compute(values, references).items()}
-            found.append(
-                {
-                    "model": model,
-                    "task": self.task.name,
-                    "set": name,
-                    "split": split,
-                    "n": end - begin,
-                    "metrics": metrics | extra,
-                    "confusion": self._confusion(examples, of_set),
-                    "per_class": per_class(self.task, values, references),
-                    "worst": self._worst(examples, of_set, self.language(name), worst),
-                }
-            )
-        return found
+        """One `kdcli.report.schema.Evaluation` per set, with the `worst` examples of each."""
+        metrics, rows = self.by_set(predictions), []
+        for name, (begin, end) in self.bounds.items():
+            pairs = list(zip(self.features.examples[begin:end], predictions[begin:end], strict=True))
+            row = {"model": model, "task": self.task.name, "set": name, "split": split, "n": end - begin}
+            truth, predicted = [reference(self.task, e) for e, _ in pairs], [p.value for _, p in pairs]
+            extra = {k: v for metric in self.extra_metrics for k, v in metric.compute(predicted, truth).items()}
+            row |= {"metrics": metrics[name] | extra, "confusion": None}
+            if self.task.kind == "class":
+                counts = confusion(predicted, truth, len(self.task.labels)).astype(int).tolist()
+                row["confusion"] = {"labels": list(self.task.labels), "counts": counts}
+            row["per_class"] = per_class(self.task, predicted, truth)
+            row["worst"] = _worst_examples(self.task, pairs, self.language(name))[:worst]
+            rows.append(row)
+        return rows
 
-    def _confusion(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
-        if self.task.kind != "class":
-            return None
-        truth: list[Any] = [e.label for e in examples]
-        counts = confusion([p.value for p in predictions], truth, len(self.task.labels))
-        return {"labels": list(self.task.labels), "counts": counts.astype(int).tolist()}
 
-    def _worst(
-        self, examples: Sequence[Example], predictions: Sequence[Prediction], language: str, count: int
-    ) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        for example, prediction in zip(examples, predictions, strict=True):
-            bad = badness(self.task, example, prediction, language)
-            # A loss is not 0 where the answer is right, and may even be large there.
-            is_loss = self.task.kind in ("class", "multi")
-            if bad <= 0 or (is_loss and prediction.value == reference(self.task, example)):
-                continue
-            label, said = shown_label(self.task, example), prediction.shown
-            found.append(
-                {
-                    "id": example.id,
-                    "texts": [" ".join(example.texts)] if self.task.kind == "tokens" else list(example.texts),
-                    "label": readable(self.task, example, label, said),
-                    "predicted": readable(self.task, example, said, label),
-                    "badness": bad,
-                }
-            )
-        return sorted(found, key=lambda one: -one["badness"])[:count]
+def _worst_examples(task: Task, pairs: Sequence[tuple[Example, Prediction]], language: str) -> list[dict[str, Any]]:
+    """All wrong predictions as `kdcli.report.schema` takes them, the largest error first."""
+    wrong: list[dict[str, Any]] = []
+    for example, prediction in pairs:
+        error, label, shown = prediction.error, shown_label(task, example), prediction.shown
+        if task.kind == "span" and label is not None:
+            error = 1.0 - score_answer(shown, label, language)[1]
+        # A loss is above 0 for a right answer too.
+        if error <= 0 or (task.kind in ("class", "multi") and prediction.value == reference(task, example)):
+            continue
+        row = {"id": example.id, "texts": list(example.texts) if task.kind != "tokens" else [" ".join(example.texts)]}
+        row |= {"label": readable(task, example, label, shown), "predicted": readable(task, example, shown, label)}
+        wrong.append(row | {"badness": error})
+    return sorted(wrong, key=lambda row: -row["badness"])
 
 
 def summed_up(by_set: Mapping[str, Mapping[str, float]], choose_on: str | None) -> dict[str, float]:
-    """The metrics of one set (`choose_on`), else their means over sets; of several sets also each, as `SET/METRIC`."""
+    """The metrics of set `choose_on`, else means over sets; with several sets also each, as `SET/METRIC`."""
     if choose_on is not None:
         total = dict(by_set[choose_on])
     else:
         first = next(iter(by_set.values()))
-        shared = [m for m in first if all(m in of for of in by_set.values())]
-        total = {m: float(np.mean([of[m] for of in by_set.values()])) for m in shared}
+        shared = [m for m in first if all(m in metrics for metrics in by_set.values())]
+        total = {m: float(np.mean([metrics[m] for metrics in by_set.values()])) for m in shared}
     if len(by_set) > 1:
-        total |= {f"{name}/{m}": value for name, of in by_set.items() for m, value in of.items()}
+        total |= {f"{name}/{m}": value for name, metrics in by_set.items() for m, value in metrics.items()}
     return total
 
 
-def badness(task: Task, example: Example, prediction: Prediction, language: str) -> float:
-    """How wrong a prediction is; see `Prediction`."""
-    if task.kind != "span" or example.label is None:
-        return prediction.badness
-    return 1.0 - score_answer(prediction.shown, reference(task, example)["answers"], language)[1]
-
-
 def reference(task: Task, example: Example) -> Any:
-    """An example's label in the format of the task's metrics."""
+    """An example's label in the format of the task's metrics; None if it is withheld."""
     label: Any = example.label
+    if label is None:
+        return None
     if task.kind == "multi":
         return [int(i in label) for i in range(len(task.labels))]
     if task.kind == "tokens":
@@ -287,7 +260,7 @@ def reference(task: Task, example: Example) -> Any:
 
 
 def shown_label(task: Task, example: Example) -> Any:
-    """An example's label for people and for prediction files; None when it is withheld."""
+    """An example's label for people and for prediction files; None if it is withheld."""
     label: Any = example.label
     if label is None or task.kind == "score":
         return label
@@ -297,7 +270,7 @@ def shown_label(task: Task, example: Example) -> Any:
 
 
 def readable(task: Task, example: Example, value: Any, other: Any) -> str:
-    """A label or prediction in words; of `tokens` only the words in which it differs from the other one."""
+    """A label or prediction as text; for `tokens` only the words in which it differs from `other`."""
     if task.kind == "tokens":
         return ", ".join(f"{w} {v}" for w, v, o in zip(example.texts, value, other, strict=True) if v != o)
     if isinstance(value, list):
@@ -311,26 +284,17 @@ def compared(
     of_baseline: tuple[str, Mapping[str, Scorer]],
     resamples: int,
 ) -> list[dict[str, Any]]:
-    """How much better a model is than another on every set, as `kdcli.report.schema.Comparison` takes it.
+    """Paired bootstrap of a model against a baseline per set, as `kdcli.report.schema.Comparison` takes it.
 
     Args:
-        of_model, of_baseline: name and scorers of each; both were asked the same examples in the same order.
-        resamples: of the bootstrap.
+        of_model, of_baseline: name and scorers of each, over the same examples in the same order.
     """
-    (model, scorers), (baseline, of_other) = of_model, of_baseline
+    (model, scorers), (baseline, others) = of_model, of_baseline
+    names = {"model": model, "baseline": baseline, "task": evaluator.task.name}
     return [
-        {
-            "model": model,
-            "baseline": baseline,
-            "task": evaluator.task.name,
-            "set": name,
-            "metric": metric,
-            "difference": difference,
-            "low": low,
-            "high": high,
-        }
+        names | {"set": name, "metric": metric, "difference": difference, "low": low, "high": high}
         for name, (begin, end) in evaluator.bounds.items()
         for metric, (difference, low, high) in paired_bootstrap(
-            scorers[name], of_other[name], end - begin, resamples=resamples
+            scorers[name], others[name], end - begin, resamples=resamples
         ).items()
     ]

@@ -1,20 +1,29 @@
-"""One fine-tuning in a directory of its own: claimed, resumed, saved and reported."""
+"""One fine-tuning in its own directory: a `Stage` that trains, saves and reports."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kdcli.bench.latency import Latency, Subject
 from kdcli.downstream.settings import FinetuneRecipe
-from kdcli.downstream.task import PreparedTask, quality_of, train_model
+from kdcli.downstream.task import (
+    PreparedTask,
+    TrainedModel,
+    build_job,
+    log_padding,
+    order_and_schedule,
+    quality_of,
+    trained_model,
+)
 from kdcli.models.card import describe
 from kdcli.models.heads import AUTO_CLASS, TaskModel
 from kdcli.models.load import save_model
 from kdcli.recipe.resolve import Resolved
 from kdcli.report.finish import RunResult, measure, write_report
+from kdcli.report.stages import StageJob, run_stage
 from kdcli.report.views import FINETUNED
-from kdcli.training.launch import claim_or_resume
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
 from kdcli.types import Outcome
@@ -25,84 +34,86 @@ WORST = 20
 """Mistakes of a model that its report shows."""
 
 
-def run_inside(task: PreparedTask, resolved: Resolved[FinetuneRecipe], folder: Path) -> RunResult:
-    """A run that lives in the directory of another and goes on whenever that does; read back when it is done."""
-    if claim_or_resume(task.session, folder, resolved):
-        return RunResult.read(folder)
-    Progress.log(f"run {folder.name}")
-    return run_claimed(task, resolved.recipe, folder, headed=None, timed=False)
+@dataclass
+class FinetuneStage:
+    """A fine-tuning of one model; see `kdcli.report.stages.Stage`.
 
-
-def run_claimed(
-    task: PreparedTask, recipe: FinetuneRecipe, folder: Path, *, headed: TaskModel | None, timed: bool
-) -> RunResult:
-    """Fine-tune in a claimed directory, save and report.
-
-    Args:
-        headed: the recipe's model where it was just loaded; None loads it.
-        timed: whether latency is measured as the recipe says, or not at all.
+    Attributes:
+        headed: the loaded model; None loads it in `build`. Dropped when the stage is done.
+        timed: measure latency as the recipe says; False measures none.
+        repeats: see `StageJob`.
     """
-    fitted = train_model(task, recipe, RunDir(folder), headed)
-    if task.session.is_main:
-        model = fitted.headed.model
-        save_model(model, fitted.headed.tokenizer, folder)
-        finish_run(
-            task,
-            folder,
-            recipe,
-            card=describe(model, str(folder), folder),
-            timed=timed,
-            outcome=fitted.outcome,
-            notes=[*task.notes, *_on_best(task, recipe, fitted.outcome)],
-            evaluations=task.evaluator.evaluations(FINETUNED, task.data.split, fitted.predictions, WORST),
+
+    task: PreparedTask
+    resolved: Resolved[FinetuneRecipe]
+    folder: Path
+    headed: TaskModel | None = None
+    timed: bool = False
+    repeats: int = 1
+
+    def build(self) -> StageJob:
+        """Load the model and make the job."""
+        recipe = self.resolved.recipe
+        if not self.timed:
+            Progress.log(f"run {self.folder.name}")
+        self.headed = self.headed or self.task.load(recipe)
+        job, schedule = build_job(self.task, recipe, self.headed)
+        order, _ = order_and_schedule(self.task, recipe)
+        log_padding(order)
+        card = describe(self.headed.model, FINETUNED, None)
+        return StageJob(job, schedule, order.steps_of_pass, {FINETUNED: card}, self.repeats)
+
+    def finish(self, outcome: Outcome) -> None:
+        """Predict, save and report."""
+        assert self.headed is not None
+        trained, self.headed = trained_model(self.task, self.headed, outcome), None
+        finish_claimed(self.task, self.resolved.recipe, self.folder, trained, timed=self.timed)
+
+
+def finish_claimed(
+    task: PreparedTask, recipe: FinetuneRecipe, folder: Path, trained: TrainedModel, *, timed: bool
+) -> None:
+    """Save and report a model fine-tuned in a claimed directory."""
+    if not task.session.is_main:
+        return
+    headed, step, notes = trained.headed, trained.outcome.best_step, list(task.notes)
+    save_model(headed.model, headed.tokenizer, folder)
+    if step is not None:
+        notes.append(
+            f"the weights of step {step} were kept, by {task.data.task.metrics[0]} on {chosen_on(task, recipe)}, "
+            "on which the scores are also reported"
         )
-    task.session.wait()
+    card = describe(headed.model, str(folder), folder)
+    evaluations = task.evaluator.evaluations(FINETUNED, task.data.split, trained.predictions, WORST)
+    contents = {"outcome": trained.outcome, "notes": notes, "evaluations": evaluations}
+    write_finetune_report(task, folder, recipe, card, timed=timed, **contents)
+
+
+def run_inside(task: PreparedTask, resolved: Resolved[FinetuneRecipe], folder: Path) -> RunResult:
+    """A fine-tuning inside another run's directory; resumed with that run and read back if done."""
+    run_stage(task.session, FinetuneStage(task, resolved, folder))
     return RunResult.read(folder)
 
 
-def finish_run(
-    task: PreparedTask,
-    folder: Path,
-    recipe: FinetuneRecipe,
-    *,
-    card: dict[str, Any],
-    timed: bool,
-    outcome: Outcome,
-    notes: list[str],
-    evaluations: list[dict[str, Any]],
-    selection: dict[str, Any] | None = None,
-) -> RunResult:
-    """Report a fine-tuned model; see `kdcli.report.finish`."""
-    latency = Latency()
-    if timed:
-        of = Subject(FINETUNED, str(folder))
-        latency = measure([of], recipe.measure, task.session)
-    return write_report(
+def write_finetune_report(
+    task: PreparedTask, folder: Path, recipe: FinetuneRecipe, card: dict[str, Any], *, timed: bool, **contents: Any
+) -> None:
+    """Report a fine-tuned model; `contents` with `evaluations` go to `kdcli.report.finish.write_report`."""
+    subjects = [Subject(FINETUNED, str(folder))]
+    write_report(
         RunDir(folder),
         command="finetune",
         recipe=recipe.model_dump(),
         cards={FINETUNED: card},
         folders={FINETUNED: folder},
-        latency=latency,
-        outcome=outcome,
-        quality=quality_of(evaluations),
-        notes=notes,
+        latency=measure(subjects, recipe.measure, task.session) if timed else Latency(),
+        quality=quality_of(contents["evaluations"]),
         auto_class=AUTO_CLASS[task.data.task.kind].__name__,
-        evaluations=evaluations,
-        selection=selection,
+        **contents,
     )
 
 
 def chosen_on(task: PreparedTask, recipe: FinetuneRecipe) -> str:
-    """What the choice among evaluations and runs is made on, in words."""
+    """Words for what evaluations and runs are chosen on."""
     several = "the mean over all sets of " if len(task.data.sets) > 1 else ""
     return f"{recipe.choose_on} {task.data.split}" if recipe.choose_on else f"{several}{task.data.split}"
-
-
-def _on_best(task: PreparedTask, recipe: FinetuneRecipe, outcome: Outcome) -> list[str]:
-    if outcome.best_step is None:
-        return []
-    return [
-        f"the weights of step {outcome.best_step} were kept, by {task.data.task.metrics[0]} on "
-        f"{chosen_on(task, recipe)}, on which the scores are also reported"
-    ]

@@ -1,4 +1,4 @@
-"""What a recipe says about a labelled task: data, head, training; the recipe of `finetune`."""
+"""Recipe sections of a labelled task (data, head, training) and the recipe of `finetune`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kdcli.recipe.sections import MeasureSettings, Section, TrainSettings
 class LabelledSettings(Section):
     """`data:` of the verbs that work on a labelled task.
 
-    `source` null is where the task's row says; `train` names another place for the training split (cross-lingual
-    tasks); `columns` says what the columns of an own task are; `max_length` null is the task's own; `stride` is the
-    overlap of the windows of a long context; `train_rows` and `judged_rows` cut the data to a fixed random choice.
+    `source` null is the task's own data; `train` is another source of the training split (cross-lingual tasks).
+    `columns` names the columns of an own task; `max_length` null is the task's own; `stride` is the overlap of the
+    windows of a long context. `train_rows` and `judged_rows` cut the data to a fixed random choice.
     """
 
     source: str | None = None
@@ -28,7 +28,7 @@ class LabelledSettings(Section):
 
 
 class HeadSettings(Section):
-    """`head:`; `label_map` is the data's number of each label of a checkpoint whose labels are in another order."""
+    """`head:`; `label_map` lists the data's number of each label, for a checkpoint with labels in another order."""
 
     label_map: list[int] | None = None
 
@@ -36,8 +36,8 @@ class HeadSettings(Section):
 class TaskHeadSettings(HeadSettings):
     """`head:` of the verbs that train on a task.
 
-    `kind` `scratch` is the checkpoint's own head or a new one, trained; `embedding` and `mlm` are frozen heads of label
-    words (`kdcli.models.label_words`), null is what the method wants; `words` are one for each label, in their order.
+    `kind` `scratch` trains the checkpoint's own head or a new one; `embedding` and `mlm` are frozen heads of label
+    words (`kdcli.models.label_words`); null is the method's default. `words` are one per label, in label order.
     """
 
     kind: Literal["scratch", "embedding", "mlm"] | None = None
@@ -45,10 +45,10 @@ class TaskHeadSettings(HeadSettings):
 
 
 class FinetuneTrainSettings(TrainSettings):
-    """`train:` of `finetune`: the middle of what the papers try on GLUE.
+    """`train:` of `finetune`, in the middle of what papers try on GLUE.
 
-    A micro-batch, 8 rows (16 short ones) unless `micro_batch_size` says otherwise, is a group of similar length; `pool`
-    is how many batches are drawn together to form groups from, 1 draws each batch at random.
+    A micro-batch groups rows of similar length: `micro_batch_size` rows, by default 8, or 16 short ones. Groups are
+    formed from `pool` batches drawn together; 1 draws each batch at random.
     """
 
     lr: float = Field(3e-5, gt=0)
@@ -59,10 +59,10 @@ class FinetuneTrainSettings(TrainSettings):
 
 
 class OnTask(Section):
-    """What every verb that trains on a task needs to know.
+    """The sections of every verb that trains on a task.
 
-    `keep` says which weights of a run are the result: the last ones, or those of the best evaluation. `choose_on` names
-    the set whose metric chooses among evaluations and runs; null is the mean over all sets.
+    `keep` selects the last weights or those of the best evaluation. `choose_on` names the set that decides among
+    evaluations and runs; null is the mean over all sets.
     """
 
     task: str | None = None
@@ -75,18 +75,17 @@ class OnTask(Section):
 
 
 class TaskRecipe(OnTask):
-    """What every verb that trains one given model on a task needs to know."""
+    """The recipe of a verb that trains one given model on a task."""
 
     verb: Literal["finetune", "prune"]
     model: str | None = None
 
 
 class FinetuneRecipe(TaskRecipe):
-    """What `kdcli finetune` needs to know.
+    """The recipe of `finetune`.
 
     `metrics` are names, scripts or directories of the `evaluate` library, reported beside the task's own metrics.
-    `grid` holds recipe keys with a list of values each; every combination is run with `seeds` seeds from `train.seed`
-    on.
+    `grid` maps recipe keys to lists of values; every combination runs with `seeds` seeds from `train.seed` on.
     """
 
     verb: Literal["finetune"] = "finetune"
@@ -96,10 +95,10 @@ class FinetuneRecipe(TaskRecipe):
 
 
 class DownstreamSettings(Section):
-    """`eval:`, the tasks on which a report scores students beside their teacher, each fine-tuned in the same way.
+    """`eval:`, the tasks on which a report compares models, each fine-tuned alike.
 
-    `source` is a directory with a folder for each task, or the data of the only task; null is where each task's row
-    says. `overrides` holds keys of `finetune` to set over the task's own recipe.
+    `source` is a directory with a folder per task, or the data of the only task; null is each task's own data.
+    `overrides` are keys of `finetune` set over the task's recipe.
     """
 
     tasks: list[str] = Field(default_factory=list)

@@ -1,6 +1,6 @@
-"""Fine-tuning a model on a labelled task and judging it: one run, for whichever verb wants to know a score.
+"""A labelled task, ready to fine-tune one model on and evaluate it.
 
-Data flow: examples → rows of tokens → batches of similar length → logits → loss → engine → predictions → evaluations.
+Data flow: examples -> rows of tokens -> batches of similar length -> logits -> loss -> engine -> predictions.
 """
 
 from __future__ import annotations
@@ -34,22 +34,15 @@ from kdcli.training.session import Session
 from kdcli.types import Batch, Examples, Job, Kind, Needs, Order, Outcome, Schedule, Signals, StepLoss, Task
 
 GROUP, SHORT = 8, 20
-"""Rows of similar length that are padded together, twice as many where the mean row has at most `SHORT` tokens; a batch
-is made of several such groups."""
+"""Rows of similar length padded together; twice as many if the mean row has at most `SHORT` tokens."""
 
 MISPLACED_ALLOWED = 0.01
-"""Share of answers that may not be in their context; more is a mistake in the data and not of an annotator."""
+"""Largest share of answers missing from their context; above it the data are wrong, not an annotator."""
 
 
 @dataclass(frozen=True)
 class PreparedTask:
-    """A task made ready for models with one tokenizer.
-
-    Attributes:
-        train: None where nothing is trained.
-        notes: what a reader of a report should know of the data.
-        max_length: tokens of a row at most.
-    """
+    """A task tokenised for models with one tokenizer; `max_length` is the row limit in tokens."""
 
     session: Session
     data: Labelled
@@ -58,43 +51,31 @@ class PreparedTask:
     notes: list[str]
     max_length: int
 
+    def load(self, recipe: TaskRecipe) -> TaskModel:
+        """The recipe's model, see `load_model`."""
+        return load_model(recipe, self.data.task, trust_remote_code=self.session.trust_remote_code)
+
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A fine-tuned model, what its training took, and its predictions for the judged examples."""
+    """A fine-tuned model, what its training took, and its predictions for the evaluated examples."""
 
     headed: TaskModel
     outcome: Outcome
     predictions: list[Prediction]
 
 
-def prepare(
-    recipe: TaskRecipe,
-    session: Session,
-    *,
-    new_head: bool = True,
-    trust_remote_code: bool,
-) -> tuple[PreparedTask, TaskModel]:
-    """Read a task's data, check model and data against each other, tokenise.
-
-    Args:
-        new_head: see `checked`.
-
-    Returns:
-        The task, and the model as it was loaded for the checks.
-
-    Raises:
-        UsageError: see `checked` and `Features.of`.
-    """
-    data, headed, notes = checked(recipe, new_head=new_head, trust_remote_code=trust_remote_code)
+def prepare(recipe: TaskRecipe, session: Session, *, new_head: bool = True) -> tuple[PreparedTask, TaskModel]:
+    """Check a task's data and model and tokenise; return the task and the model. Raises as `check_task_data`."""
+    data, headed, notes = check_task_data(recipe, session, new_head=new_head)
     how = features_of(recipe.data, data.task, headed)
     train = Features.of(data.task, data.train, headed.tokenizer, **how)
     evaluator = Evaluator.of(data.task, data.sets, headed.tokenizer, choose_on=recipe.choose_on, **how)
     if isinstance(recipe, FinetuneRecipe):
         evaluator = evaluator.with_metrics(recipe.metrics, trust_remote_code=trust_remote_code)
     cut = train.rows.truncated / len(data.train)
-    said = "need more than one window of" if data.task.kind == "span" else "were cut at"
-    notes.append(f"{cut:.1%} of the training examples {said} {how['max_length']} tokens")
+    verb = "need more than one window of" if data.task.kind == "span" else "were cut at"
+    notes.append(f"{cut:.1%} of the training examples {verb} {how['max_length']} tokens")
     if data.split != "validation":
         notes.append(f"judged on {data.split}")
     for note in notes:
@@ -102,63 +83,40 @@ def prepare(
     return PreparedTask(session, data, train, evaluator, notes, how["max_length"]), headed
 
 
-def checked(
-    recipe: TaskRecipe, *, new_head: bool = True, trust_remote_code: bool
+def check_task_data(
+    recipe: TaskRecipe, session: Session, *, new_head: bool = True
 ) -> tuple[Labelled, TaskModel, list[str]]:
-    """Read a task's data and check model and data against each other, as far as that goes without tokenising.
+    """Load and check a task's data and model without tokenising; also return notes on examples left out.
 
     Args:
-        new_head: the model may be given a head for the task; else it must have been fine-tuned for it.
-
-    Returns:
-        The data without what was left out of it, the model, and notes on what that was.
+        new_head: create a head for the task if the model has none; False requires a fine-tuned model.
 
     Raises:
-        UsageError: the data or the model cannot be used; too many answers are not in their contexts.
+        UsageError: unusable data or model; too many answers missing from their contexts.
     """
-    data = open_labelled(
-        str(recipe.task),
-        source=recipe.data.source,
-        train_source=recipe.data.train,
-        columns=recipe.data.columns,
-        split=recipe.data.split,
-        train_rows=recipe.data.train_rows,
-        judged_rows=recipe.data.judged_rows,
-        log=Progress.log,
-    )
+    where = recipe.data.model_dump(include={"source", "columns", "split", "train_rows", "judged_rows"})
+    data = open_labelled(str(recipe.task), train_source=recipe.data.train, log=Progress.log, **where)
     check_training(data)
     if recipe.choose_on is not None and recipe.choose_on not in data.sets:
         raise UsageError(
             f"choose_on {recipe.choose_on} is none of the judged sets: "
             f"{', '.join(filter(None, data.sets)) or 'there is only one'}"
         )
-    headed = load_model(recipe, data.task, new_head=new_head, trust_remote_code=trust_remote_code)
+    headed = load_model(recipe, data.task, new_head=new_head, trust_remote_code=session.trust_remote_code)
     Progress.log(f"{recipe.model}: {headed.note}")
     notes: list[str] = []
     if data.task.kind == "span":
-        data, notes = _without_misplaced(data)
+        data, notes = without_misplaced(data)
     return data, headed, notes
 
 
 def open_judged(task: str, data: LabelledSettings, model: str, *, trust_remote_code: bool) -> Labelled:
-    """The judged examples of a task; the classes of an own task are those of `model`, where it names them.
-
-    Raises:
-        UsageError: see `kdcli.data.labelled.task_data`.
-    """
+    """The examples to evaluate on; an own task takes its classes from `model` if that names them."""
     config = load_config(model, trust_remote_code=trust_remote_code, compacted=True)
     named = tuple(str(config.id2label[i]) for i in range(config.num_labels))
     own = task == OWN and not any(GENERIC.fullmatch(name) for name in named)
-    return open_labelled(
-        task,
-        source=data.source,
-        columns=data.columns,
-        split=data.split,
-        judged_rows=data.judged_rows,
-        training=False,
-        labels=named if own else None,
-        log=Progress.log,
-    )
+    where = data.model_dump(include={"source", "columns", "split", "judged_rows"})
+    return open_labelled(task, training=False, labels=named if own else None, log=Progress.log, **where)
 
 
 def evaluator_of(data: Labelled, settings: LabelledSettings, headed: TaskModel) -> tuple[Evaluator, int]:
@@ -168,47 +126,33 @@ def evaluator_of(data: Labelled, settings: LabelledSettings, headed: TaskModel) 
 
 
 def load_model(recipe: TaskRecipe, task: Task, *, new_head: bool = True, trust_remote_code: bool) -> TaskModel:
-    """The recipe's model with a head for the task: of label words, or a new one drawn from the recipe's seed where the
-    model brings none.
+    """The recipe's model with its own head, one of label words, or a new one drawn from the seed.
 
-    Raises:
-        UsageError: see `kdcli.models.heads` and `kdcli.models.label_words`.
+    Raises as `kdcli.models.heads.load_for_task` and `kdcli.models.label_words.load_with_label_words`.
     """
-    if recipe.head.kind in ("embedding", "mlm"):
-        return load_with_label_words(
-            str(recipe.model),
-            task,
-            kind=recipe.head.kind,
-            words=recipe.head.words,
-            seed=recipe.train.seed,
-            trust_remote_code=trust_remote_code,
-        )
-    return load_for_task(
-        str(recipe.model),
-        task,
-        label_map=recipe.head.label_map,
-        new_head=new_head,
-        seed=recipe.train.seed,
-        trust_remote_code=trust_remote_code,
-    )
+    source, head = str(recipe.model), recipe.head
+    how: dict[str, Any] = {"seed": recipe.train.seed, "trust_remote_code": trust_remote_code}
+    if head.kind in ("embedding", "mlm"):
+        return load_with_label_words(source, task, kind=head.kind, words=head.words, **how)
+    return load_for_task(source, task, label_map=head.label_map, new_head=new_head, **how)
 
 
 def features_of(settings: LabelledSettings, task: Task, headed: TaskModel, *, as_tuned: bool = False) -> dict[str, Any]:
-    """What `Features.of` wants to know; a model that cannot read so many tokens at once is given fewer.
+    """Keyword arguments of `Features.of`, `max_length` clipped to the model's positions.
 
     Args:
-        as_tuned: where the settings do not say how many tokens, those that the model was fine-tuned with are taken.
+        as_tuned: if the settings give no length, use the one the model was fine-tuned with.
     """
     length = settings.max_length or task.max_length
     tuned = headed.max_length if as_tuned else None
     if tuned is not None and tuned != length:
-        said = (
+        how = (
             f"with {length}, as data.max_length says"
             if settings.max_length
             else f"so too, not with the task's {length}"
         )
         length = settings.max_length or tuned
-        Progress.log(f"{headed.source} was fine-tuned with {tuned} tokens a row and is judged {said}")
+        Progress.log(f"{headed.source} was fine-tuned with {tuned} tokens a row and is judged {how}")
     positions = positions_of(headed.model.config)
     if positions is not None and positions < length:
         Progress.log(f"{headed.source} reads at most {positions} tokens, so data.max_length is {positions}")
@@ -216,13 +160,9 @@ def features_of(settings: LabelledSettings, task: Task, headed: TaskModel, *, as
     return {"max_length": length, "stride": settings.stride, "token_types": headed.token_types}
 
 
-def _without_misplaced(data: Labelled) -> tuple[Labelled, list[str]]:
-    """Leave out training questions whose answer is not in its context, and list them.
-
-    Raises:
-        UsageError: they are more than one in a hundred.
-    """
-    wrong = {i: said for i, e in enumerate(data.train) if (said := misplaced(e)) is not None}
+def without_misplaced(data: Labelled) -> tuple[Labelled, list[str]]:
+    """Drop training questions with an answer outside its context, and list them; a `UsageError` above 1 %."""
+    wrong = {i: message for i, e in enumerate(data.train) if (message := misplaced(e)) is not None}
     if not wrong:
         return data, []
     lines = list(wrong.values())
@@ -232,108 +172,97 @@ def _without_misplaced(data: Labelled) -> tuple[Labelled, list[str]]:
             + "\n".join(lines[:5]),
             "answer_start counts characters of the context, from 0",
         )
+    shown = lines[:20] + ([f"... {len(lines) - 20} more"] if len(lines) > 20 else [])
     kept = [e for i, e in enumerate(data.train) if i not in wrong]
-    shown = lines[:20] + ([f"… {len(lines) - 20} more"] if len(lines) > 20 else [])
     return replace(data, train=kept), [f"{len(wrong)} training questions were left out:", *shown]
 
 
 def order_and_schedule(task: PreparedTask, recipe: TaskRecipe) -> tuple[BucketOrder, Schedule]:
-    """In which order the examples of a task are trained on, and for how long.
-
-    Raises:
-        UsageError: the warm-up leaves nothing of the run.
-    """
+    """The order of training examples and the schedule; a `UsageError` if the warm-up is as long as the run."""
     assert task.train is not None
     lengths, settings = task.train.rows.lengths, recipe.train
-    # So few tokens leave a processor waiting for the weights.
+    # Too few tokens would leave the processor waiting for the weights.
     group = settings.micro_batch_size or (2 * GROUP if lengths.mean() <= SHORT else GROUP)
     order = BucketOrder(lengths, settings.batch_size, group, settings.seed, settings.pool)
     return order, replace(make_schedule(settings, order.steps_of_pass), micro_batch_size=group)
 
 
 def build_job(task: PreparedTask, recipe: TaskRecipe, headed: TaskModel) -> tuple[Job, Schedule]:
-    """What the engine is handed to fine-tune a model, and for how long."""
+    """The job that fine-tunes one model, and its schedule."""
     assert task.train is not None
     rows = task.train.rows
     order, schedule = order_and_schedule(task, recipe)
     best = task.evaluator.task.metrics[0] if recipe.keep == "best" else None
     job = _job(task.evaluator, headed, rows, order, best)
-    (listened,) = job.modules.values()
-    # What the head does not read (a pooler below a token head) would be decayed towards nothing.
-    found = job.step(rows.batch(np.arange(min(2, len(rows)))))
-    for parameter in params_without_grad(dict(listened.named_parameters()), found.total):
-        listened.get_parameter(parameter).requires_grad_(False)
+    # Weight decay would shrink what the head does not read, such as a pooler below a token head.
+    freeze_unused(job.modules["model"], job.step(rows.batch(np.arange(min(2, len(rows))))).total)
     return job, schedule
 
 
+def freeze_unused(model: Any, loss: Tensor) -> list[str]:
+    """Exclude parameters without a gradient from training; return their names."""
+    names = params_without_grad(dict(model.named_parameters()), loss)
+    for name in names:
+        model.get_parameter(name).requires_grad_(False)
+    return names
+
+
 def _job(evaluator: Evaluator, headed: TaskModel, examples: Examples, order: Order, best: str | None) -> Job:
-    kind = evaluator.task.kind
-    listened: Capture = capture(headed.model, Needs(logits=True))
+    kind, model = evaluator.task.kind, capture(headed.model, Needs(logits=True))
 
     def step(batch: Batch) -> StepLoss:
-        loss, signals = task_loss(kind, listened, batch)
+        loss, signals = task_loss(kind, model, batch)
         return StepLoss(loss, {}, signals.logits)
 
+    def weight(batch: Batch) -> float:
+        return labelled(kind, batch["labels"]) if "labels" in batch else float(len(batch["input_ids"]))
+
     return Job(
-        modules={"model": listened},
+        modules={"model": model},
         step=step,
         examples=examples,
         order=order,
         held_out=evaluator.features.rows,
-        batch_weight=lambda batch: (
-            labelled(kind, batch["labels"]) if "labels" in batch else float(len(batch["input_ids"]))
-        ),
+        batch_weight=weight,
         compute_metrics=evaluator.metrics,
         best=best,
     )
 
 
-def task_loss(kind: Kind, listened: Capture, batch: Batch) -> tuple[Tensor, Signals]:
-    """The loss against a batch's labels, 0 where they are withheld, and what was heard of the model."""
-    signals: Signals = listened(batch)
+def task_loss(kind: Kind, model: Capture, batch: Batch) -> tuple[Tensor, Signals]:
+    """The loss against a batch's labels, 0 if they are withheld, and the model's signals."""
+    signals: Signals = model(batch)
     logits, labels = signals.logits, signals.labels
     assert logits is not None
     loss = logits.new_zeros(()) if labels is None else hard_loss(kind, logits, labels, batch["attention_mask"])
     return loss, signals
 
 
-def train_model(
-    task: PreparedTask, recipe: TaskRecipe, run_dir: RunDir, headed: TaskModel | None = None
-) -> TrainedModel:
-    """Fine-tune in a claimed directory, on from its last checkpoint if it has one, and judge.
-
-    Args:
-        headed: the recipe's model where it was just loaded; None loads it.
-    """
-    headed = headed or load_model(recipe, task.data.task, trust_remote_code=task.session.trust_remote_code)
-    return train_job(task, headed, *build_job(task, recipe, headed), run_dir)
-
-
 def train_job(task: PreparedTask, headed: TaskModel, job: Job, schedule: Schedule, run_dir: RunDir) -> TrainedModel:
-    """Train what `fitting` made in a claimed directory, and judge."""
+    """Train a job in a claimed directory, from its last checkpoint if there is one, and predict."""
     assert isinstance(job.order, BucketOrder)
     log_padding(job.order)
-    outcome = train(task.session, job, schedule, run_dir)
+    return trained_model(task, headed, train(task.session, job, schedule, run_dir))
+
+
+def trained_model(task: PreparedTask, headed: TaskModel, outcome: Outcome) -> TrainedModel:
+    """A model after its training, with its predictions; sets its tokenizer's row limit."""
     if outcome.best_step is not None:
         Progress.log(f"the best weights are those of step {outcome.best_step}")
-    # Saved with the model, it tells whoever uses it, and `features_of`, at how many tokens rows were cut.
+    # Saved with the model: `features_of` reads it, and so does any other user of the model.
     headed.tokenizer.model_max_length = task.max_length
-    return TrainedModel(headed, outcome, _predictions(task.session, task.evaluator, job))
+    return TrainedModel(headed, outcome, predict(task.session, task.evaluator, headed))
 
 
 def predict(session: Session, evaluator: Evaluator, headed: TaskModel) -> list[Prediction]:
-    """The predictions of a model as it is, for all judged examples."""
+    """A model's predictions for all evaluated examples."""
     rows = evaluator.features.rows
     job = _job(evaluator, headed, rows, BatchOrder(max(1, len(rows)), 1, 0), None)
-    return _predictions(session, evaluator, job)
-
-
-def _predictions(session: Session, evaluator: Evaluator, job: Job) -> list[Prediction]:
     return evaluator.features.predictions(evaluate(session, job).outputs)
 
 
 def log_padding(order: BucketOrder) -> None:
-    """Log how much of the batches is padding, and how much it would be in random ones."""
+    """Log the share of padding, beside that of random batches."""
     lengths = order.lengths
     plain = BatchOrder(len(lengths), order.batch_size, order.seed)
     drawn = [lengths[plain.indices(step)] for step in range(1, min(200, order.steps_of_pass) + 1)]
@@ -345,8 +274,8 @@ def log_padding(order: BucketOrder) -> None:
 
 
 def quality_of(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Evaluations as `quality` of a report: task and set → model → metric → value."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    """Evaluations as `quality` of a report: task and set -> model -> metric -> value."""
+    quality: dict[str, dict[str, dict[str, float]]] = {}
     for e in evaluations:
-        found.setdefault(f"{e['task']} {e['set']}".strip(), {})[e["model"]] = dict(e["metrics"])
-    return found
+        quality.setdefault(f"{e['task']} {e['set']}".strip(), {})[e["model"]] = dict(e["metrics"])
+    return quality

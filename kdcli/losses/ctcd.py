@@ -106,16 +106,22 @@ def ctcd(
     Returns:
         `MODEL/hard`, `MODEL/soft` and `MODEL/community` of both; a term of weight 0 is neither computed nor returned.
     """
-    terms: dict[str, tuple[float, Tensor]] = {}
-    for model, other in ((TEACHER, STUDENT), (STUDENT, TEACHER)):
-        if weights.hard(model):
-            terms[f"{model}/hard"] = weights.hard(model), hard(logits[model])
-        if weights.soft(model):
-            terms[f"{model}/soft"] = weights.soft(model), soft(logits[other], logits[model])
-        if weights.community:
-            if community is None:
-                raise ValueError("the logits of the frozen model are needed for its term")
-            terms[f"{model}/community"] = weights.community, (community_kl or soft)(community, logits[model])
+    teacher, student, terms = logits[TEACHER], logits[STUDENT], dict[str, tuple[float, Tensor]]()
+    if weights.community and community is None:
+        raise ValueError("the logits of the frozen model are needed for its term")
+    frozen_kl = community_kl or soft
+    if weights.teacher_hard:
+        terms["teacher/hard"] = weights.teacher_hard, hard(teacher)
+    if weights.teacher_soft:
+        terms["teacher/soft"] = weights.teacher_soft, soft(student, teacher)
+    if community is not None and weights.community:
+        terms["teacher/community"] = weights.community, frozen_kl(community, teacher)
+    if weights.student_hard:
+        terms["student/hard"] = weights.student_hard, hard(student)
+    if weights.student_soft:
+        terms["student/soft"] = weights.student_soft, soft(teacher, student)
+    if community is not None and weights.community:
+        terms["student/community"] = weights.community, frozen_kl(community, student)
     return terms
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -108,24 +109,37 @@ def run_stages(session: Session, run: Run) -> None:
     """Train every stage that is not done, then report."""
     if already_done(run.folder):
         return
-    for stage in run.stages:
-        if stage.folder != run.folder and claim_or_resume(session, stage.folder, stage.resolved):
-            continue
-        built = stage.build()
-        stage.finish(train(session, built.job, built.schedule, RunDir(stage.folder)))
-        # The next stage loads a model while this name would still hold the last one.
-        del built
-        session.wait()
+    stages = list(run.stages)
+    for stage in stages:
+        # Only an empty directory can be claimed, so one that contains another stage's is claimed first.
+        for outer in stages:
+            if outer.folder in stage.folder.parents and outer.folder != run.folder:
+                claim_or_resume(session, outer.folder, outer.resolved)
+        run_stage(session, stage, claimed=stage.folder == run.folder)
     run.report()
+    session.wait()
+
+
+def run_stage(session: Session, stage: Stage, *, claimed: bool = False) -> None:
+    """Train one stage unless it is done; `claimed` says that its directory is the run's own."""
+    if not claimed and claim_or_resume(session, stage.folder, stage.resolved):
+        return
+    built = stage.build()
+    stage.finish(train(session, built.job, built.schedule, RunDir(stage.folder)))
     session.wait()
 
 
 def dry_run(session: Session, run: Run) -> Estimate:
     """Train every stage for a few steps and leave nothing behind."""
     cards: dict[str, Mapping[str, Any]] = {}
-    found: list[StageEstimate] = []
+    estimates: list[StageEstimate] = []
     for stage in run.stages:
-        built = stage.build()
+        # The copy holds the loaded model, and is gone before the next stage.
+        built = copy.copy(stage).build()
         cards |= built.cards
-        found.append(estimate_stage(session, built.job, built.schedule, stage.folder, built.steps_per_pass))
-    return Estimate(cards, found)
+        one = estimate_stage(session, built.job, built.schedule, stage.folder, built.steps_per_pass)
+        if built.repeats > 1:
+            name = f"{one.folder} and {built.repeats - 1} more seeds"
+            one = replace(one, folder=name, seconds=built.repeats * one.seconds)
+        estimates.append(one)
+    return Estimate(cards, estimates)

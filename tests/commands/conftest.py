@@ -1,5 +1,5 @@
-"""What tests of commands share. What takes their time and is tested elsewhere is done once, or in a quicker way:
-pictures of reports (tests/report), multiply-adds (tests/models), the process that measures latency (tests/bench)."""
+"""Fixtures of the command tests. Slow parts with tests of their own are replaced: pictures (tests/report),
+multiply-adds (tests/models), the process that measures latency (tests/bench)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from kdcli.models.card import multiply_adds
 
 @pytest.fixture(autouse=True)
 def undrawn(request, monkeypatch):
-    """Pictures take a good part of these tests' time and are tested in tests/report. Drawn is what a module's own
-    fixtures run, and what a test marked `drawn` runs."""
+    """No pictures, except in module fixtures and in tests marked `drawn`."""
     if "drawn" not in request.keywords:
         stub = [("a picture", "<svg></svg>")]
         monkeypatch.setattr("kdcli.report.views.drawn", lambda section: stub)
@@ -24,13 +23,13 @@ def undrawn(request, monkeypatch):
 
 @pytest.fixture(scope="session")
 def teacher_of(tmp_path_factory):
-    """Kind of task → a teacher fine-tuned on it, made when first asked for; its data lie beside it."""
+    """Kind of task -> a teacher fine-tuned on it, made once; its data are beside it."""
     return functools.cache(lambda kind: own_files.teacher(tmp_path_factory.mktemp(kind), kind))
 
 
 @pytest.fixture(scope="module")
 def asked(request, teacher_of):
-    """Arguments of a distillation on an own task of a kind, as quick as the module says."""
+    """Arguments of a distillation on an own task, with the module's QUICK options."""
 
     def of(kind="class", to="2x16"):
         teacher = teacher_of(kind)
@@ -42,8 +41,7 @@ def asked(request, teacher_of):
 
 @pytest.fixture(autouse=True, scope="package")
 def quicker():
-    """Of the modules' own fixtures too: multiply-adds of a shape are counted once, latency is measured by a process
-    forked from one that has imported what it needs."""
+    """Count the multiply-adds of a shape once; fork the latency process from one with all imports."""
     counted: dict[tuple[object, ...], int] = {}
 
     def once(model):

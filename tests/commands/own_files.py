@@ -1,5 +1,4 @@
-"""A user's own labelled tasks in the words of the tiny tokenizer, so plain that a tiny model learns them; running the
-commands on them."""
+"""Own labelled tasks that a tiny model learns, and helpers that run the commands on them."""
 
 from __future__ import annotations
 
@@ -10,11 +9,13 @@ from pathlib import Path
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from encoders import tiny_config, tiny_encoder, tiny_tokenizer
+from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 from typer.testing import CliRunner
 
 from kdcli.cli import app
 from kdcli.report.schema import Report
+from kdcli.training.run_dir import RunDir
 
 QUICK = [
     *("--max-steps", "40", "--batch-size", "16", "--lr", "3e-3", "--dtype", "fp32"),
@@ -22,10 +23,8 @@ QUICK = [
     *("--set", "train.log_every=5", "--set", "train.checkpoint_every=10", "--set", "measure.latency=false"),
 ]
 NAMES = ("calm", "brisk")
-
-
 FEW = 6
-"""Words of each half: w0 … and w20 …"""
+"""Words of each class: w0 ... and w20 ..."""
 
 
 def _words(rng, halves, least=3, most=8):
@@ -66,7 +65,7 @@ def _span(rng, i):
 
 
 ROWS = {"class": _class, "pair": _pair, "multi": _multi, "score": _score, "tokens": _tokens, "span": _span}
-"""What an own task may be → how a row of it is made."""
+"""Kind of an own task -> maker of a row."""
 
 
 def rows(kind: str, n: int, seed: int = 0) -> list[dict]:
@@ -90,7 +89,7 @@ def own(folder: Path, kind: str, n: int = 128, judged: int = 48) -> Path:
 
 
 def spoil(lines: list[dict], kind: str) -> list[dict]:
-    """The rows with the labels of some of them wrong, so that no model is right about all."""
+    """The rows, some with wrong labels, so that no model scores 1."""
     for row, other in zip(lines[::12], lines[1::12], strict=True):
         if kind == "tokens":
             row["ner_tags"] = row["ner_tags"][::-1]
@@ -102,7 +101,7 @@ def spoil(lines: list[dict], kind: str) -> list[dict]:
 
 
 def encoder(folder: Path, **changes: object) -> Path:
-    """A tiny BERT that learns within a few steps, with its tokenizer, saved as a stock model directory."""
+    """Save a tiny BERT that learns within a few steps, with its tokenizer."""
     torch.manual_seed(0)
     tiny_encoder("bert", initializer_range=0.1, **changes).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
@@ -110,7 +109,7 @@ def encoder(folder: Path, **changes: object) -> Path:
 
 
 def headed(folder: Path, labels: tuple[str, ...] = (), seed: int = 0, **settings: object) -> Path:
-    """The same with a random head for texts that gives now this and now that class; `labels` name its outputs."""
+    """Save a tiny BERT with a random head that predicts every class; `labels` name its outputs."""
     names = {"id2label": dict(enumerate(labels)), "label2id": {n: i for i, n in enumerate(labels)}} if labels else {}
     torch.manual_seed(0)
     config = tiny_config("bert", initializer_range=0.3, **names | settings)
@@ -120,7 +119,7 @@ def headed(folder: Path, labels: tuple[str, ...] = (), seed: int = 0, **settings
     texts = [row["premise"] for row in rows("pair", 64, seed=9)]
     with torch.no_grad():
         logits = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits
-        # Every class about as often as any other; scores on both sides of 0 and of 5.
+        # All classes about equally often; scores on both sides of 0 and of 5.
         mean, wide = (0.0, 2.0) if logits.shape[1] > 1 else (2.5, 4.0)
         model.classifier.weight *= wide / logits.std(0)[:, None]
         model.classifier.bias[:] = mean - logits.mean(0) * wide / logits.std(0)
@@ -130,19 +129,25 @@ def headed(folder: Path, labels: tuple[str, ...] = (), seed: int = 0, **settings
 
 
 def teacher(folder: Path, kind: str) -> Path:
-    """A tiny BERT of four layers fine-tuned on an own task of `kind`, whose data are in `folder/data`."""
+    """A tiny BERT of four layers, fine-tuned on an own task of `kind` with data in `folder/data`."""
     base = encoder(folder / "base", num_hidden_layers=4)
     data, out = own(folder / "data", kind, n=96, judged=32), folder / "teacher"
-    result = kdcli("finetune", base, "--task", "own", "--data", data, *QUICK, "--max-steps", "60", "-o", out)
-    assert result.exit_code == 0, result.output
+    succeeds("finetune", base, "--task", "own", "--data", data, *QUICK, "--max-steps", "60", "-o", out)
     return out
 
 
 def kdcli(*arguments: object):
-    """Run a command in this process; several in one test each begin anew."""
+    """Run a command in this process, in a fresh state of accelerate."""
     result = CliRunner().invoke(app, list(map(str, arguments)))
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
+    return result
+
+
+def succeeds(*arguments: object):
+    """Run a command that must exit with 0."""
+    result = kdcli(*arguments)
+    assert result.exit_code == 0, result.output
     return result
 
 
@@ -160,3 +165,33 @@ def log_of(folder: Path) -> list[dict]:
 def said_by(result) -> str:
     """What a command said on stderr, on one line."""
     return " ".join(result.stderr.split())
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a saved model."""
+    return load_file(folder / "model.safetensors")
+
+
+def same_weights(a: Path, b: Path) -> bool:
+    """Whether the weights in two directories are equal to the bit."""
+    one, other = weights(a), weights(b)
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+def times(folder: Path) -> dict[Path, int]:
+    """Every file below a directory and when it was written."""
+    return {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+
+
+def interrupted(monkeypatch, stage: str, step: int, *arguments: object):
+    """Run a command and interrupt it after a step of the stage in this directory."""
+    whole = RunDir.log
+
+    def log(self, record):
+        whole(self, record)
+        if (self.path.name, record["step"]) == (stage, step):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDir, "log", log)
+        return kdcli(*arguments)

@@ -1,4 +1,4 @@
-"""Commands in processes of their own: one, two that join, one that is killed."""
+"""Commands in other processes: one, two that join, one that is killed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kdcli.cli import main
 
 
 def process(*arguments: object, **environment: str) -> Forked:
-    """Run a command in a process of its own."""
+    """Run a command in another process."""
     return Forked(_command, [str(a) for a in arguments], **environment)
 
 
 def ranks(*arguments: object, slurm: bool = False) -> list[Forked]:
-    """Run a command as two processes that join by gloo, by what torchrun or what `srun` tells them."""
+    """Run a command as two gloo processes with the environment of torchrun or srun."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     if slurm:
         common = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost"}
-        # Nobody said how many threads: to accelerate 0 is as good as unset.
+        # accelerate takes 0 for unset.
         common |= {"SLURM_JOB_ID": "7", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "0"}
         return [process(*arguments, **common, SLURM_PROCID=rank, SLURM_LOCALID=rank) for rank in "01"]
     common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -34,8 +34,7 @@ def ranks(*arguments: object, slurm: bool = False) -> list[Forked]:
 
 
 def two_ranks(*arguments: object, code: int = 0, slurm: bool = False) -> tuple[str, str]:
-    """Run a command as two processes that end with `code`; what the first said on stdout and stderr. The second says
-    nothing."""
+    """Run a command as two processes that exit with `code`; the output of the first. The second prints nothing."""
     both = ranks(*arguments, slurm=slurm)
     first, second = (rank.communicate() for rank in both)
     assert [rank.returncode for rank in both] == [code, code], (first, second)
@@ -44,15 +43,15 @@ def two_ranks(*arguments: object, code: int = 0, slurm: bool = False) -> tuple[s
 
 
 def killed_at_random(*arguments: object, out: Path, stage: str = ".") -> None:
-    """Run a command that writes to `out`, and kill it at one of the first steps of the stage in that directory."""
+    """Run a command that writes to `out` and kill it at a random early step of a stage."""
     killed, cut, log = process(*arguments, "-o", out), int.from_bytes(os.urandom(1)) % 40 + 3, out / stage / "log.jsonl"
     while killed.returncode is None:
         if log.exists() and log.read_text("utf-8").count("\n") > cut:
             killed.kill()
             break
         time.sleep(0.005)
-    said = killed.communicate()
-    assert killed.returncode == -9, said
+    output = killed.communicate()
+    assert killed.returncode == -9, output
     assert not (out / stage / "report.json").exists()
 
 

@@ -1,4 +1,4 @@
-"""`kdcli cotrain` from end to end on tiny models: what it leaves, what it repeats, what it refuses."""
+"""`kdcli cotrain` end to end on tiny models: what it writes, resumes, compares and refuses."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ import processes
 import pytest
 import torch
 from encoders import tiny_config, tiny_encoder, tiny_tokenizer
-from own_files import log_of, report_of, said_by
-from safetensors.torch import load_file
+from own_files import log_of, report_of, said_by, same_weights, times, weights
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from kdcli.commands.cotrain.cli import parse_weights
+from kdcli.commands.cotrain.run import check
+from kdcli.commands.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
+from kdcli.errors import UsageError
 
 QUICK = [
     *("--max-steps", "6", "--batch-size", "8", "--dtype", "fp32", "--set", "data.max_length=16"),
@@ -27,9 +31,13 @@ def kdcli(*arguments):
     return own_files.kdcli("cotrain", *arguments)
 
 
+def succeeds(*arguments):
+    return own_files.succeeds("cotrain", *arguments)
+
+
 @pytest.fixture
 def base(tmp_path):
-    """A tiny masked language model."""
+    """A tiny masked language model with its tokenizer."""
     folder = tmp_path / "base"
     torch.manual_seed(0)
     model = AutoModelForMaskedLM.from_config(tiny_config("bert", num_hidden_layers=4, initializer_range=0.3))
@@ -48,21 +56,11 @@ def own_task(tmp_path):
     return own_files.own(tmp_path / "own", "class", n=64, judged=24)
 
 
-def tensors(folder):
-    return load_file(folder / "model.safetensors")
-
-
-def same(one, other):
-    one, other = tensors(one), tensors(other)
-    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
-
-
 @pytest.mark.drawn
 def test_what_a_run_leaves(given, tmp_path):
     out = tmp_path / "out"
     measured = [*("--set", "measure.latency=true", "--set", "measure.min_seconds=0.1", "--set", "measure.min_runs=5")]
-    result = kdcli(*given, *measured, "-o", out)
-    assert result.exit_code == 0, result.output
+    result = succeeds(*given, *measured, "-o", out)
     report_files = {"recipe.yaml", "report.json", "report.md", "report.html", "latency.csv", "log.jsonl"}
     assert {p.name for p in out.iterdir()} == report_files | {"teacher", "student", "standalone"}
     assert {p.name for p in (out / "standalone").iterdir()} == report_files | {"teacher", "student"}
@@ -80,68 +78,42 @@ def test_what_a_run_leaves(given, tmp_path):
     assert {r.model for r in report.latency} == {"teacher", "student"}
     losses = report.quality["held-out MLM loss"]
     assert set(losses) == set(report.models)
-    # Curves of both, and what stands in the table is where they end.
+    # The table shows where both curves end; both runs start with the same models and masks.
+    alone = report_of(out / "standalone")
     first, last = (p.held_out for p in (report.curve[0], report.curve[-1]))
     assert set(last) == {"loss", *(f"{m}/{t}" for m in ("teacher", "student") for t in ("hard", "soft"))}
-    for name in ("teacher", "student"):
-        assert losses[name]["loss"] == last[f"{name}/hard"] < first[f"{name}/hard"]
-        alone = report_of(out / "standalone").curve[-1].held_out
-        assert losses[f"{name} standalone"]["loss"] == alone[f"{name}/hard"] != last[f"{name}/hard"]
-        gain = losses[f"{name} standalone"]["loss"] - losses[name]["loss"]
-        said = f"{abs(gain):.4f} {'better' if gain > 0 else 'worse'} with the other model"
-        assert said in " ".join(report.notes)
-    # Both runs saw the same masks from the same beginning.
-    start = report_of(out / "standalone").curve[0].held_out
-    assert all(start[name] == first[name] for name in ("teacher/hard", "student/hard"))
     page = (out / "report.html").read_text("utf-8")
-    assert "held-out teacher/hard" in page
-    assert report.beside == {"standalone": report_of(out / "standalone").curve}
     for name in ("teacher", "student"):
-        held = losses[name]["loss"], losses[f"{name} standalone"]["loss"]
+        ours, theirs = losses[name]["loss"], losses[f"{name} standalone"]["loss"]
+        assert ours == last[f"{name}/hard"] < first[f"{name}/hard"] == alone.curve[0].held_out[f"{name}/hard"]
+        assert theirs == alone.curve[-1].held_out[f"{name}/hard"] != ours
+        word = "better" if theirs > ours else "worse"
+        assert f"{abs(theirs - ours):.4f} {word} with the other model" in " ".join(report.notes)
         assert f"{name}: held-out loss against the labels, step " in page
-        assert all(f"→ {loss:.4f}" in page for loss in held)
+        assert all(f"→ {loss:.4f}" in page for loss in (ours, theirs))
+    assert "held-out teacher/hard" in page
+    assert report.beside == {"standalone": alone.curve}
     assert "kdcli cotrain: 3x32 and 2x16, co-distillation" in result.stdout
 
 
-def test_without_any_model_the_tokenizer_is_trained_and_saved(text_file, tmp_path):
+def test_without_any_model_a_tokenizer_is_trained(text_file, tmp_path):
     out = tmp_path / "out"
-    asked = ["2x16", "1x16", "--vocab-size", "60", "--data", text_file, "--no-standalone", *QUICK, "-o", out]
-    result = kdcli(*asked)
-    assert result.exit_code == 0, result.output
+    options = ["2x16", "1x16", "--vocab-size", "60", "--data", text_file, "--no-standalone", *QUICK, "-o", out]
+    succeeds(*options)
     assert {p.name for p in out.iterdir() if p.is_dir()} == {"teacher", "student"}
     words = [AutoTokenizer.from_pretrained(out / name).get_vocab() for name in ("teacher", "student")]
     assert words[0] == words[1]
-    assert tensors(out / "student")["bert.embeddings.word_embeddings.weight"].shape == (len(words[0]), 16)
+    assert weights(out / "student")["bert.embeddings.word_embeddings.weight"].shape == (len(words[0]), 16)
     # The recipe alone repeats it.
-    again = kdcli("--recipe", out / "recipe.yaml", "--dtype", "fp32", "-o", tmp_path / "again")
-    assert again.exit_code == 0, again.output
-    assert same(out / "student", tmp_path / "again" / "student")
+    succeeds("--recipe", out / "recipe.yaml", "--dtype", "fp32", "-o", tmp_path / "again")
+    assert same_weights(out / "student", tmp_path / "again" / "student")
 
 
-def test_modes_are_recipe_values_of_one_loss(given, tmp_path):
-    asked = {
-        "one-way": ["--mode", "one-way", "--weights", "1:2:1:4"],
-        "reversed": ["--mode", "reversed", "--weights", "1:2:1:4"],
-        "standalone": ["--mode", "standalone"],
-    }
-    for name, options in asked.items():
-        result = kdcli(*given, "--no-standalone", *options, "-o", tmp_path / name)
-        assert result.exit_code == 0, result.output
-    # Who learns nothing from the other is what it is alone.
-    assert same(tmp_path / "one-way" / "teacher", tmp_path / "standalone" / "teacher")
-    assert same(tmp_path / "reversed" / "student", tmp_path / "standalone" / "student")
-    assert not same(tmp_path / "one-way" / "student", tmp_path / "standalone" / "student")
-    assert not same(tmp_path / "reversed" / "teacher", tmp_path / "standalone" / "teacher")
-    logged = log_of(tmp_path / "one-way")[1]["terms"]
-    assert set(logged) == {"teacher/hard", "student/hard", "student/soft"}
-
-
-def test_community_students_are_both_saved_and_the_better_one_is_named(base, text_file, tmp_path):
+def test_community_students_are_saved_and_the_better_one_is_named(base, text_file, tmp_path):
     out = tmp_path / "out"
     before = {p: p.read_bytes() for p in base.iterdir()}
-    asked = ["2x32", "2x32", "--community", base, "--data", text_file, *QUICK]
-    result = kdcli(*asked, "-o", out)
-    assert result.exit_code == 0, result.output
+    options = ["2x32", "2x32", "--community", base, "--data", text_file, *QUICK]
+    succeeds(*options, "-o", out)
     assert {p: p.read_bytes() for p in base.iterdir()} == before
     report = report_of(out)
     assert {p.name for p in out.iterdir() if p.is_dir()} == {"student-1", "student-2", "standalone"}
@@ -155,25 +127,23 @@ def test_community_students_are_both_saved_and_the_better_one_is_named(base, tex
     assert set(log_of(out / "standalone")[1]["terms"]) == {
         f"student-{n}/{t}" for n in (1, 2) for t in ("hard", "community")
     }
-    printed = kdcli(*asked, "--no-standalone", "--set", "community.printed_order=true", "-o", tmp_path / "printed")
-    assert printed.exit_code == 0, printed.output
-    assert not same(out / "student-1", tmp_path / "printed" / "student-1")
+    succeeds(*options, "--no-standalone", "--set", "community.printed_order=true", "-o", tmp_path / "printed")
+    assert not same_weights(out / "student-1", tmp_path / "printed" / "student-1")
 
 
 def test_a_task_scores_all_of_them(given, own_task, tmp_path):
     over = {"max_steps": 4, "batch_size": 16, "eval_every": 4, "lr": 0.003}
-    asked = [part for k, v in over.items() for part in ("--set", f"eval.overrides.train.{k}={v}")]
-    asked += ["--set", "eval.overrides.data.max_length=16", "--set", f"eval.source={own_task}", "--eval-task", "own"]
+    options = [part for k, v in over.items() for part in ("--set", f"eval.overrides.train.{k}={v}")]
+    options += ["--set", "eval.overrides.data.max_length=16", "--set", f"eval.source={own_task}", "--eval-task", "own"]
     out = tmp_path / "out"
-    result = kdcli(*given, *asked, "-o", out)
-    assert result.exit_code == 0, result.output
+    succeeds(*given, *options, "-o", out)
     report = report_of(out)
     assert set(report.quality["own"]) == set(report.models)
     for e in report.evaluations:
         inner = report_of(out / "downstream" / "own" / e.model.replace(" ", "-"))
         assert inner.evaluations[0].metrics == e.metrics
-    # Wrong before training, where nothing was claimed.
-    wrong = kdcli(*given, *asked[:-1], "ownn", "-o", tmp_path / "wrong")
+    # Refused before training: nothing was claimed.
+    wrong = kdcli(*given, *options[:-1], "ownn", "-o", tmp_path / "wrong")
     assert (wrong.exit_code, (tmp_path / "wrong").exists()) == (2, False)
 
 
@@ -182,10 +152,9 @@ def on_task(model_dir, own_task):
     return [model_dir, "2x32", "--task", "own", "--data", own_task, *ON_TASK]
 
 
-def test_on_a_task_both_are_trained_and_judged(on_task, tmp_path):
+def test_on_a_task_both_are_trained_and_evaluated(on_task, tmp_path):
     out = tmp_path / "out"
-    result = kdcli(*on_task, "-o", out)
-    assert result.exit_code == 0, result.output
+    result = succeeds(*on_task, "-o", out)
     report = report_of(out)
     names = ["teacher", "student", "teacher standalone", "student standalone"]
     assert [e.model for e in report.evaluations] == names
@@ -194,132 +163,111 @@ def test_on_a_task_both_are_trained_and_judged(on_task, tmp_path):
         model = AutoModelForSequenceClassification.from_pretrained(out / name)
         assert model.config.num_hidden_layers == layers
         assert sorted(model.config.id2label.values()) == sorted(own_files.NAMES)
-        judged = own_files.kdcli(
-            "evaluate", out / name, "--task", "own", "--data", tmp_path / "own", "-o", tmp_path / f"judged-{name}"
-        )
-        assert judged.exit_code == 0, judged.output
-        of_run = next(e for e in report.evaluations if e.model == name)
-        assert report_of(tmp_path / f"judged-{name}").evaluations[0].metrics == of_run.metrics
-        assert not same(out / name, out / "standalone" / name)
-    # While they train it is the student that is judged.
+        again = tmp_path / f"evaluated-{name}"
+        own_files.succeeds("evaluate", out / name, "--task", "own", "--data", tmp_path / "own", "-o", again)
+        assert report_of(again).evaluations[0].metrics == report.quality["own"][name]
+        assert not same_weights(out / name, out / "standalone" / name)
+    # Metrics during training are the student's.
     assert report.curve[-1].metrics["accuracy"] == report.quality["own"]["student"]["accuracy"]
     terms = log_of(out)[1]["terms"]
     assert set(terms) == {"teacher/hard", "teacher/soft", "student/hard", "student/soft"}
     assert "on own" in result.stdout
 
 
-def test_on_a_task_the_teacher_alone_is_fine_tuned_as_by_finetune(on_task, model_dir, tmp_path):
-    asked = [*on_task, "--mode", "standalone", "-o", tmp_path / "out"]
-    assert kdcli(*asked).exit_code == 0
+def test_on_a_task_the_teacher_alone_is_the_result_of_finetune(on_task, model_dir, tmp_path):
+    options = [*on_task, "--mode", "standalone", "-o", tmp_path / "out"]
+    succeeds(*options)
     own = ["--task", "own", "--data", tmp_path / "own"]
-    tuned = own_files.kdcli("finetune", model_dir, *own, *ON_TASK, "-o", tmp_path / "ft")
-    assert tuned.exit_code == 0, tuned.output
-    one, other = tensors(tmp_path / "out" / "teacher"), tensors(tmp_path / "ft")
+    own_files.succeeds("finetune", model_dir, *own, *ON_TASK, "-o", tmp_path / "ft")
+    one, other = weights(tmp_path / "out" / "teacher"), weights(tmp_path / "ft")
     assert all(torch.equal(one[k], other[k]) for k in other)
 
 
-def test_a_dry_run_says_what_it_costs_and_leaves_nothing(given, on_task, tmp_path):
-    for asked in (given, on_task):
-        result = kdcli(*asked, "-o", tmp_path / "out", "--dry-run", "--json")
-        assert result.exit_code == 0, result.output
-        said = json.loads(result.stdout)
-        assert [leg["folder"] for leg in said["legs"]] == [str(tmp_path / "out"), str(tmp_path / "out" / "standalone")]
-        assert set(said["models"]) == {"teacher", "student"}
+def test_a_dry_run_estimates_both_runs_and_leaves_nothing(given, on_task, tmp_path):
+    for options in (given, on_task):
+        result = succeeds(*options, "-o", tmp_path / "out", "--dry-run", "--json")
+        estimate = json.loads(result.stdout)
+        assert [leg["folder"] for leg in estimate["legs"]] == [
+            str(tmp_path / "out"),
+            str(tmp_path / "out" / "standalone"),
+        ]
+        assert set(estimate["models"]) == {"teacher", "student"}
         assert not (tmp_path / "out").exists()
 
 
-def test_resuming_a_finished_run_prints_its_report_again(given, on_task, tmp_path):
-    for number, asked in enumerate((given, on_task)):
+def test_resuming_repeats_no_finished_run(given, on_task, tmp_path):
+    for number, options in enumerate((given, on_task)):
         out = tmp_path / str(number)
-        assert kdcli(*asked, "-o", out).exit_code == 0
-        before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
-        assert kdcli(*asked, "-o", out, "--resume").exit_code == 0
-        assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == before
-
-
-def test_the_run_to_compare_with_is_gone_on_with_and_not_repeated(given, tmp_path):
-    out = tmp_path / "out"
-    assert kdcli(*given, "-o", out).exit_code == 0
-    # As if the machine had failed while the report was written.
-    (out / "report.json").unlink()
-    kept = {p: p.stat().st_mtime_ns for p in (out / "standalone").rglob("*")}
-    again = kdcli(*given, "-o", out, "--resume")
-    assert again.exit_code == 0, again.output
-    assert {p: p.stat().st_mtime_ns for p in (out / "standalone").rglob("*")} == kept
-    assert "standalone is done already" in said_by(again)
+        succeeds(*options, "-o", out)
+        before = times(out)
+        succeeds(*options, "-o", out, "--resume")
+        assert times(out) == before
+        # As if the machine had failed before it wrote the report.
+        (out / "report.json").unlink()
+        kept = times(out / "standalone")
+        again = succeeds(*options, "-o", out, "--resume")
+        assert times(out / "standalone") == kept
+        assert "standalone is done already" in said_by(again)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--weights", "1:1:1"], "weights must be four numbers from 0 on, got 1:1:1"),
-        (["--weights", "1:1:-1:1"], "weights must be four numbers from 0 on"),
-        (["--weights", "1:a:1:1"], "--weights takes four numbers, got '1:a:1:1'"),
-        (["--weights", "0:0:0:0"], "nothing is left to learn from"),
-        (["--mode", "standalone", "--weights", "0:1:0:1"], "nothing is left to learn from in mode standalone"),
         (["--temperature", "0"], "'temperature' must be greater than 0"),
-        (["--temperature", "-1"], "'temperature' must be greater than 0"),
         (["--mode", "both"], "'mode' must be"),
-        (["--set", "data.mask.share=0"], "the share of masked tokens must lie between 0 and 1"),
         (["--set", "data.mask.share=1.0"], "the share of masked tokens must lie between 0 and 1"),
         (["--batch-size", "100000"], "less than one batch of 100000"),
         (["--set", "train.warmup_steps=6"], "leaves nothing of 6 steps"),
         (["--set", "data.max_length=300"], "the teacher reads at most 160 tokens"),
-        (["--set", "train.lrr=1"], "did you mean 'train.lr'"),
         (["--data", "/nowhere.txt"], "no data at"),
-        (["--community", "ENCODER"], "the community teacher: "),
         (["--community", "OTHER"], "have different vocabularies: 64 and 70 words"),
-        (["--recipe", "ctcd-4x768", "--base", "ENCODER"], "have different vocabularies"),
+        (["--recipe", "ctcd-4x768", "--base", "OTHER", "--community", "ENCODER"], "the community teacher: "),
+        (["--task", "own", "--community", "c/d"], "--community belongs to co-training on text"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_written(given, tmp_path, arguments, said):
-    if {"ENCODER", "OTHER"} & set(arguments):
-        tiny_encoder("bert").save_pretrained(tmp_path / "ENCODER")
-        AutoModelForMaskedLM.from_config(tiny_config("bert", vocab_size=70)).save_pretrained(tmp_path / "OTHER")
-        for name in ("ENCODER", "OTHER"):
-            tiny_tokenizer().save_pretrained(tmp_path / name)
-        arguments = [str(tmp_path / part) if part in ("ENCODER", "OTHER") else part for part in arguments]
-    if "ctcd-4x768" in arguments:
-        arguments = [*arguments, "--community", str(tmp_path / "OTHER")]
-    result = kdcli(*given, *arguments, "-o", tmp_path / "out")
+def test_bad_input_is_refused_before_anything_is_written(given, tmp_path, arguments, message):
+    tiny_encoder("bert").save_pretrained(tmp_path / "ENCODER")
+    AutoModelForMaskedLM.from_config(tiny_config("bert", vocab_size=70)).save_pretrained(tmp_path / "OTHER")
+    for name in ("ENCODER", "OTHER"):
+        tiny_tokenizer().save_pretrained(tmp_path / name)
+    places = {name: tmp_path / name for name in ("ENCODER", "OTHER")}
+    result = kdcli(*given, *(places.get(a, a) for a in arguments), "-o", tmp_path / "out")
     assert result.exit_code == 2, result.output
-    assert said in said_by(result)
+    assert message in said_by(result)
     assert result.stderr.count("error:") == 1
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("recipe", "message"),
     [
-        ([], "no teacher given"),
-        (["3x32"], "no student given"),
-        (["3x32", "2x32", "--task", "own"], "on a task the teacher 3x32 would start from nothing"),
-        (["a/b", "2x32", "--task", "own", "--community", "c/d"], "--community belongs to co-training on text"),
+        (CotrainRecipe(), "no teacher given"),
+        (CotrainRecipe(teacher="3x32"), "no student given"),
+        (CotrainRecipe(teacher="3x32", student="2x16", weights=[0, 0, 0, 0]), "nothing is left to learn from"),
+        (CotrainTaskRecipe(teacher="a/b", student="2x16"), "no task given"),
+        (CotrainTaskRecipe(teacher="3x32", student="2x16", task="own"), "the teacher 3x32 would start from nothing"),
     ],
 )
-def test_what_is_missing_is_named(tmp_path, arguments, said):
-    result = kdcli(*arguments, "-o", tmp_path / "out")
-    assert (result.exit_code, (tmp_path / "out").exists()) == (2, False)
-    assert said in said_by(result)
+def test_what_is_missing_is_named(recipe, message):
+    with pytest.raises(UsageError, match=message):
+        check(recipe)
 
 
-def test_two_given_models_of_different_vocabularies(base, text_file, tmp_path):
-    other = tmp_path / "other"
-    AutoModelForMaskedLM.from_config(tiny_config("bert", vocab_size=70)).save_pretrained(other)
-    tiny_tokenizer().save_pretrained(other)
-    result = kdcli(base, other, "--data", text_file, *QUICK, "-o", tmp_path / "out")
-    assert result.exit_code == 2
-    assert f"the teacher {base} and the student {other} have different vocabularies: 64 and 70 words" in said_by(result)
+def test_weights_on_the_command_line_are_numbers():
+    assert (parse_weights("1:2:0.5:4"), parse_weights(None)) == ([1.0, 2.0, 0.5, 4.0], None)
+    with pytest.raises(UsageError, match="--weights takes four numbers, got '1:a:1:1'"):
+        parse_weights("1:a:1:1")
 
 
 @pytest.mark.slow
 def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
     long = [*given, "--max-steps", "60", "--no-standalone"]
-    assert kdcli(*long, "-o", tmp_path / "a").exit_code == 0
+    succeeds(*long, "-o", tmp_path / "a")
     processes.killed_at_random("cotrain", *long, out=tmp_path / "b")
-    assert kdcli(*long, "-o", tmp_path / "b", "--resume").exit_code == 0
+    succeeds(*long, "-o", tmp_path / "b", "--resume")
     for name in ("teacher", "student"):
-        assert same(tmp_path / "a" / name, tmp_path / "b" / name)
+        assert same_weights(tmp_path / "a" / name, tmp_path / "b" / name)
     assert log_of(tmp_path / "a") == log_of(tmp_path / "b")
 
 
@@ -328,9 +276,9 @@ def test_two_processes_are_one_with_the_same_global_batch(given, base, tmp_path)
     config = json.loads((base / "config.json").read_text())
     plain = config | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (base / "config.json").write_text(json.dumps(plain))
-    asked = [*given, "--device", "cpu"]
-    assert kdcli(*asked, "-o", tmp_path / "one").exit_code == 0
-    assert processes.two_ranks("cotrain", *asked, "-o", tmp_path / "two")[0].count("report in") == 1
+    options = [*given, "--device", "cpu"]
+    succeeds(*options, "-o", tmp_path / "one")
+    assert processes.two_ranks("cotrain", *options, "-o", tmp_path / "two")[0].count("report in") == 1
     for folder in ("", "standalone"):
         logs = [log_of(tmp_path / run / folder) for run in ("one", "two")]
         for one, other in zip(*logs, strict=True):
@@ -341,7 +289,7 @@ def test_two_processes_are_one_with_the_same_global_batch(given, base, tmp_path)
 
 @pytest.mark.slow
 def test_an_environment_with_only_transformers_reloads_what_is_trained(given, model_dir, text_file, tmp_path):
-    assert kdcli(*given, "--no-standalone", "-o", tmp_path / "cotrained").exit_code == 0
+    succeeds(*given, "--no-standalone", "-o", tmp_path / "cotrained")
     distilled = ["distill", model_dir, "--data", text_file, "--to", "2x32", *QUICK, "-o", tmp_path / "distilled"]
     assert own_files.kdcli(*distilled).exit_code == 0
     # Far from this checkout, and with kdcli made unimportable.

@@ -65,7 +65,7 @@ def recipe(folders):
 @pytest.fixture
 def ready(recipe):
     """A task and its teacher."""
-    return prepare(recipe, Session(Accelerator(cpu=True), torch.device("cpu")), new_head=False, trust_remote_code=False)
+    return prepare(recipe, Session(Accelerator(cpu=True), torch.device("cpu")), new_head=False)
 
 
 def encoder():

@@ -7,14 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import (
-    TRAINING,
-    Task,
-    invocation_of,
-    show,
-    training_options,
-    with_options,
-)
+from kdcli.cli.options import TRAINING, Task, invocation_of, show, training_options, with_options
 from kdcli.errors import UsageError
 
 
@@ -24,8 +17,7 @@ def cotrain(
     teacher: Annotated[str | None, typer.Argument(help="LxH, hub id or directory.")] = None,
     student: Annotated[str | None, typer.Argument(help="LxH, hub id or directory.")] = None,
     mode: Annotated[
-        str | None,
-        typer.Option(help="co-distillation, one-way, reversed or standalone.", show_default=False),
+        str | None, typer.Option(help="co-distillation, one-way, reversed or standalone.", show_default=False)
     ] = None,
     weights: Annotated[
         str | None,
@@ -60,16 +52,28 @@ def cotrain(
     for name in ("community", "vocab_size", "eval_task") if on_task else ():
         if given[name]:
             raise UsageError(f"--{name.replace('_', '-')} belongs to co-training on text, not on a task")
-    from kdcli.commands.cotrain import run as command
+    from kdcli.commands.cotrain.run import run
 
     own = {name: given[name] for name in ("teacher", "student", "base", "mode", "temperature", "standalone")}
-    own |= {"weights": command.weights(weights)} | training_options(given)
-    if on_task:
-        of_task = resolve(
-            CotrainTaskRecipe, recipe=shared["recipe"], sets=shared["sets"] or (), options=own | {"task": task}
-        )
-        show(command.run_on_task(of_task, invocation_of(given)), as_json=shared["json"])
-        return
-    own |= {"community.model": community, "vocab_size": vocab_size, "eval.tasks": eval_task}
-    resolved = resolve(CotrainRecipe, recipe=shared["recipe"], sets=shared["sets"] or (), options=own)
-    show(command.run(resolved, invocation_of(given)), as_json=shared["json"])
+    own |= {"weights": parse_weights(weights)} | training_options(given)
+    on_text = {"community.model": community, "vocab_size": vocab_size, "eval.tasks": eval_task}
+    own |= {"task": task} if on_task else on_text
+    model: type[CotrainRecipe | CotrainTaskRecipe] = CotrainTaskRecipe if on_task else CotrainRecipe
+    resolved = resolve(model, recipe=shared["recipe"], sets=shared["sets"] or (), options=own)
+    show(run(resolved, invocation_of(given)), as_json=shared["json"])
+
+
+def parse_weights(text: str | None) -> list[float] | None:
+    """`1:1:1:4` as numbers; their values are checked with the recipe.
+
+    Raises:
+        UsageError: a part is no number.
+    """
+    try:
+        return None if text is None else [float(part) for part in text.split(":")]
+    except ValueError:
+        raise UsageError(
+            f"--weights takes four numbers, got '{text}'",
+            "student against labels : student from teacher : teacher against labels : teacher from student, for "
+            "example 1:1:1:4",
+        ) from None

@@ -1,168 +1,233 @@
-"""Co-training as the engine sees it: two modules, one step in which each is run once, on text or on a task."""
+"""Co-training as the engine sees it: two modules, one step that runs each model once.
+
+Text and task differ in their two loss functions, in their examples and in how the models are evaluated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from kdcli.commands.cotrain.models import Pair
-from kdcli.commands.cotrain.plan import ROLES, names_of, weights_of
+from kdcli.commands.cotrain.models import ROLES, Pair, load_task_pair, load_text_pair
 from kdcli.commands.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
-from kdcli.data.batches import BatchOrder
+from kdcli.data.batches import BatchOrder, BucketOrder
 from kdcli.data.text.corpus import Corpus
 from kdcli.data.text.masking import Masked, PassOrder, tokens_of
-from kdcli.downstream.settings import FinetuneRecipe
-from kdcli.downstream.task import PreparedTask, build_job
+from kdcli.downstream.compare import Tasks
+from kdcli.downstream.recipes import as_finetune
+from kdcli.downstream.run import WORST
+from kdcli.downstream.task import PreparedTask, build_job, freeze_unused, predict, quality_of
 from kdcli.losses.ctcd import STUDENT, TEACHER, Weights, ctcd, reverse_kl
 from kdcli.losses.hard import hard_loss, labelled
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
-from kdcli.models.capture import Capture, capture, params_without_grad
+from kdcli.models.capture import Capture
 from kdcli.models.heads import TaskModel
-from kdcli.models.shape import set_dropout
 from kdcli.teachers.teacher import Teacher
 from kdcli.training.progress import Progress
+from kdcli.training.run_dir import RunDir
 from kdcli.training.session import Session
-from kdcli.types import Batch, Job, Needs, ParamGroup, Schedule, StepLoss
+from kdcli.types import Batch, Job, Needs, ParamGroup, Schedule, Signals, StepLoss
+
+PARTNERS = ("student-1", "student-2")
+"""Names of the two models beside a community teacher, where neither is one."""
+
+STANDALONE = "standalone"
+"""Directory of the comparison run, and suffix of its models' names."""
+
+HELD_OUT = "held-out MLM loss"
+"""Quality row with the loss on masked tokens of held-out text."""
+
+Recipe = CotrainRecipe | CotrainTaskRecipe
+Quality = dict[str, dict[str, dict[str, float]]]
+
+
+def names_of(recipe: Recipe) -> dict[str, str]:
+    """Role -> name in logs, reports and directories."""
+    return dict(zip(ROLES, PARTNERS if weights_of(recipe).community else ROLES, strict=True))
+
+
+def weights_of(recipe: Recipe) -> Weights:
+    """The weights of the loss terms; raises as `Weights.of`."""
+    community = isinstance(recipe, CotrainRecipe) and recipe.community.model is not None
+    return Weights.of(recipe.weights, recipe.mode, community=community)
 
 
 @dataclass(frozen=True)
-class _Losses:
-    """What one batch is judged by: the loss against its labels, the two divergences."""
+class Losses:
+    """The losses on one batch: `hard(logits)` against the labels, `soft(from, to)` between the models."""
 
     hard: Callable[[Tensor], Tensor]
     soft: Callable[[Tensor, Tensor], Tensor]
     community: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
-def on_text(pair: Pair, corpus: Corpus, recipe: CotrainRecipe, schedule: Schedule, session: Session) -> Job:
-    """Masked language modelling of both models on the same masked blocks."""
-    weights, names, mask = weights_of(recipe), names_of(recipe), recipe.data.mask
-    tokens = tokens_of(pair.tokenizer, str(recipe.teacher))
-    train, held_out = (
-        Masked(blocks, tokens, mask.share, mask.whole_words, mask.static, schedule.seed)
-        for blocks in (corpus.train, corpus.held_out)
-    )
-    needs = Needs(masked_logits=True)
-    _set_dropout(pair.models.values(), recipe)
-    models = {role: capture(model, needs) for role, model in pair.models.items()}
-    frozen = Teacher.frozen(pair.community.source, pair.community.model, needs, session) if pair.community else None
-    temperature = recipe.temperature
-    divergence = reverse_kl if recipe.community.printed_order else soft_kl
-
-    def step(batch: Batch) -> StepLoss:
-        of_frozen = frozen.signals(batch).logits if frozen is not None else None
-        signals = {role: model(batch) for role, model in models.items()}
-        labels_P = labels_of(signals[STUDENT])
-        losses = _Losses(
-            lambda logits_PV: masked_ce(logits_PV, labels_P),
-            lambda of_PV, to_PV: soft_kl(of_PV, to_PV, temperature),
-            lambda of_PV, to_PV: divergence(of_PV, to_PV, temperature),
-        )
-        return _summed(losses, {r: s.logits for r, s in signals.items()}, weights, names, of_frozen)
-
-    job = Job(
-        modules={names[role]: model for role, model in models.items()},
-        step=step,
-        examples=train,
-        order=PassOrder(BatchOrder(len(train), schedule.batch_size, schedule.seed)),
-        held_out=held_out,
-        batch_weight=lambda batch: labelled("tokens", batch["labels"]),
-        param_group=_paces(recipe),
-    )
-    for role, model in models.items():
-        _freeze_idle(names[role], model, train.batch(np.arange(1)), learns=weights.reaches(role))
-    return job
+MakeLosses = Callable[[Signals, Batch], Losses]
+"""The losses of a batch, from the student's signals and the batch."""
 
 
-def on_task(task: PreparedTask, recipe: CotrainTaskRecipe, headed: Mapping[str, TaskModel]) -> tuple[Job, Schedule]:
-    """Fine-tuning of both models on the same rows; the student is judged while they train.
+class PairStep:
+    """The step of a job: batch -> the weighted sum of the terms in `kdcli.losses.ctcd.ctcd`; `models` are by role."""
 
-    Args:
-        headed: by role, on the CPU.
-    """
-    weights, names, kind = weights_of(recipe), names_of(recipe), task.data.task.kind
-    _set_dropout((model.model for model in headed.values()), recipe)
-    fits = {role: build_job(task, finetune_recipe(recipe, headed[role].source), headed[role]) for role in ROLES}
-    models = {role: job.modules["model"] for role, (job, _) in fits.items()}
-    plain, schedule = fits[STUDENT]
+    def __init__(
+        self, recipe: Recipe, models: Mapping[str, Capture], losses: MakeLosses, community: Teacher | None = None
+    ) -> None:
+        self.models, self.losses, self.community, self.train = models, losses, community, recipe.train
+        self.names, self.weights = names_of(recipe), weights_of(recipe)
+        self.modules = {name: models[role] for role, name in self.names.items()}
 
-    def step(batch: Batch) -> StepLoss:
-        signals = {role: model(batch) for role, model in models.items()}
+    def __call__(self, batch: Batch) -> StepLoss:
+        """The loss, and every term without its weight."""
+        frozen = self.community.signals(batch).logits if self.community is not None else None
+        signals = {role: model(batch) for role, model in self.models.items()}
         student = signals[STUDENT]
-        labels, mask_BL = student.labels, batch["attention_mask"]
-        if labels is None:
+        if student.labels is None:
             return StepLoss(student.logits.new_zeros(()), {}, student.logits)
-        losses = _Losses(
-            lambda logits: hard_loss(kind, logits, labels, mask_BL),
-            lambda of, to: soft_loss(kind, of, to, labels, mask_BL, recipe.temperature),
+        logits, losses = {role: s.logits for role, s in signals.items()}, self.losses(student, batch)
+        terms = ctcd(losses.hard, losses.soft, logits, self.weights, frozen, losses.community)
+        total = torch.stack([weight * value.float() for weight, value in terms.values()]).sum()
+        values = {name: value for name, (_, value) in terms.items()}
+        if not torch.is_grad_enabled():
+            # Held-out losses against the labels compare runs, also where nothing is learned from labels.
+            values |= {f"{role}/hard": losses.hard(logits[role]) for role in ROLES if f"{role}/hard" not in values}
+        split = {name.partition("/"): value for name, value in values.items()}
+        renamed = {f"{self.names[role]}/{term}": value for (role, _, term), value in split.items()}
+        return StepLoss(total, renamed, student.logits)
+
+    def param_group(self, parameter: str) -> ParamGroup:
+        """The learning rate of a parameter, relative to `train.lr`."""
+        is_teacher = parameter.partition(".")[0] == self.names[TEACHER]
+        rate = self.train.teacher_lr if is_teacher else self.train.student_lr
+        return ParamGroup(lr=(rate or self.train.lr) / self.train.lr)
+
+    def freeze_idle(self, batch: Batch) -> None:
+        """Freeze what gets no gradient: zeros would be summed over processes, and weight decay would shrink it."""
+        for role, name in self.names.items():
+            if self.weights.reaches(role):
+                freeze_unused(self.models[role], self.models[role](batch).logits.sum())
+            else:
+                self.models[role].requires_grad_(False)
+                Progress.log(f"{name}: with these weights it has nothing to learn from and stays as it is")
+
+
+@dataclass(frozen=True)
+class OnText:
+    """Masked language modelling by both models on the same masked blocks; `tasks` compare the models afterwards."""
+
+    recipe: CotrainRecipe
+    session: Session
+    corpus: Corpus
+    schedule: Schedule
+    tasks: Tasks = field(default_factory=dict)
+    auto_class: str = "AutoModelForMaskedLM"
+
+    def load(self) -> Pair:
+        """Both models as they start."""
+        return load_text_pair(self.recipe, trust_remote_code=self.session.trust_remote_code)
+
+    def build(self, recipe: CotrainRecipe, pair: Pair) -> tuple[Job, Schedule, float]:
+        """Job, schedule and steps per pass of one run."""
+        mask, temperature, schedule = recipe.data.mask, recipe.temperature, self.schedule
+        tokens = tokens_of(pair.models[TEACHER].tokenizer, str(recipe.teacher))
+        train, held_out = (
+            Masked(blocks, tokens, mask.share, mask.whole_words, mask.static, schedule.seed)
+            for blocks in (self.corpus.train, self.corpus.held_out)
         )
-        found = _summed(losses, {role: s.logits for role, s in signals.items()}, weights, names)
-        return replace(found, outputs=student.logits)
+        needs, frozen = Needs(masked_logits=True), pair.community
+        community = Teacher.frozen(frozen.source, frozen.model, needs, self.session) if frozen else None
+        divergence = reverse_kl if recipe.community.printed_order else soft_kl
 
-    for role, model in models.items():
-        if not weights.reaches(role):
-            _freeze(names[role], model)
-    modules = {names[role]: models[role] for role in ROLES}
-    return replace(plain, modules=modules, step=step, param_group=_paces(recipe)), schedule
+        def losses(signals: Signals, batch: Batch) -> Losses:
+            labels_P = labels_of(signals)
+            return Losses(
+                lambda logits_PV: masked_ce(logits_PV, labels_P),
+                lambda from_PV, to_PV: soft_kl(from_PV, to_PV, temperature),
+                lambda from_PV, to_PV: divergence(from_PV, to_PV, temperature),
+            )
 
+        step = PairStep(recipe, pair.captured(recipe.dropout, needs), losses, community)
+        step.freeze_idle(train.batch(np.arange(1)))
+        job = Job(
+            modules=step.modules,
+            step=step,
+            examples=train,
+            order=PassOrder(BatchOrder(len(train), schedule.batch_size, schedule.seed)),
+            held_out=held_out,
+            batch_weight=lambda batch: labelled("tokens", batch["labels"]),
+            param_group=step.param_group,
+        )
+        return job, schedule, len(train) / schedule.batch_size
 
-def finetune_recipe(recipe: CotrainTaskRecipe, model: str, *, label_map: bool = False) -> FinetuneRecipe:
-    """What the parts that train one model on a task want to know; `head.label_map` is the teacher's."""
-    shared = {key: getattr(recipe, key) for key in ("task", "keep", "choose_on", "data", "train", "measure")}
-    head = recipe.head if label_map else recipe.head.model_copy(update={"label_map": None})
-    return FinetuneRecipe(model=model, head=head, **shared)
+    def evaluate(self, pair: Pair, folder: Path) -> tuple[list[dict[str, Any]], Quality]:
+        """Evaluations (none) and held-out losses of a finished run."""
+        return [], {HELD_OUT: {name: {"loss": after} for name, (_, after) in self.held_out(folder).items()}}
 
+    def held_out(self, folder: Path) -> dict[str, tuple[float, float]]:
+        """Name -> held-out loss against the labels before and after training."""
+        held = [r["held_out"] for r in RunDir(folder).read_log() if "held_out" in r]
+        return {n: (held[0][f"{n}/hard"], held[-1][f"{n}/hard"]) for n in names_of(self.recipe).values()}
 
-def _summed(
-    losses: _Losses,
-    logits: Mapping[str, Tensor],
-    weights: Weights,
-    names: Mapping[str, str],
-    of_frozen: Tensor | None = None,
-) -> StepLoss:
-    """The weighted sum, and every term as it is without its weight.
-
-    What is held out is judged by the labels too where nothing is learned from them, so that runs can be compared.
-    """
-    terms = ctcd(losses.hard, losses.soft, logits, weights, of_frozen, losses.community)
-    total = torch.stack([weight * value.float() for weight, value in terms.values()]).sum()
-    values = {name: value for name, (_, value) in terms.items()}
-    if not torch.is_grad_enabled():
-        values |= {f"{role}/hard": losses.hard(logits[role]) for role in ROLES if f"{role}/hard" not in values}
-    renamed = {name.partition("/"): value for name, value in values.items()}
-    return StepLoss(total, {f"{names[role]}/{term}": value for (role, _, term), value in renamed.items()})
-
-
-def _set_dropout(models: Iterable[PreTrainedModel], recipe: CotrainRecipe | CotrainTaskRecipe) -> None:
-    if recipe.dropout is not None:
-        for model in models:
-            set_dropout(model, recipe.dropout)
-
-
-def _paces(recipe: CotrainRecipe | CotrainTaskRecipe) -> Callable[[str], ParamGroup]:
-    train, names = recipe.train, names_of(recipe)
-    rates = {names[TEACHER]: train.teacher_lr, names[STUDENT]: train.student_lr}
-    paces = {name: ParamGroup(lr=(rate or train.lr) / train.lr) for name, rate in rates.items()}
-    return lambda parameter: paces[parameter.partition(".")[0]]
-
-
-def _freeze_idle(name: str, model: Capture, batch: Batch, *, learns: bool) -> None:
-    """Take out of the training what has no gradient: between several processes zeros would be summed and decayed."""
-    if not learns:
-        _freeze(name, model)
-        return
-    logits_PV = model(batch).logits
-    assert logits_PV is not None
-    for parameter in params_without_grad(dict(model.named_parameters()), logits_PV.sum()):
-        model.get_parameter(parameter).requires_grad_(False)
+    def gains(self, folder: Path, quality: Quality) -> list[str]:
+        """Notes on what each model gained from the other, and on the better of two students."""
+        losses, lines = self.held_out(folder), []
+        for name, (before, after) in losses.items():
+            line, alone = f"{name}: {HELD_OUT} {before:.4f} before, {after:.4f} after", f"{name} {STANDALONE}"
+            if alone in quality[HELD_OUT]:
+                other = quality[HELD_OUT][alone]["loss"]
+                word = "better" if after < other else "worse"
+                line += f", {other:.4f} {STANDALONE}: {abs(other - after):.4f} {word} with the other model"
+            lines.append(line)
+        if TEACHER not in losses:
+            best, worse = sorted(losses, key=lambda name: losses[name][1])
+            of_both = f"{losses[best][1]:.4f} against {losses[worse][1]:.4f}"
+            lines.append(f"{best} is the better student: {HELD_OUT} {of_both}")
+        return lines
 
 
-def _freeze(name: str, model: torch.nn.Module) -> None:
-    model.requires_grad_(False)
-    Progress.log(f"{name}: with these weights it has nothing to learn from and stays as it is")
+@dataclass(frozen=True)
+class OnTask:
+    """Fine-tuning of both models on the same rows; metrics during training are the student's."""
+
+    recipe: CotrainTaskRecipe
+    task: PreparedTask
+    auto_class: str
+
+    def load(self) -> Pair:
+        """Both models as they start."""
+        return load_task_pair(self.recipe, self.task)
+
+    def build(self, recipe: CotrainTaskRecipe, pair: Pair) -> tuple[Job, Schedule, float]:
+        """Job, schedule and steps per pass of one run: the student's fine-tuning with both models in its step."""
+        task, kind, student = self.task, self.task.data.task.kind, pair.models[STUDENT]
+        assert isinstance(student, TaskModel)
+        models = pair.captured(recipe.dropout, Needs(logits=True))
+        plain, schedule = build_job(task, as_finetune(recipe, student.source), student)
+
+        def losses(signals: Signals, batch: Batch) -> Losses:
+            labels, mask_BL = signals.labels, batch["attention_mask"]
+            assert labels is not None
+            return Losses(
+                lambda logits: hard_loss(kind, logits, labels, mask_BL),
+                lambda of, to: soft_loss(kind, of, to, labels, mask_BL, recipe.temperature),
+            )
+
+        step = PairStep(recipe, models, losses)
+        step.freeze_idle(plain.examples.batch(np.arange(min(2, len(plain.examples)))))
+        job = replace(plain, modules=step.modules, step=step, param_group=step.param_group)
+        assert isinstance(job.order, BucketOrder)
+        return job, schedule, job.order.steps_of_pass
+
+    def evaluate(self, pair: Pair, folder: Path) -> tuple[list[dict[str, Any]], Quality]:
+        """Evaluations and metrics of both models."""
+        task, evaluations = self.task, []
+        for name, model in pair.models.items():
+            assert isinstance(model, TaskModel)
+            predictions = predict(task.session, task.evaluator, model)
+            evaluations += task.evaluator.evaluations(name, task.data.split, predictions, WORST)
+        return evaluations, quality_of(evaluations)

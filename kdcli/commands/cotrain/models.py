@@ -1,20 +1,25 @@
-"""The two models that are trained together: from shapes, from weights there are, or from a frozen third one's."""
+"""The two models that are trained together: from shapes, from given weights, or from a frozen third model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForMaskedLM, BertConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from kdcli.commands.cotrain.plan import ROLES
-from kdcli.commands.cotrain.settings import CotrainRecipe
+from kdcli.commands.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
 from kdcli.data.text.own_tokenizer import own_tokenizer
+from kdcli.downstream.recipes import as_finetune
+from kdcli.downstream.task import PreparedTask
 from kdcli.errors import UsageError
 from kdcli.losses.ctcd import STUDENT, TEACHER
+from kdcli.models.capture import Capture, capture
+from kdcli.models.heads import TaskModel
 from kdcli.models.layout import layout_for
-from kdcli.models.load import LoadedModel, load_config, load_tokenizer
+from kdcli.models.load import LoadedModel, load_config, load_encoder, load_tokenizer, save_model
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
 from kdcli.models.shape import (
     GRAMMAR,
@@ -23,46 +28,66 @@ from kdcli.models.shape import (
     is_shape,
     parse_shape,
     positions_of,
+    set_dropout,
     shape_of,
     student_config,
 )
+from kdcli.teachers.task_teacher import check_vocabulary
 from kdcli.training.progress import Progress
-from kdcli.types import ModelShape
+from kdcli.types import ModelShape, Needs
+
+ROLES = (TEACHER, STUDENT)
 
 HEAD_WIDTH = 64
-"""Width of an attention head of a BERT, of which a shape without a base has as many as fit."""
+"""Width of a BERT's attention head; a shape without a base gets as many heads as fit."""
 
 NO_LIMIT = 1 << 20
-"""Layers and width that no shape exceeds: one that is trained from the start is not bound by that of a base."""
+"""Layers and width above every shape: a model trained from scratch may be larger than its base."""
 
 LEAST_POSITIONS = 512
-"""Tokens that a model without a base reads, or more where the text asks for it."""
+"""Positions of a model without a base, unless the text needs more."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two masked language models over one vocabulary, by role, and the frozen third one where there is any.
+    """Both models by role and, on text, the frozen community teacher; `notes` say how each model starts."""
 
-    `notes` say how each began.
-    """
-
-    models: dict[str, PreTrainedModel]
-    tokenizer: PreTrainedTokenizerBase
-    community: LoadedModel | None
+    models: dict[str, LoadedModel | TaskModel]
     notes: list[str]
+    community: LoadedModel | None = None
+
+    def captured(self, dropout: float | None, needs: Needs) -> dict[str, Capture]:
+        """Both models as modules that return signals, every dropout rate set unless None."""
+        for loaded in self.models.values():
+            if dropout is not None:
+                set_dropout(loaded.model, dropout)
+        return {role: capture(loaded.model, needs) for role, loaded in self.models.items()}
 
 
-@dataclass(frozen=True)
-class _Origin:
-    """What shapes are completed from."""
+def load_task_pair(recipe: CotrainTaskRecipe, task: PreparedTask) -> Pair:
+    """Load both models with a head for the task; shapes are copied from `base`, or from the teacher without one."""
+    trusted, models, notes = task.session.trust_remote_code, dict[str, LoadedModel | TaskModel](), []
+    for number, role in enumerate(ROLES):
+        source = str(getattr(recipe, role))
+        if not is_shape(source):
+            model = task.load(as_finetune(recipe, source, head=recipe.head if role == TEACHER else None))
+        else:
+            base = load_encoder(recipe.base or str(recipe.teacher), trust_remote_code=trusted)
+            built = build_student(base.model, parse_shape(source, base.shape), seed=2 * recipe.train.seed + number)
+            notes += [f"{role}: {note}" for note in built.notes]
+            with tempfile.TemporaryDirectory() as aside:
+                save_model(built.model, base.tokenizer, Path(aside))
+                model = replace(task.load(as_finetune(recipe, aside)), source=source)
+        if role == TEACHER:
+            teacher = model
+        else:
+            check_vocabulary(teacher, model.tokenizer, source)
+        models[role] = model
+    return Pair(models, notes)
 
-    config: Any
-    tokenizer: PreTrainedTokenizerBase
-    heads: int | None
 
-
-def load_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
-    """Load or make both models: a pure function of the recipe.
+def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
+    """Load or make both masked language models: a pure function of the recipe.
 
     Raises:
         UsageError: see `kdcli.models.masked_lm.load_masked_lm` and `kdcli.models.shape.parse_shape`; different
@@ -73,27 +98,31 @@ def load_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
     if recipe.community.model is not None:
         community = _load(recipe.community.model, "the community teacher", trust_remote_code)
     given = {r: _load(s, f"the {r}", trust_remote_code) for r, s in sources.items() if not is_shape(s)}
-    origin = _origin(recipe, community, given, trust_remote_code)
-    named = [("the base", str(recipe.base), origin.tokenizer, origin.config)] if recipe.base else []
+    config, tokenizer, heads = _origin(recipe, community or next(iter(given.values()), None), trust_remote_code)
+    named = [("the base", str(recipe.base), tokenizer, config)] if recipe.base else []
     named += [(f"the {r}", sources[r], m.tokenizer, m.model.config) for r, m in given.items()]
     if community is not None:
         named.append(("the community teacher", community.source, community.tokenizer, community.model.config))
     _check_vocabularies(named)
-    shapes = {r: _shape(s, origin) for r, s in sources.items() if r not in given}
-    models, notes = {r: m.model for r, m in given.items()}, []
-    for role, shape in shapes.items():
-        if community is not None:
-            models[role], said = _remapped(recipe, community, role, shape, shapes)
+    shapes = {r: _shape(s, shape_of(config), heads) for r, s in sources.items() if r not in given}
+    models: dict[str, LoadedModel | TaskModel] = {}
+    notes = []
+    for number, role in enumerate(ROLES):
+        if role in given:
+            models[role], how = given[role], f"the weights of {sources[role]}"
         else:
-            models[role] = _fresh(origin.config, shape, 2 * recipe.train.seed + ROLES.index(role), trust_remote_code)
-            said = "initialised at random"
-        notes.append(f"{role}: {shape}, {said}")
-    notes += [f"{role}: {shape_of(m.model.config)}, the weights of {m.source}" for role, m in given.items()]
-    for role in ROLES:
-        _check_text(recipe, role, models[role].config)
+            seed, how = 2 * recipe.train.seed + number, "initialised at random"
+            if community is not None:
+                model, how = _remapped(recipe, community, number, shapes, seed)
+            else:
+                model = _fresh(config, shapes[role], seed, trust_remote_code)
+            models[role] = LoadedModel(model, tokenizer, shapes[role], sources[role])
+        own = models[role].model.config
+        notes.append(f"{role}: {shapes.get(role) or shape_of(own)}, {how}")
+        _check_text(recipe, role, own)
     if community is not None:
         _check_text(recipe, "community teacher", community.model.config)
-    return Pair({role: models[role] for role in ROLES}, origin.tokenizer, community, sorted(notes, reverse=True))
+    return Pair(models, notes, community)
 
 
 def _load(source: str, what: str, trust_remote_code: bool) -> LoadedModel:
@@ -105,32 +134,33 @@ def _load(source: str, what: str, trust_remote_code: bool) -> LoadedModel:
 
 
 def _origin(
-    recipe: CotrainRecipe, community: LoadedModel | None, given: dict[str, LoadedModel], trust_remote_code: bool
-) -> _Origin:
+    recipe: CotrainRecipe, model: LoadedModel | None, trust_remote_code: bool
+) -> tuple[Any, PreTrainedTokenizerBase, int | None]:
+    """Configuration, tokenizer and heads for shapes, heads None if they depend on the width.
+
+    From the base, else the first given model, else a BERT with a tokenizer trained from the text.
+    """
     if recipe.base is not None:
         config = load_config(recipe.base, trust_remote_code=trust_remote_code, weights=False)
         if type(config) not in AutoModelForMaskedLM._model_mapping:
             raise UsageError(f"the base: {config.model_type} has no masked-language-model head in transformers")
         tokenizer = load_tokenizer(recipe.base, trust_remote_code=trust_remote_code)
-        return _Origin(config, tokenizer, shape_of(config).heads)
-    first = community or next(iter(given.values()), None)
-    if first is not None:
-        return _Origin(first.model.config, first.tokenizer, first.shape.heads)
+        return config, tokenizer, shape_of(config).heads
+    if model is not None:
+        return model.model.config, model.tokenizer, model.shape.heads
     positions = max(LEAST_POSITIONS, recipe.data.max_length)
     tokenizer = own_tokenizer(recipe.data.source, recipe.data.column, recipe.vocab_size, positions, log=Progress.log)
     config = BertConfig(
         vocab_size=len(tokenizer), max_position_embeddings=positions, pad_token_id=tokenizer.pad_token_id
     )
-    return _Origin(config, tokenizer, None)
+    return config, tokenizer, None
 
 
-def _shape(text: str, origin: _Origin) -> ModelShape:
-    """The shape that a text means under an origin, whose ratio of feed-forward to width and whose heads it takes."""
-    of_origin = shape_of(origin.config)
-    found = GRAMMAR.fullmatch(text.strip())
-    heads = origin.heads or max(1, int(found[2]) // HEAD_WIDTH if found else 1)
-    ratio = of_origin.ffn / of_origin.hidden
-    return parse_shape(text, ModelShape(NO_LIMIT, NO_LIMIT, round(NO_LIMIT * ratio), heads))
+def _shape(text: str, default: ModelShape, heads: int | None) -> ModelShape:
+    """Parse a shape; heads and the ratio of feed-forward to hidden width have defaults."""
+    match = GRAMMAR.fullmatch(text.strip())
+    heads = heads or max(1, int(match[2]) // HEAD_WIDTH if match else 1)
+    return parse_shape(text, ModelShape(NO_LIMIT, NO_LIMIT, round(NO_LIMIT * default.ffn / default.hidden), heads))
 
 
 def _fresh(config: Any, shape: ModelShape, seed: int, trust_remote_code: bool) -> PreTrainedModel:
@@ -143,41 +173,36 @@ def _fresh(config: Any, shape: ModelShape, seed: int, trust_remote_code: bool) -
 
 
 def _remapped(
-    recipe: CotrainRecipe, community: LoadedModel, role: str, shape: ModelShape, shapes: dict[str, ModelShape]
+    recipe: CotrainRecipe, community: LoadedModel, number: int, shapes: dict[str, ModelShape], seed: int
 ) -> tuple[PreTrainedModel, str]:
-    """A model copied from the community teacher's, and how.
-
-    Two copies of the same layers would be one model, and teach each other nothing but their dropout.
-    """
-    of_teacher, number = community.shape, ROLES.index(role)
-    if shape.layers > of_teacher.layers or shape.hidden > of_teacher.hidden:
+    """Copy a model from the community teacher's layers; also say how."""
+    shape, above = shapes[ROLES[number]], community.shape
+    if shape.layers > above.layers or shape.hidden > above.hidden:
         raise UsageError(
-            f"{shape} is larger than the community teacher {of_teacher}, from which it starts",
-            f"at most {of_teacher.layers} layers and width {of_teacher.hidden}",
+            f"{shape} is larger than the community teacher {above}, from which it starts",
+            f"at most {above.layers} layers and width {above.hidden}",
         )
     layers = recipe.community.layers[number] if recipe.community.layers else None
-    if layers is None and number and shapes.get(ROLES[0]) == shape and shape.layers < of_teacher.layers:
-        layers = [max(1, n - 1) for n in evenly_spaced_layers(of_teacher.layers, shape.layers)]
-    seed = 2 * recipe.train.seed + number
+    if layers is None and number and shapes.get(TEACHER) == shape and shape.layers < above.layers:
+        # Two copies of the same layers would be one model, apart only by dropout.
+        layers = [max(1, n - 1) for n in evenly_spaced_layers(above.layers, shape.layers)]
     built = build_student(community.model.base_model, shape, layers=layers, seed=seed)
-    headed = student_with_head(community.model, built, seed=seed)
-    return headed.model.eval(), "; ".join(headed.notes)
+    student = student_with_head(community.model, built, seed=seed)
+    return student.model.eval(), "; ".join(student.notes)
 
 
 def _check_vocabularies(named: list[tuple[str, str, PreTrainedTokenizerBase, Any]]) -> None:
-    """Refuse models that do not read and guess the same words: their logits could not be compared."""
+    """Refuse different vocabularies: the logits could not be compared."""
     for what, source, tokenizer, config in named[1:]:
         first_what, first_source, first_tokenizer, first_config = named[0]
         sizes = int(first_config.vocab_size), int(config.vocab_size)
         words, others = first_tokenizer.get_vocab(), tokenizer.get_vocab()
-        if words == others and sizes[0] == sizes[1]:
-            continue
-        differing = len(set(words.items()) ^ set(others.items()))
-        raise UsageError(
-            f"{first_what} {first_source} and {what} {source} have different vocabularies: {sizes[0]:,} and "
-            f"{sizes[1]:,} words, {differing:,} entries differ",
-            "take models of one tokenizer, or a shape in place of one of them",
-        )
+        if words != others or sizes[0] != sizes[1]:
+            raise UsageError(
+                f"{first_what} {first_source} and {what} {source} have different vocabularies: {sizes[0]:,} and "
+                f"{sizes[1]:,} words, {len(set(words.items()) ^ set(others.items())):,} entries differ",
+                "take models of one tokenizer, or a shape in place of one of them",
+            )
 
 
 def _check_text(recipe: CotrainRecipe, role: str, config: Any) -> None:

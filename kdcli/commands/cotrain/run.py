@@ -1,52 +1,237 @@
-"""`kdcli cotrain`: two models trained together that learn from each other, on text or, with `--task`, on a task."""
+"""`kdcli cotrain`: train two models that learn from each other, then the same two alone, and compare.
+
+Data flow: masked blocks or rows of a task -> one forward pass of each model -> hard and soft terms -> engine.
+"""
 
 from __future__ import annotations
 
-from kdcli.commands.cotrain.plan import check_pair
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kdcli.bench.latency import Latency, Subject
+from kdcli.commands.cotrain.job import STANDALONE, OnTask, OnText, Recipe, names_of, weights_of
+from kdcli.commands.cotrain.models import ROLES, Pair, load_task_pair, load_text_pair
 from kdcli.commands.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
-from kdcli.commands.cotrain.task import check_task_pair, prepare_task_pair, probe_task_pair, run_task_pair
-from kdcli.commands.cotrain.text import prepare_pair, probe_pair, run_pair
+from kdcli.data.text.corpus import open_corpus
+from kdcli.data.text.masking import check_share, tokens_of
+from kdcli.downstream.compare import DOWNSTREAM, opened, scored
+from kdcli.downstream.recipes import as_finetune
+from kdcli.downstream.task import order_and_schedule, prepare, quality_of
 from kdcli.errors import UsageError
+from kdcli.losses.ctcd import STUDENT, TEACHER
+from kdcli.models.card import describe
+from kdcli.models.heads import AUTO_CLASS
+from kdcli.models.load import LoadedModel, location, save_model
+from kdcli.models.shape import is_shape
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
 from kdcli.report.dry_run import Estimate
-from kdcli.report.finish import RunResult
-from kdcli.training.launch import run_command
+from kdcli.report.finish import RunResult, measure, write_report
+from kdcli.report.stages import StageJob, run_command
+from kdcli.training.launch import choose_output_dir, make_schedule
+from kdcli.training.progress import Progress
+from kdcli.training.run_dir import RunDir
+from kdcli.training.session import Session
+from kdcli.types import Outcome
 
 
-def weights(text: str | None) -> list[float] | None:
-    """`1:1:1:4` as numbers; which are allowed is checked with the recipe.
-
-    Raises:
-        UsageError: something between the colons is no number.
-    """
-    if text is None:
-        return None
-    try:
-        return [float(part) for part in text.split(":")]
-    except ValueError:
-        raise UsageError(
-            f"--weights takes four numbers, got '{text}'",
-            "student against labels : student from teacher : teacher against labels : teacher from student, for "
-            "example 1:1:1:4",
-        ) from None
-
-
-def run(resolved: Resolved[CotrainRecipe], invocation: Invocation) -> RunResult | Estimate | None:
-    """Co-train on text, measure and report.
+def run(resolved: Resolved[Any], invocation: Invocation) -> RunResult | Estimate | None:
+    """Co-train on text or, with a `CotrainTaskRecipe`, on a task; measure and report.
 
     Returns:
-        The report, or the estimate of a dry run; None in a process that has nothing to print.
+        The report, or a dry run's estimate; None in a process that prints nothing.
 
     Raises:
-        KdcliError: see `kdcli.errors`; nothing was claimed or written if the recipe, models or data cannot be used.
+        KdcliError: see `kdcli.errors`; nothing was written if recipe, models or data cannot be used.
     """
-    check_pair(resolved.recipe)
-    return run_command(resolved, invocation, prepare=prepare_pair, probe=probe_pair, run=run_pair)
+    check(resolved.recipe)
+    return run_command(resolved, invocation, _prepare)
 
 
-def run_on_task(resolved: Resolved[CotrainTaskRecipe], invocation: Invocation) -> RunResult | Estimate | None:
-    """Co-train on a task, measure and report; returns and raises as `run`."""
-    check_pair(resolved.recipe)
-    check_task_pair(resolved.recipe)
-    return run_command(resolved, invocation, prepare=prepare_task_pair, probe=probe_task_pair, run=run_task_pair)
+def check(recipe: Recipe) -> None:
+    """Raise a `UsageError` for a missing model or task, a shape with nothing to copy from, or useless weights."""
+    for role in ROLES:
+        if getattr(recipe, role) is None:
+            raise UsageError(
+                f"no {role} given",
+                "kdcli cotrain TEACHER STUDENT; each is a shape such as 6x768, a hub id or directory",
+            )
+    weights_of(recipe)
+    if isinstance(recipe, CotrainTaskRecipe):
+        if recipe.task is None:
+            raise UsageError("no task given", "add --task, for example --task sst2, or --task own for your own files")
+        if recipe.base is None and is_shape(str(recipe.teacher)):
+            raise UsageError(
+                f"on a task the teacher {recipe.teacher} would start from nothing",
+                "give a model in its place, or --base MODEL, from which shapes are copied",
+            )
+
+
+@dataclass
+class PairStage:
+    """One training of both models; see `kdcli.report.stages.Stage`. Only the comparison run reports itself.
+
+    `pair` None is loaded in `build`; `contents` is what `finish` found for the report.
+    """
+
+    data: OnText | OnTask
+    session: Session
+    resolved: Resolved[Any]
+    folder: Path
+    notes: list[str]
+    alone: bool = False
+    pair: Pair | None = None
+    contents: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        """Name -> where that model is saved."""
+        return {name: self.folder / name for name in names_of(self.resolved.recipe).values()}
+
+    def build(self) -> StageJob:
+        """Load both models and make the job."""
+        if self.alone:
+            Progress.log("the same models without each other")
+        self.pair = self.pair or self.data.load()
+        job, schedule, steps_per_pass = self.data.build(self.resolved.recipe, self.pair)
+        models = zip(self.folders, self.pair.models.values(), strict=True)
+        cards = {name: describe(loaded.model, name, None) for name, loaded in models}
+        return StageJob(job, schedule, steps_per_pass, cards)
+
+    def finish(self, outcome: Outcome) -> None:
+        """Save and evaluate both models."""
+        assert self.pair is not None
+        cards = {}
+        for (name, folder), loaded in zip(self.folders.items(), self.pair.models.values(), strict=True):
+            if isinstance(self.data, OnTask):
+                # Saved with the model: other users of it cut rows at this length too.
+                loaded.tokenizer.model_max_length = self.data.task.max_length
+            if self.session.is_main:
+                save_model(loaded.model, loaded.tokenizer, folder)
+                cards[name] = describe(loaded.model, str(folder), folder)
+        evaluations, quality = self.data.evaluate(self.pair, self.folder)
+        self.pair = None
+        self.contents = {"cards": cards, "evaluations": evaluations, "quality": quality, "outcome": outcome}
+        if self.alone and self.session.is_main:
+            self.write()
+
+    def write(self, latency: Latency | None = None, beside: dict[str, RunResult] | None = None) -> None:
+        """Write report.json of this directory."""
+        write_report(
+            RunDir(self.folder),
+            command="cotrain",
+            recipe=self.resolved.recipe.model_dump(),
+            folders=self.folders,
+            latency=latency or Latency(),
+            notes=self.notes,
+            auto_class=self.data.auto_class,
+            beside=beside,
+            **self.contents,
+        )
+
+
+@dataclass(frozen=True)
+class PairRun:
+    """A checked co-training: the stage of the output directory, then the comparison run."""
+
+    resolved: Resolved[Any]
+    invocation: Invocation
+    folder: Path
+    stages: list[PairStage]
+    community: LoadedModel | None
+
+    def report(self) -> None:
+        """Compare both models with the comparison run and the community teacher."""
+        main, *others = self.stages
+        data, session, contents = main.data, main.session, main.contents
+        sources = {name: str(folder) for name, folder in main.folders.items()}
+        if self.community is not None:
+            sources = {TEACHER: location(self.community.source)} | sources
+        subjects = [Subject(name, source) for name, source in sources.items()]
+        sources |= {f"{name} {STANDALONE}": str(folder) for stage in others for name, folder in stage.folders.items()}
+        tasks = data.tasks if isinstance(data, OnText) else {}
+        scores = scored(session, tasks, sources, self.folder / DOWNSTREAM)
+        if not session.is_main:
+            return
+        cards: dict[str, dict[str, Any]] = {}
+        if self.community is not None:
+            where = Path(sources[TEACHER])
+            cards[TEACHER] = describe(self.community.model, self.community.source, where if where.is_dir() else None)
+        # The last model, which the report's first numbers are about, is the student.
+        first, last = contents["cards"]
+        cards[first] = contents["cards"][first]
+        beside = {stage.folder.name: RunResult.read(stage.folder) for stage in others}
+        for result in beside.values():
+            cards |= {f"{name} {STANDALONE}": card.model_dump() for name, card in result.report.models.items()}
+            contents["evaluations"] += [
+                e.model_dump() | {"model": f"{e.model} {STANDALONE}"} for e in result.report.evaluations
+            ]
+            for row, values in result.report.quality.items():
+                contents["quality"][row] |= {f"{name} {STANDALONE}": metrics for name, metrics in values.items()}
+        contents["cards"] = cards | {last: contents["cards"][last]}
+        if isinstance(data, OnText):
+            main.notes += data.gains(self.folder, contents["quality"])
+            main.notes += [f"{name}: {note}" for name, (task, _) in tasks.items() for note in task.notes]
+            contents["evaluations"], contents["quality"] = scores, quality_of(scores) | contents["quality"]
+        main.write(measure(subjects, self.resolved.recipe.measure, session), beside)
+
+
+def _prepare(resolved: Resolved[Any], invocation: Invocation, session: Session) -> PairRun:
+    """Check models and data, and tokenise; claims nothing."""
+    recipe = resolved.recipe
+    models = [Path(str(source)).name.replace(":", "_") for source in (recipe.teacher, recipe.student)]
+    on_task = [str(recipe.task)] if isinstance(recipe, CotrainTaskRecipe) else []
+    folder = choose_output_dir("-".join(["cotrain", *models, *on_task]), resolved, invocation, session)
+    data, pair = _on_task(recipe, session) if on_task else _on_text(recipe, invocation, session)
+    for note in pair.notes:
+        Progress.log(note)
+    notes = data.task.notes if isinstance(data, OnTask) else pair.notes
+    stages = [PairStage(data, session, resolved, folder, list(notes), pair=pair)]
+    weights = weights_of(recipe)
+    if recipe.standalone and weights.mutual and weights.teacher_hard + weights.student_hard > 0:
+        changes = {"mode": STANDALONE, "standalone": False}
+        origins = dict(resolved.origins) | dict.fromkeys(changes, "to compare with")
+        alone = Resolved(recipe.model_copy(update=changes), origins)
+        stages.append(PairStage(data, session, alone, folder / STANDALONE, list(notes), alone=True))
+    return PairRun(resolved, invocation, folder, stages, pair.community)
+
+
+def _on_task(recipe: CotrainTaskRecipe, session: Session) -> tuple[OnText | OnTask, Pair]:
+    given = not is_shape(str(recipe.teacher))
+    first = as_finetune(recipe, str(recipe.teacher if given else recipe.base), head=recipe.head if given else None)
+    task, _ = prepare(first, session)
+    order_and_schedule(task, first)
+    auto_class = AUTO_CLASS[task.data.task.kind].__name__
+    return OnTask(recipe, task, auto_class), load_task_pair(recipe, task)
+
+
+def _on_text(recipe: CotrainRecipe, invocation: Invocation, session: Session) -> tuple[OnText | OnTask, Pair]:
+    data, batch = recipe.data, recipe.train.batch_size
+    check_share(data.mask.share)
+    with session.accelerator.main_process_first():
+        pair = load_text_pair(recipe, trust_remote_code=session.trust_remote_code)
+    tokenizer, tasks = pair.models[STUDENT].tokenizer, {}
+    tokens_of(tokenizer, str(recipe.teacher))
+    if recipe.eval.tasks:
+        with tempfile.TemporaryDirectory() as aside:
+            save_model(pair.models[STUDENT].model, tokenizer, Path(aside))
+            tasks = opened(recipe.eval, aside, recipe.train.seed, invocation, session)
+    with session.accelerator.main_process_first():
+        corpus = open_corpus(
+            data.source,
+            tokenizer,
+            max_length=data.max_length,
+            column=data.column,
+            isolated=data.pack_isolated,
+            held_out_blocks=data.held_out_blocks,
+            log=Progress.log,
+        )
+    if len(corpus.train) < batch:
+        raise UsageError(
+            f"{data.source} makes {len(corpus.train)} blocks of {data.max_length} tokens to train on, less than one "
+            f"batch of {batch}",
+            "give more text, or lower train.batch_size or data.max_length",
+        )
+    return OnText(recipe, session, corpus, make_schedule(recipe.train, len(corpus.train) / batch), tasks), pair

@@ -6,20 +6,16 @@ from typing import Literal
 
 from pydantic import Field
 
-from kdcli.downstream.settings import (
-    DownstreamSettings,
-    FinetuneTrainSettings,
-    OnTask,
-)
+from kdcli.downstream.settings import DownstreamSettings, FinetuneTrainSettings, OnTask
 from kdcli.recipe.sections import DataSettings, MeasureSettings, Section, TrainSettings
 
 
 class PairSettings(Section):
-    """Where two models trained together come from, and what they learn from.
+    """The two models that are trained together, and what they learn from.
 
-    `weights` are those of the student against the labels, the student from the teacher, the teacher against the labels
-    and the teacher from the student; `mode` sets some of them to 0. `standalone` also trains both without learning from
-    each other, to compare. `dropout` sets every dropout rate of both while they train; null leaves their own.
+    `weights` are, in order: student against the labels, student from teacher, teacher against the labels, teacher from
+    student. `mode` sets some of them to 0. `standalone` also trains both without each other, to compare. `dropout`
+    sets every dropout rate of both during training; null keeps the models' own.
     """
 
     teacher: str | None = None
@@ -33,7 +29,7 @@ class PairSettings(Section):
 
 
 class CotrainTrainSettings(TrainSettings):
-    """`train:` of `cotrain`, as the paper pre-trains; `teacher_lr` and `student_lr` null are `lr`."""
+    """`train:` of `cotrain`, as in the paper's pre-training; `teacher_lr` and `student_lr` null are `lr`."""
 
     lr: float = Field(5e-4, gt=0)
     teacher_lr: float | None = Field(None, gt=0)
@@ -45,9 +41,8 @@ class CotrainTrainSettings(TrainSettings):
 class CommunitySettings(Section):
     """`community:`, a frozen pre-trained model that both models start from and learn from (Community KD).
 
-    `printed_order` takes the divergence from each model to it, and not from it to each model. `layers` are those of it
-    that either model is copied from; null takes evenly spaced ones, and their neighbours for a second model of the same
-    shape.
+    `printed_order` takes the divergence from each model to it, as printed in the paper. `layers` are the layers that
+    each model copies; null takes evenly spaced ones, and their neighbours for a second model of the same shape.
     """
 
     model: str | None = None
@@ -56,9 +51,9 @@ class CommunitySettings(Section):
 
 
 class CotrainRecipe(PairSettings):
-    """What `kdcli cotrain` needs to know: `teacher` and `student` are shapes, hub ids or directories.
+    """The recipe of `cotrain` on text; `teacher` and `student` are shapes, hub ids or directories.
 
-    `base` gives shapes a tokenizer and a configuration, but no weights. Where nothing else does, a tokenizer of
+    `base` gives shapes a tokenizer and a configuration, but no weights. Without any model, a tokenizer of
     `vocab_size` words is trained from the text.
     """
 
@@ -79,8 +74,10 @@ class CotrainTaskTrainSettings(FinetuneTrainSettings):
 
 
 class CotrainTaskRecipe(PairSettings, OnTask):
-    """What `kdcli cotrain --task` needs to know: `teacher` and `student` are hub ids or directories, or shapes that are
-    copied from `base`, which null is the teacher. `keep: best` goes by the student's metric."""
+    """The recipe of `cotrain --task`; `teacher` and `student` are hub ids, directories or shapes.
+
+    Shapes are copied from `base`, or from the teacher if that is null. `keep: best` goes by the student's metric.
+    """
 
     verb: Literal["cotrain-task"] = "cotrain-task"
     train: CotrainTaskTrainSettings = CotrainTaskTrainSettings()

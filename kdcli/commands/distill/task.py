@@ -125,7 +125,7 @@ def prepare_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, 
     of_student = recipe.student.to[0] if recipe.student.to else Path(str(recipe.student.source)).name
     name = f"distill-{Path(str(recipe.teacher)).name}-{recipe.task}-{of_student}".replace(":", "_")
     folder = choose_output_dir(name, resolved, invocation, session)
-    task, teacher = prepare(_of_teacher(recipe), session, new_head=False, trust_remote_code=trusted)
+    task, teacher = prepare(_of_teacher(recipe), session, new_head=False)
     teachers = [teacher] + [
         load_teacher(source, task, teacher.tokenizer, str(recipe.teacher), None) for source in recipe.more_teachers
     ]
@@ -191,7 +191,7 @@ def prepare_copies(
         KdcliError: as `prepare_task`, of what belongs to the student nothing is looked at.
     """
     recipe, trusted = resolved.recipe, invocation.trust_remote_code
-    task, teacher = prepare(_of_teacher(recipe), session, new_head=False, trust_remote_code=trusted)
+    task, teacher = prepare(_of_teacher(recipe), session, new_head=False)
     return task, teacher, open_words(recipe.augment, task, teacher, trust_remote_code=trusted)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from kdcli.downstream.settings import (
-    FinetuneRecipe,
-)
+from kdcli.downstream.settings import FinetuneRecipe
 from kdcli.recipe.sections import Section
 
 RECIPES: dict[str, type[Section]] = {"finetune": FinetuneRecipe}

@@ -125,7 +125,7 @@ def _prepare(recipes: Recipes, first: Resolved[PruneRecipe], invocation: Invocat
     """Check models and data against each other and tokenise; claims nothing."""
     recipe = first.recipe
     folder = choose_output_dir(f"prune-{Path(str(recipe.model)).name}-{recipe.task}", first, invocation, session)
-    task, headed = tasks.prepare(recipe, session, trust_remote_code=session.trust_remote_code)
+    task, headed = tasks.prepare(recipe, session)
     teacher = None
     if recipe.teacher is not None:
         label_map = recipe.head.label_map
