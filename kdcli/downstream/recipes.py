@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kdcli.downstream.settings import DownstreamSettings, FinetuneRecipe
+from kdcli.downstream.settings import DownstreamSettings, FinetuneRecipe, OnTask, TaskHeadSettings
 from kdcli.errors import UsageError
 from kdcli.recipe.resolve import Resolved, flatten, resolve, shipped
 
@@ -27,6 +27,17 @@ def finetune_recipe(
     if recipe is not None or of_task not in shipped("finetune"):
         return resolved
     return resolve(FinetuneRecipe, recipe=of_task, sets=sets, options=options)
+
+
+def as_finetune(recipe: OnTask, model: str, *, head: TaskHeadSettings | None = None) -> FinetuneRecipe:
+    """The part of a task recipe that trains or evaluates one of its models.
+
+    Args:
+        head: settings of the model's head; None is the recipe's without `label_map`, which belongs to the teacher.
+    """
+    shared = {key: getattr(recipe, key) for key in ("task", "keep", "choose_on", "data", "train", "measure")}
+    head = head or recipe.head.model_copy(update={"label_map": None})
+    return FinetuneRecipe(model=model, head=head, **shared)
 
 
 def downstream_recipe(settings: DownstreamSettings, task: str, seed: int) -> Resolved[FinetuneRecipe]:
