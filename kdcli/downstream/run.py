@@ -7,7 +7,7 @@ from typing import Any
 
 from kdcli.bench.latency import Latency, Subject
 from kdcli.downstream.settings import FinetuneRecipe
-from kdcli.downstream.task import PreparedTask, quality_of, train_model
+from kdcli.downstream.task import PreparedTask, TrainedModel, quality_of, train_model
 from kdcli.models.card import describe
 from kdcli.models.heads import AUTO_CLASS, TaskModel
 from kdcli.models.load import save_model
@@ -42,7 +42,13 @@ def run_claimed(
         headed: the recipe's model where it was just loaded; None loads it.
         timed: whether latency is measured as the recipe says, or not at all.
     """
-    fitted = train_model(task, recipe, RunDir(folder), headed)
+    return finish_claimed(task, recipe, folder, train_model(task, recipe, RunDir(folder), headed), timed=timed)
+
+
+def finish_claimed(
+    task: PreparedTask, recipe: FinetuneRecipe, folder: Path, fitted: TrainedModel, *, timed: bool
+) -> RunResult:
+    """Save and report a model fine-tuned in a claimed directory."""
     if task.session.is_main:
         model = fitted.headed.model
         save_model(model, fitted.headed.tokenizer, folder)

@@ -304,27 +304,28 @@ def train_model(
 def train_job(task: PreparedTask, headed: TaskModel, job: Job, schedule: Schedule, run_dir: RunDir) -> TrainedModel:
     """Train what `fitting` made in a claimed directory, and judge."""
     assert isinstance(job.order, BucketOrder)
-    _say_padding(job.order)
-    outcome = train(task.session, job, schedule, run_dir)
+    log_padding(job.order)
+    return trained_model(task, headed, train(task.session, job, schedule, run_dir))
+
+
+def trained_model(task: PreparedTask, headed: TaskModel, outcome: Outcome) -> TrainedModel:
+    """A model after its training, with its predictions."""
     if outcome.best_step is not None:
         Progress.log(f"the best weights are those of step {outcome.best_step}")
     # Saved with the model, it tells whoever uses it, and `features_of`, at how many tokens rows were cut.
     headed.tokenizer.model_max_length = task.max_length
-    return TrainedModel(headed, outcome, _predictions(task.session, task.evaluator, job))
+    return TrainedModel(headed, outcome, predict(task.session, task.evaluator, headed))
 
 
 def predict(session: Session, evaluator: Evaluator, headed: TaskModel) -> list[Prediction]:
     """The predictions of a model as it is, for all judged examples."""
     rows = evaluator.features.rows
     job = _job(evaluator, headed, rows, BatchOrder(max(1, len(rows)), 1, 0), None)
-    return _predictions(session, evaluator, job)
-
-
-def _predictions(session: Session, evaluator: Evaluator, job: Job) -> list[Prediction]:
     return evaluator.features.predictions(evaluate(session, job).outputs)
 
 
-def _say_padding(order: BucketOrder) -> None:
+def log_padding(order: BucketOrder) -> None:
+    """Log the share of padding, beside that of random batches."""
     lengths = order.lengths
     plain = BatchOrder(len(lengths), order.batch_size, order.seed)
     drawn = [lengths[plain.indices(step)] for step in range(1, min(200, order.steps_of_pass) + 1)]

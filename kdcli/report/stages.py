@@ -108,8 +108,12 @@ def run_stages(session: Session, run: Run) -> None:
     """Train every stage that is not done, then report."""
     if already_done(run.folder):
         return
-    for stage in run.stages:
-        if stage.folder != run.folder and claim_or_resume(session, stage.folder, stage.resolved):
+    stages = list(run.stages)
+    for stage in stages:
+        # Only an empty directory can be claimed, so one that contains another stage's is claimed before it.
+        outer = [s for s in stages if s.folder in stage.folder.parents]
+        done = [claim_or_resume(session, s.folder, s.resolved) for s in (*outer, stage) if s.folder != run.folder]
+        if done and done[-1]:
             continue
         built = stage.build()
         stage.finish(train(session, built.job, built.schedule, RunDir(stage.folder)))

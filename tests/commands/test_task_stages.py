@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from encoders import tiny_config, tiny_encoder, tiny_tokenizer
 from transformers import AutoModelForSequenceClassification
 
-from kdcli.commands.distill.stages import STUDENT, intermediate, prediction
+from kdcli.commands.distill.stages import STUDENT, intermediate_job, prediction_job
 from kdcli.downstream.settings import FinetuneRecipe, FinetuneTrainSettings, LabelledSettings
 from kdcli.downstream.task import prepare
 from kdcli.losses import build_objective
@@ -20,7 +20,7 @@ from kdcli.losses.soft_targets import soft_loss
 from kdcli.models.heads import load_for_task
 from kdcli.models.shape import shape_of
 from kdcli.recipe.sections import KdSettings
-from kdcli.teachers.cache import HIDDEN_KEY, SignalStore
+from kdcli.teachers.cache import TOKENS_KEY, SignalStore
 from kdcli.teachers.task_teacher import kd_terms
 from kdcli.training.session import Session
 from kdcli.types import Signals
@@ -91,7 +91,7 @@ def own_stage(ready, recipe):
 
     def of(store=None):
         student = encoder()
-        return intermediate(task, recipe, student, objective_of(teacher, student), teacher, store)
+        return intermediate_job(task, recipe, student, objective_of(teacher, student), teacher, store)
 
     return of
 
@@ -124,19 +124,19 @@ def test_cached_signals_are_the_teachers_to_their_rounding(own_stage, tmp_path):
     for each in (student, cached):
         each.eval()
     batch = with_store.examples.batch(ROWS)
-    assert HIDDEN_KEY in batch
+    assert TOKENS_KEY in batch
     expected, found = job.step(job.examples.batch(ROWS)), with_store.step(batch)
     for name, value in expected.terms.items():
         torch.testing.assert_close(found.terms[name], value, rtol=2e-2, atol=1e-4)
     # What is held out is in no store, and asked of the teacher.
     held_out = with_store.held_out.batch(ROWS)
-    assert HIDDEN_KEY not in held_out
+    assert TOKENS_KEY not in held_out
     assert torch.equal(with_store.step(held_out).total, job.step(held_out).total)
 
 
 def test_a_store_that_would_be_too_large_is_none(own_stage, tmp_path):
     _, job, _ = own_stage((tmp_path, 10))
-    assert HIDDEN_KEY not in job.examples.batch(ROWS)
+    assert TOKENS_KEY not in job.examples.batch(ROWS)
     assert not list(tmp_path.iterdir())
 
 
@@ -145,7 +145,7 @@ def predicted(ready, recipe, kd, teachers, method=None, store=None):
     task, first = ready
     headed = load_for_task(recipe.model, task.data.task, new_head=False)
     objective = objective_of(first, headed.model, method) if method else None
-    job, _ = prediction(task, recipe, kd, headed, teachers, objective, store)
+    job, _ = prediction_job(task, recipe, kd, headed, teachers, objective, store)
     for module in job.modules.values():
         module.eval()
     return headed, job

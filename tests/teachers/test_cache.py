@@ -26,9 +26,8 @@ from transformers import (
 from kdcli.data.labelled.features import Encoded
 from kdcli.errors import MachineError
 from kdcli.models.capture import capture, prepare_teacher
-from kdcli.teachers import cache as signal_store
-from kdcli.teachers import cache_records as signal_records
-from kdcli.teachers.cache import SignalStore, size_of
+from kdcli.teachers import cache
+from kdcli.teachers.cache import RecordLayout, SignalStore
 from kdcli.types import Needs, Signals
 
 CPU = torch.device("cpu")
@@ -91,7 +90,7 @@ def tensors_of(signals):
 
 
 def cached(store, indices):
-    return tensors_of(store.signals(store.examples().batch(np.array(indices))))
+    return tensors_of(store.signals(store.batch(np.array(indices))))
 
 
 def same(some, others):
@@ -114,12 +113,12 @@ def told(said, words):
 )
 def test_what_is_cached_is_what_the_teacher_says(tmp_path, kind, model_type, monkeypatch):
     # More than one group, so that the rows lie in another order than they are read in.
-    monkeypatch.setattr(signal_records, "AT_ONCE", 40)
+    monkeypatch.setattr(cache, "TEACHER_TOKENS", 40)
     rows = rows_of(kind=kind, types=model_type != "distilbert")
     teacher = capture(headed(kind, model_type), EVERYTHING)
     store = opened(tmp_path, rows, teacher=teacher)
     for indices in ([5, 0, 3], [1], [2, 2, 7], list(range(8))):
-        batch = store.examples().batch(np.array(indices))
+        batch = store.batch(np.array(indices))
         found, live = store.signals(batch), teacher(rows.batch(np.array(indices)))
         assert torch.equal(found.mask, live.mask)
         assert torch.equal(found.labels, live.labels)
@@ -165,8 +164,8 @@ def test_no_signal_reaches_the_model_and_the_batch_is_as_before(tmp_path):
     rows = rows_of()
     store = opened(tmp_path, rows)
     expected = rows.batch(np.arange(3))
-    batch = store.examples().batch(np.arange(3))
-    assert len(store.examples()) == len(rows)
+    batch = store.batch(np.arange(3))
+    assert len(store) == len(rows)
     extra = batch.keys() - expected.keys()
     assert extra
     assert all(key.startswith("teacher.") for key in extra)
@@ -190,7 +189,7 @@ def test_only_what_is_needed_is_kept(tmp_path, needs):
     assert cached(store, [0, 1, 2]).keys() == live.keys()
     tokens, values = len(rows.ids_T), 4 * 8
     size = 8 * 3 * 4 if needs.logits else tokens * values * 2
-    assert size_of(capture(headed(), needs), rows, needs=needs, device=CPU) == size
+    assert RecordLayout.of(capture(headed(), needs), rows, needs, CPU).size(rows) == size
     assert sum((store.folder / name).stat().st_size for name in ("tokens.bin", "logits.bin")) == size
 
 
@@ -259,7 +258,7 @@ def test_made_twice_it_is_the_same_to_the_bit(tmp_path):
 
 @pytest.mark.parametrize("name", ["tokens.bin", "logits.bin", "index.json"])
 def test_a_byte_turned_anywhere_is_found_and_all_made_anew(tmp_path, name, monkeypatch):
-    monkeypatch.setattr(signal_store, "BLOCK", 100)
+    monkeypatch.setattr(cache, "HASHED_BYTES", 100)
     rows = rows_of()
     expected = cached(opened(tmp_path, rows), range(8))
     path = store_of(tmp_path) / name
@@ -338,7 +337,7 @@ def test_of_two_processes_one_makes_it_and_the_other_waits(tmp_path):
 def test_too_big_is_said_with_both_sizes_and_nothing_computed(tmp_path):
     teacher, said = counting(), []
     rows = rows_of((30,) * 100)
-    size = size_of(teacher, rows, needs=EVERYTHING, device=CPU)
+    size = RecordLayout.of(teacher, rows, EVERYTHING, CPU).size(rows)
     assert size == 3000 * 9 * 32 * 2 + 100 * 3 * 4
     teacher.read = 0
     assert opened(tmp_path, rows, teacher=teacher, said=said, limit=1_100_000) is None
@@ -351,7 +350,7 @@ def test_too_big_is_said_with_both_sizes_and_nothing_computed(tmp_path):
 
 def test_a_disk_without_room_is_said_and_nothing_computed(tmp_path, monkeypatch):
     usage = namedtuple("usage", "free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(signal_store.MARGIN + 100))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(cache.RESERVED_BYTES + 100))
     teacher, said = counting(), []
     assert opened(tmp_path, rows_of(), teacher=teacher, said=said) is None
     assert teacher.read == 1
@@ -405,9 +404,9 @@ def test_every_row_has_its_own_signals_and_zeros_behind(tmp_path_factory, length
     indices = np.array(data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=6)))
     needs = Needs(hidden=frozenset({0}), logits=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(signal_records, "AT_ONCE", at_once)
+        patch.setattr(cache, "TEACHER_TOKENS", at_once)
         store = opened(tmp_path_factory.mktemp("store"), rows, needs, teacher=Echo())
-    batch = store.examples().batch(indices)
+    batch = store.batch(indices)
     found = store.signals(batch)
     # The padding of the ids is 0 too.
     assert torch.equal(found.hidden[0], batch["input_ids"].float()[..., None].expand(-1, -1, 3))

@@ -9,16 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import (
-    ON_TASK,
-    TRAINING,
-    Task,
-    invocation_of,
-    show,
-    training_options,
-    with_options,
-)
+from kdcli.cli.options import ON_TASK, TRAINING, Task, invocation_of, show, training_options, with_options
 from kdcli.errors import UsageError
+
+ON_TASK_ALONE = (
+    *("student", "general", "corpus", "more_teachers", "augment", "augment_model", "glove", "augment_only", "ablate"),
+)
+"""Parameters that need --task."""
 
 
 @app.command()
@@ -85,23 +82,25 @@ def distill(
     if task is not None or (shared["recipe"] is not None and verb_of(shared["recipe"]) == "distill-task"):
         _distill_on_task(given)
         return
-    _refuse_without_task(given)
+    for name in ON_TASK_ALONE:
+        if given[name]:
+            option = "also-teacher" if name == "more_teachers" else name.replace("_", "-")
+            raise UsageError(f"--{option} needs --task", "it belongs to distilling on a task")
     own = {"teacher": teacher, "student.to": to, "method": method, "assistant": assistant, "eval.tasks": eval_task}
     resolved = resolve(
         DistillRecipe,
         recipe=shared["recipe"],
-        beneath=_embedded_default(method, shared["sets"] or ()) if teacher == "demo" and not shared["recipe"] else None,
+        beneath=_demo_recipe(method, shared["sets"] or ()) if teacher == "demo" and not shared["recipe"] else None,
         sets=shared["sets"] or (),
         options=own | training_options(given),
     )
-    invocation = invocation_of(given)
     from kdcli.commands.distill import run as command
 
-    show(command.run(resolved, invocation), as_json=shared["json"])
+    show(command.run(resolved, invocation_of(given)), as_json=shared["json"])
 
 
-def _embedded_default(method: str | None, sets: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What `distill demo` starts from; another method than the recipe's takes all but the settings of its loss."""
+def _demo_recipe(method: str | None, sets: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The recipe of `distill demo`; with another method, without the settings of its loss."""
     from kdcli.recipe.resolve import flatten, read_recipe
 
     values = dict(flatten(read_recipe("demo", "distill")))
@@ -112,40 +111,37 @@ def _embedded_default(method: str | None, sets: Sequence[str]) -> dict[str, dict
 
 
 def _distill_on_task(given: Mapping[str, Any]) -> None:
-    from kdcli.commands.distill.recipes import ablations, task_recipe
-
     for name in ("assistant", "eval_task"):
         if given[name]:
             raise UsageError(f"--{name.replace('_', '-')} belongs to distilling on text, not on a task")
-    text = given["general"] or given["corpus"]
     copies = True if given["augment_only"] or given["glove"] or given["augment_model"] else None
     own = {
         **{name: given[name] for name in ("teacher", "method", "task", "more_teachers")},
         "student.to": given["to"],
         "student.source": given["student"],
-        "general.use": True if text else None,
+        "general.use": True if given["general"] or given["corpus"] else None,
         "general.run": given["general"],
         "general.source": given["corpus"],
         "augment.use": given["augment"] if given["augment"] is not None else copies,
         "augment.model": given["augment_model"],
         "augment.glove": given["glove"],
     }
-    asked = {"recipe": given["recipe"], "sets": given["sets"] or (), "options": own | training_options(given)}
-    from kdcli.commands.distill import run as command
+    options = {"recipe": given["recipe"], "sets": given["sets"] or (), "options": own | training_options(given)}
+    from kdcli.commands.distill.recipes import ablations, task_recipe
 
-    resolved, invocation = task_recipe(**asked), invocation_of(given)
+    resolved, invocation = task_recipe(**options), invocation_of(given)
+    result: Any
     if given["augment_only"] is not None:
-        show(command.write_copies(resolved, invocation, given["augment_only"]), as_json=given["json"])
+        from kdcli.commands.distill.copies import write_copies
+
+        result = write_copies(resolved, invocation, given["augment_only"])
     elif given["ablate"] is not None:
-        variants = {name: task_recipe(**asked, overrides=over) for name, over in ablations(given["ablate"]).items()}
-        show(command.run_variants(variants, invocation), as_json=given["json"])
+        from kdcli.commands.distill.variants import run_variants
+
+        variants = {name: task_recipe(**options, overrides=over) for name, over in ablations(given["ablate"]).items()}
+        result = run_variants(variants, invocation)
     else:
-        show(command.run_on_task(resolved, invocation), as_json=given["json"])
+        from kdcli.commands.distill import run as command
 
-
-def _refuse_without_task(given: Mapping[str, Any]) -> None:
-    names = ("student", "general", "corpus", "more_teachers", "augment", "augment_model", "glove", "augment_only")
-    for name in (*names, "ablate"):
-        if given[name]:
-            option = {"more_teachers": "also_teacher"}.get(name, name).replace("_", "-")
-            raise UsageError(f"--{option} needs --task", "it belongs to distilling on a task")
+        result = command.run_on_task(resolved, invocation)
+    show(result, as_json=given["json"])
