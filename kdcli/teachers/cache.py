@@ -45,7 +45,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Column:
-    """A signal's place in the record of a token: values `begin` to `end`, viewed as `shape`, (A, K) or (D,)."""
+    """A signal's place in a token's record: values `begin` to `end`, viewed as `shape`, (A, K) or (D,)."""
 
     kind: str
     layer: int
@@ -126,16 +126,13 @@ class SignalStore:
         limit_bytes: int,
         log: Callable[[str], None],
     ) -> SignalStore | None:
-        """Find a teacher's signals for rows, or compute them.
+        """Find a teacher's signals for rows in one of the stores of a directory, or compute them.
 
         An existing store is read once to check its hashes; a damaged or incomplete one is computed again. Of several
         processes one computes and the others wait.
 
         Args:
-            folder: holds one directory per store.
-            rows: at least one.
             teacher: batch -> `Signals`, on `device`; put into eval mode.
-            needs: the signals to store.
             fingerprint: hash of the teacher's weights and configuration.
 
         Returns:

@@ -31,11 +31,7 @@ Store = tuple[Path, int]
 def load_teacher(
     source: str, task: PreparedTask, tokenizer: PreTrainedTokenizerBase, student: str, label_map: Sequence[int] | None
 ) -> TaskModel:
-    """Load a teacher fine-tuned for the task, with the vocabulary of `student`, whose tokenizer is `tokenizer`.
-
-    Raises:
-        UsageError: see `load_for_task`; another vocabulary.
-    """
+    """Load a teacher fine-tuned for the task; a `UsageError` if `tokenizer`, that of `student`, is another."""
     trusted = task.session.trust_remote_code
     teacher = load_for_task(source, task.data.task, label_map=label_map, new_head=False, trust_remote_code=trusted)
     check_vocabulary(teacher, tokenizer, student)
@@ -63,12 +59,7 @@ class CachedSignals:
 def cached_signals(
     teacher: TaskModel, task: PreparedTask, needs: Needs, passes: float, store: Store | None
 ) -> CachedSignals:
-    """A teacher's signals for a task's rows, from the disk where the rows are read more than once.
-
-    Args:
-        passes: passes over the rows.
-        store: None caches nothing.
-    """
+    """A teacher's signals for a task's rows, cached in `store`, if any, where training makes several passes."""
     assert task.train is not None
     rows, live = task.train.rows, Teacher.frozen(teacher.source, teacher.model, needs, task.session)
     if store is None or passes <= 1:

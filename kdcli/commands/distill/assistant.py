@@ -7,6 +7,7 @@ teacher's layers and the student's width and learnt from the teacher.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from kdcli.commands.distill.settings import DistillRecipe
 from kdcli.errors import UsageError
@@ -16,11 +17,7 @@ from kdcli.types import ModelShape
 
 
 def student_shapes(recipe: DistillRecipe, teacher: ModelShape) -> dict[str, ModelShape]:
-    """The students' shapes by name in the report: `student`, or with several students the shape as given.
-
-    Raises:
-        UsageError: see `parse_shape`; or a shape is named twice.
-    """
+    """The students' shapes by name in the report: `student`, or with several students the shape as given."""
     texts = recipe.student.to
     if len(set(texts)) < len(texts):
         raise UsageError(f"--to names a shape twice: {', '.join(texts)}")
@@ -31,21 +28,15 @@ def student_shapes(recipe: DistillRecipe, teacher: ModelShape) -> dict[str, Mode
 def assistant_shape(
     recipe: DistillRecipe, teacher: ModelShape, students: Mapping[str, ModelShape]
 ) -> ModelShape | None:
-    """The shape of the assistant that all students learn from, if they need one.
-
-    Raises:
-        UsageError: the students need different ones.
-    """
+    """The shape of the assistant that all students learn from, if they need one."""
     if recipe.assistant == "none":
         return None
     if recipe.assistant != "auto":
         return parse_shape(recipe.assistant, teacher)
-    needed = {
-        name: ModelShape(teacher.layers, shape.hidden, shape.ffn, shape.heads)
-        if 2 * shape.layers <= teacher.layers and 2 * shape.hidden <= teacher.hidden
-        else None
-        for name, shape in students.items()
-    }
+    needed: dict[str, ModelShape | None] = dict.fromkeys(students)
+    for name, shape in students.items():
+        if 2 * shape.layers <= teacher.layers and 2 * shape.hidden <= teacher.hidden:
+            needed[name] = replace(shape, layers=teacher.layers)
     if len(set(needed.values())) > 1:
         listed = "; ".join(f"{name}: {shape or 'none'}" for name, shape in needed.items())
         raise UsageError(

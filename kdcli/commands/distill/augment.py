@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,10 +23,7 @@ from kdcli.training.progress import Progress
 
 @dataclass(frozen=True)
 class WordSource:
-    """Candidates for words: from a masked language model, where one is named, and neighbours by word vectors.
-
-    `fingerprint` is of both and of the vocabulary.
-    """
+    """Candidates for words; `fingerprint` is a hash of both sources and the vocabulary."""
 
     language_model: LoadedModel | None
     neighbours: Neighbours
@@ -34,11 +33,7 @@ class WordSource:
 def open_words(
     settings: AugmentSettings, task: PreparedTask, teacher: TaskModel, *, trust_remote_code: bool
 ) -> WordSource:
-    """Read and check the sources of words, before anything is trained.
-
-    Raises:
-        UsageError: see `load_masked_lm` and `Neighbours`; or the model has another vocabulary than the teacher.
-    """
+    """Read and check the sources of words; a `UsageError` if the model has another vocabulary than the teacher."""
     model, hashed = None, [""]
     if settings.model is not None:
         otherwise = "name another for augment.model, or none: then neighbours serve for all words"
@@ -65,12 +60,7 @@ def open_words(
 def augmented(
     settings: AugmentSettings, task: PreparedTask, teacher: TaskModel, source: WordSource, *, seed: int
 ) -> Augmented:
-    """The task's training examples and their copies; only one process may write the cache.
-
-    Raises:
-        UsageError: see `kdcli.data.augment.copies`.
-        MachineError: the cache cannot be written.
-    """
+    """The task's training examples and their copies, see `augment`; only one process may write the cache."""
     examples, model = task.data.train, source.language_model
     name = cache_key(source.fingerprint, settings.candidates, [e.texts for e in examples])
     return augment(
@@ -87,3 +77,21 @@ def augmented(
         fingerprint=source.fingerprint,
         log=Progress.log,
     )
+
+
+@dataclass(frozen=True)
+class Copies:
+    """A file of copies, and notes on how they were made."""
+
+    file: Path
+    count: int
+    notes: list[str]
+
+    def to_json(self) -> str:
+        """All fields."""
+        return json.dumps({"file": str(self.file), "copies": self.count, "notes": self.notes}, indent=2)
+
+    def renderables(self) -> Iterable[str]:
+        """The same as text."""
+        yield from self.notes
+        yield f"{self.count:,} rows in {self.file}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,10 +13,10 @@ from kdcli.cli.app import app
 from kdcli.cli.options import ON_TASK, TRAINING, Task, invocation_of, show, training_options, with_options
 from kdcli.errors import UsageError
 
-ON_TASK_ALONE = (
+TASK_ONLY = (
     *("student", "general", "corpus", "more_teachers", "augment", "augment_model", "glove", "augment_only", "ablate"),
 )
-"""Parameters that need --task."""
+on_task = partial(typer.Option, rich_help_panel=ON_TASK)
 
 
 @app.command()
@@ -35,38 +36,20 @@ def distill(
         ),
     ] = None,
     task: Task = None,
-    student: Annotated[
-        str | None, typer.Option(metavar="DIR", help="On a task: start from this encoder.", rich_help_panel=ON_TASK)
-    ] = None,
-    general: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="First distil on text, in this directory.", rich_help_panel=ON_TASK),
-    ] = None,
-    corpus: Annotated[
-        str | None,
-        typer.Option(metavar="SOURCE", help="The text of that stage; it is wanted then.", rich_help_panel=ON_TASK),
-    ] = None,
+    student: Annotated[str | None, on_task(metavar="DIR", help="On a task: start from this encoder.")] = None,
+    general: Annotated[str | None, on_task(metavar="DIR", help="First distil on text, in this directory.")] = None,
+    corpus: Annotated[str | None, on_task(metavar="SOURCE", help="Text of that stage; enables it.")] = None,
     more_teachers: Annotated[
-        list[str] | None,
-        typer.Option("--also-teacher", help="A further teacher of the task; repeatable.", rich_help_panel=ON_TASK),
+        list[str] | None, on_task("--also-teacher", help="A further teacher of the task; repeatable.")
     ] = None,
     augment: Annotated[
-        bool | None,
-        typer.Option("--augment/--no-augment", help="Train on copies with other words too.", rich_help_panel=ON_TASK),
+        bool | None, on_task("--augment/--no-augment", help="Train on copies with other words too.")
     ] = None,
-    augment_model: Annotated[
-        str | None, typer.Option(help="Masked language model that names words.", rich_help_panel=ON_TASK)
-    ] = None,
-    glove: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Word vectors for long words.", rich_help_panel=ON_TASK)
-    ] = None,
-    augment_only: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the copies as jsonl and stop.", rich_help_panel=ON_TASK),
-    ] = None,
+    augment_model: Annotated[str | None, on_task(help="Masked language model that names words.")] = None,
+    glove: Annotated[str | None, on_task(metavar="FILE", help="Word vectors for long words.")] = None,
+    augment_only: Annotated[Path | None, on_task(metavar="FILE", help="Write the copies as jsonl and stop.")] = None,
     ablate: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Also run the variants of this list; one table.", rich_help_panel=ON_TASK),
+        str | None, on_task(metavar="NAME", help="Also run the variants of this list; one table.")
     ] = None,
     assistant: Annotated[str | None, typer.Option(help="Teacher assistant: auto, none or LxH.")] = None,
     eval_task: Annotated[
@@ -74,7 +57,7 @@ def distill(
     ] = None,
     **shared: Any,
 ) -> None:
-    """Train a smaller student of an encoder: on unlabelled text (MiniLM, TinyBERT …), or on a task with --task."""
+    """Train a smaller student of an encoder: on unlabelled text (MiniLM, TinyBERT ...), or on a task with --task."""
     given = locals() | shared
     from kdcli.commands.distill.settings import DistillRecipe
     from kdcli.recipe.resolve import resolve, verb_of
@@ -82,7 +65,7 @@ def distill(
     if task is not None or (shared["recipe"] is not None and verb_of(shared["recipe"]) == "distill-task"):
         _distill_on_task(given)
         return
-    for name in ON_TASK_ALONE:
+    for name in TASK_ONLY:
         if given[name]:
             option = "also-teacher" if name == "more_teachers" else name.replace("_", "-")
             raise UsageError(f"--{option} needs --task", "it belongs to distilling on a task")
@@ -132,7 +115,7 @@ def _distill_on_task(given: Mapping[str, Any]) -> None:
     resolved, invocation = task_recipe(**options), invocation_of(given)
     result: Any
     if given["augment_only"] is not None:
-        from kdcli.commands.distill.copies import write_copies
+        from kdcli.commands.distill.task import write_copies
 
         result = write_copies(resolved, invocation, given["augment_only"])
     elif given["ablate"] is not None:

@@ -16,11 +16,7 @@ from kdcli.recipe.resolve import Resolved, defaulted, explain, flatten, read_rec
 
 
 def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
-    """The stage on text: `general`, with the task's teacher, student and seed.
-
-    Raises:
-        UsageError: an override that `distill` does not know, or no such recipe.
-    """
+    """The stage on text: `general`, with the task's teacher, student and seed."""
     general, student = recipe.general, recipe.student
     options: dict[str, Any] = {
         "teacher": general.teacher or recipe.teacher,
@@ -41,13 +37,8 @@ def task_recipe(
 ) -> Resolved[TaskDistillRecipe]:
     """The recipe of a task's distillation, over the shipped recipe of its method and task.
 
-    Args:
-        recipe: of `distill --task`, or one of `distill`, which becomes the stage on text.
-        sets, options: as in `resolve`.
-        overrides: options that win over all of these, such as a variant's.
-
-    Raises:
-        UsageError: see `resolve`.
+    A `recipe` of `distill` on text becomes the stage on text. `overrides` win over everything, such as a variant's.
+    The other arguments, and errors, are those of `resolve`.
     """
     given = {key: value for key, value in options.items() if value is not None} | dict(overrides or {})
     beneath: dict[str, Mapping[str, Any]] = {}
@@ -70,13 +61,9 @@ def task_recipe(
 
 
 def ablations(name: str) -> dict[str, dict[str, Any]]:
-    """Variants: name -> dotted recipe keys it overrides; the first is the recipe itself.
+    """Variants in a shipped list (`recipes/ablations/NAME.yaml`) or a YAML file: name -> dotted keys it overrides.
 
-    Args:
-        name: a shipped list (`recipes/ablations/NAME.yaml`) or a YAML file of the same form.
-
-    Raises:
-        UsageError: no such list, or not of that form.
+    The first is the recipe itself. Raises a `UsageError` if there is no such list or it has another form.
     """
     known = shipped("ablations")
     path = known.get(name, Path(name))
@@ -95,8 +82,7 @@ def ablations(name: str) -> dict[str, dict[str, Any]]:
 def stage_settings(recipe: TaskDistillRecipe) -> FinetuneTrainSettings:
     """`train:` of the intermediate stage: the prediction stage's, with the keys of `intermediate`.
 
-    Raises:
-        UsageError: an unknown key or wrong value, or a key that all stages share.
+    Raises a `UsageError` for an unknown key, a wrong value, or a key that all stages share.
     """
     known = list(FinetuneTrainSettings.model_fields)
     for key in recipe.intermediate:
@@ -115,13 +101,8 @@ def stage_settings(recipe: TaskDistillRecipe) -> FinetuneTrainSettings:
 
 
 def undistilled_recipe(recipe: TaskDistillRecipe, student: str) -> Resolved[FinetuneRecipe]:
-    """How a student is fine-tuned without a teacher: the task's shipped recipe, with the overrides.
-
-    Raises:
-        UsageError: an override that `finetune` does not know.
-    """
-    options: dict[str, Any] = {"task": recipe.task, "model": student, "keep": recipe.keep}
-    options["choose_on"] = recipe.choose_on
+    """How a student is fine-tuned without a teacher: the task's shipped recipe, with the overrides."""
+    options: dict[str, Any] = {"model": student} | {key: getattr(recipe, key) for key in ("task", "keep", "choose_on")}
     options |= {f"data.{key}": value for key, value in recipe.data.model_dump().items() if value not in (None, {})}
     options |= {f"train.{key}": getattr(recipe.train, key) for key in ("seed", "dtype", "max_steps", "eval_every")}
     options |= {f"head.{key}": getattr(recipe.head, key) for key in ("kind", "words")}

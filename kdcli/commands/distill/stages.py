@@ -24,23 +24,12 @@ from kdcli.commands.distill.settings import TaskDistillRecipe
 from kdcli.commands.distill.student import Student, distill_job, freeze_unreached
 from kdcli.commands.distill.text import HELD_OUT, TextRun, held_out_losses
 from kdcli.data.batches import BucketOrder
-from kdcli.downstream.predictions import Features, Prediction
+from kdcli.downstream import task as downstream
+from kdcli.downstream.predictions import Features
 from kdcli.downstream.recipes import as_finetune
 from kdcli.downstream.run import WEIGHTS, WORST, finish_claimed
 from kdcli.downstream.settings import FinetuneRecipe
-from kdcli.downstream.task import (
-    PreparedTask,
-    TrainedModel,
-    build_job,
-    features_of,
-    load_model,
-    log_padding,
-    order_and_schedule,
-    predict,
-    quality_of,
-    task_loss,
-    trained_model,
-)
+from kdcli.downstream.task import PreparedTask, TrainedModel, order_and_schedule, predict, quality_of
 from kdcli.losses import build_objective, on_tasks
 from kdcli.models.capture import Capture
 from kdcli.models.card import describe
@@ -77,13 +66,12 @@ class TaskRun:
     """A distillation on a task, checked, and its stages.
 
     Attributes:
-        task: with the original examples alone.
+        task: without copies of its examples.
         teachers: the method's objective reads the first.
-        shape: of the student.
         start: directory of the student before any stage of the task.
         text: the stages on text that are still to be run.
-        words: candidates for copies of the examples, where copies are wanted.
-        student, headed: the model in training; `trained` is the result of the prediction stage.
+        words: None makes no copies.
+        student, headed: in training; `trained` is the result of the prediction stage.
     """
 
     resolved: Resolved[TaskDistillRecipe]
@@ -120,14 +108,14 @@ class TaskRun:
     @cached_property
     def teacher_card(self) -> dict[str, Any]:
         """The teacher as a report describes it."""
-        teacher = self.teachers[0]
-        folder = Path(location(teacher.source))
-        return describe(teacher.model, teacher.source, folder if folder.is_dir() else None)
+        folder = Path(location(self.teachers[0].source))
+        return describe(self.teachers[0].model, self.teachers[0].source, folder if folder.is_dir() else None)
 
     @cached_property
     def teacher_evaluations(self) -> list[dict[str, Any]]:
         """The teacher's scores, taken before its weights are cast to the compute dtype."""
-        return self._evaluations(TEACHER, predict(self.session, self.task.evaluator, self.teachers[0]))
+        predictions = predict(self.session, self.task.evaluator, self.teachers[0])
+        return self.task.evaluator.evaluations(TEACHER, self.task.data.split, predictions, WORST)
 
     @cached_property
     def augmented(self) -> tuple[PreparedTask, list[str]]:
@@ -139,7 +127,7 @@ class TaskRun:
             made = augmented(self.recipe.augment, task, teacher, self.words, seed=self.recipe.train.seed)
         for note in made.notes:
             Progress.log(note)
-        how = features_of(self.recipe.data, task.data.task, teacher)
+        how = downstream.features_of(self.recipe.data, task.data.task, teacher)
         return replace(task, train=Features.of(task.data.task, made.examples, teacher.tokenizer, **how)), made.notes
 
     def objective(self) -> Objective:
@@ -164,16 +152,10 @@ class TaskRun:
         """Save the student and report the stage."""
         if not self.session.is_main:
             return
-        folder, encoder = self.folder / INTERMEDIATE, self.student.encoder
+        folder, encoder, notes = self.folder / INTERMEDIATE, self.student.encoder, self.student.objective.notes
         save_model(encoder, self.teachers[0].tokenizer, folder)
-        self._write(
-            folder,
-            encoder,
-            latency=Latency(),
-            outcome=outcome,
-            quality={HELD_OUT: held_out_losses(RunDir(folder), [STUDENT])},
-            notes=self.student.objective.notes,
-        )
+        quality = {HELD_OUT: held_out_losses(RunDir(folder), [STUDENT])}
+        self._write(folder, encoder, latency=Latency(), outcome=outcome, quality=quality, notes=notes)
         delete_signals(self.folder)
 
     def build_prediction(self) -> StageJob:
@@ -182,7 +164,7 @@ class TaskRun:
         task = self.augmented[0] if recipe.augment.predict else self.task
         with self._student_before(self.folder / INTERMEDIATE if self.stage == "separate" else None) as source:
             stage = as_finetune(recipe, source)
-            self.headed = load_model(stage, task.data.task, trust_remote_code=self.session.trust_remote_code)
+            self.headed = downstream.load_model(stage, task.data.task, trust_remote_code=self.session.trust_remote_code)
         if self.invocation.dry_run:
             cards[STUDENT] = describe(self.headed.model, str(self.folder), None)
         objective = self.objective() if self.stage == "joint" else None
@@ -192,7 +174,7 @@ class TaskRun:
 
     def finish_prediction(self, outcome: Outcome) -> None:
         """Predict; `report` saves the student."""
-        self.trained = trained_model(self.task, self.headed, outcome)
+        self.trained = downstream.trained_model(self.task, self.headed, outcome)
 
     def build_undistilled(self) -> StageJob:
         """The same student fine-tuned without a teacher: its score shows whether distillation was worth it."""
@@ -200,13 +182,13 @@ class TaskRun:
         with self._student_before() as source:
             recipe = undistilled_recipe(self.recipe, source).recipe
             trusted = self.session.trust_remote_code
-            self.headed = load_model(recipe, self.task.data.task, trust_remote_code=trusted)
-        return self._stage_job(*build_job(self.task, recipe, self.headed), {}, per_copy=False)
+            self.headed = downstream.load_model(recipe, self.task.data.task, trust_remote_code=trusted)
+        return self._stage_job(*downstream.build_job(self.task, recipe, self.headed), {}, per_copy=False)
 
     def finish_undistilled(self, outcome: Outcome) -> None:
         """Save and report as `finetune` does."""
         recipe = undistilled_recipe(self.recipe, str(self.start)).recipe
-        trained = trained_model(self.task, self.headed, outcome)
+        trained = downstream.trained_model(self.task, self.headed, outcome)
         finish_claimed(self.task, recipe, self.folder / ALONE, trained, timed=False)
 
     def report(self) -> None:
@@ -216,7 +198,8 @@ class TaskRun:
         recipe, folder, headed = self.recipe, self.folder, self.trained.headed
         delete_signals(folder)
         save_model(headed.model, headed.tokenizer, folder)
-        evaluations = self.teacher_evaluations + self._evaluations(STUDENT, self.trained.predictions)
+        evaluate, split = self.task.evaluator.evaluations, self.task.data.split
+        evaluations = self.teacher_evaluations + evaluate(STUDENT, split, self.trained.predictions, WORST)
         notes = [*self.task.notes, *self.augmented[1], *(f"teacher: {t.source}" for t in self.teachers[1:])]
         if recipe.general.use:
             notes.append(f"the student before the task: {self.start}")
@@ -253,27 +236,22 @@ class TaskRun:
         In a dry run a copy of the teacher stands in for a student that is not there.
         """
         copied = self.start == self.folder / START
-        if self.invocation.dry_run:
+        if self.invocation.dry_run and (copied or self.text is not None):
             with tempfile.TemporaryDirectory() as aside:
-                if stand_in := copied or self.text is not None:
-                    self._save_copy(Path(aside))
-                yield aside if stand_in else str(self.start)
+                self._save_copy(Path(aside))
+                yield aside
             return
-        if copied and not (self.start / WEIGHTS).is_file():
-            if self.session.is_main:
-                self._save_copy(self.start)
-            self.session.wait()
-        yield str(stage or self.start)
+        if copied:
+            self.session.in_main(lambda: self._save_copy(self.start))
+        yield str(self.start if self.invocation.dry_run else stage or self.start)
 
     def _save_copy(self, folder: Path) -> None:
+        if (folder / WEIGHTS).is_file():
+            return
         teacher, settings = self.teachers[0], self.recipe.student
-        built = build_student(
-            load_encoder(teacher.source, trust_remote_code=self.session.trust_remote_code).model,
-            self.shape,
-            init=settings.init,
-            layers=settings.layers,
-            seed=self.recipe.train.seed,
-        )
+        model = load_encoder(teacher.source, trust_remote_code=self.session.trust_remote_code).model
+        how: dict[str, Any] = {"init": settings.init, "layers": settings.layers, "seed": self.recipe.train.seed}
+        built = build_student(model, self.shape, **how)
         for note in built.notes:
             Progress.log(f"{STUDENT}: {note}")
         save_model(built.model, teacher.tokenizer, folder)
@@ -284,9 +262,6 @@ class TaskRun:
         augment = self.recipe.augment
         times = 1 + augment.copies if self.invocation.dry_run and augment.use and per_copy else 1
         return StageJob(job, replace(schedule, steps=times * schedule.steps), times * job.order.steps_of_pass, cards)
-
-    def _evaluations(self, name: str, predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
-        return self.task.evaluator.evaluations(name, self.task.data.split, predictions, WORST)
 
     def _write(self, folder: Path, student: PreTrainedModel, **contents: Any) -> None:
         write_report(
@@ -307,12 +282,7 @@ def intermediate_job(
     teacher: TaskModel,
     store: Store | None,
 ) -> tuple[Student, Job, Schedule]:
-    """The objective alone, on the task's rows; labels are ignored.
-
-    Args:
-        recipe: its `train:` is the stage's.
-        store: see `cached_signals`.
-    """
+    """The objective alone, on the task's rows, by the `train:` of `recipe`; labels are ignored."""
     assert task.train is not None
     student = Student(encoder, objective)
     # The evaluation of the teacher has moved it to the device.
@@ -332,15 +302,13 @@ def prediction_job(
     objective: Objective | None,
     store: Store | None,
 ) -> tuple[Job, Schedule]:
-    """The loss against labels and the teachers' logits, plus an objective if there is one.
+    """The loss against labels and the teachers' logits, plus an objective against the first teacher if there is one.
 
     Args:
-        recipe: its `train:` is the stage's.
         headed: the student with the task's head.
-        teachers: the objective reads the first.
-        store: see `cached_signals`; several teachers are not cached.
+        store: for one teacher; several are not cached.
     """
-    plain, schedule = build_job(task, recipe, headed)
+    plain, schedule = downstream.build_job(task, recipe, headed)
     kind, captured = task.data.task.kind, plain.modules["model"]
     assert isinstance(captured, Capture)
     modules, first_needs = dict(plain.modules), Needs(logits=True)
@@ -350,7 +318,7 @@ def prediction_job(
         if any(True for _ in objective.projections.parameters()):
             modules["projections"] = objective.projections
     order, _ = order_and_schedule(task, recipe)
-    log_padding(order)
+    downstream.log_padding(order)
     passes, store = schedule.steps / order.steps_of_pass, store if len(teachers) == 1 else None
     needs = [first_needs, *[Needs(logits=True)] * (len(teachers) - 1)]
     sources = [cached_signals(t, task, n, passes, store) for t, n in zip(teachers, needs, strict=True)]
@@ -358,7 +326,7 @@ def prediction_job(
     def step(batch: Batch) -> StepLoss:
         # First, because it takes the cached signals out of the batch, which no model reads.
         signals = [source.signals(batch) for source in sources] if "labels" in batch else []
-        loss, student = task_loss(kind, captured, batch)
+        loss, student = downstream.task_loss(kind, captured, batch)
         terms = dict(kd_terms(kind, kd, loss, student, signals))
         if objective is not None and signals:
             terms |= objective.terms(signals[0], student)

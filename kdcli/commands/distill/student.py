@@ -40,12 +40,7 @@ def teacher_needs(students: Mapping[str, Student]) -> Needs:
 
 
 def freeze_unreached(students: Mapping[str, Student], teacher: PreTrainedModel, batch: Batch) -> None:
-    """Freeze, and log, the weights that a student's loss does not depend on.
-
-    Args:
-        teacher: on the CPU, like the students.
-        batch: any.
-    """
+    """Freeze, and log, the weights that a student's loss does not depend on; all models and `batch` on the CPU."""
     with torch.no_grad():
         signals = capture(teacher, teacher_needs(students))(batch)
     for name, student in students.items():

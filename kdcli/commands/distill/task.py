@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
-from kdcli.commands.distill.augment import open_words
+from kdcli.commands.distill.augment import Copies, augmented, open_words
 from kdcli.commands.distill.recipes import general_recipe, stage_settings, undistilled_recipe
-from kdcli.commands.distill.settings import TaskDistillRecipe
+from kdcli.commands.distill.settings import DistillRecipe, TaskDistillRecipe
 from kdcli.commands.distill.stages import START, STUDENT, TaskRun
 from kdcli.commands.distill.text import TextRun, prepare_text
+from kdcli.data.augment.copies import rows
+from kdcli.disk import write_atomic
 from kdcli.downstream.recipes import as_finetune
 from kdcli.downstream.task import PreparedTask, order_and_schedule, prepare
 from kdcli.errors import UsageError
@@ -20,7 +23,7 @@ from kdcli.models.shape import parse_shape, shape_of
 from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.recipe.sections import Invocation
 from kdcli.teachers.task_teacher import check_vocabulary, load_teacher
-from kdcli.training.launch import choose_output_dir
+from kdcli.training.launch import choose_output_dir, launch
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
 from kdcli.training.session import Session
@@ -36,11 +39,7 @@ def check_teacher(recipe: TaskDistillRecipe) -> None:
 
 
 def check_task(recipe: TaskDistillRecipe) -> None:
-    """Check what needs no model and no data.
-
-    Raises:
-        UsageError: no teacher, task or student; a method that reads no tasks; a wrong key of a stage.
-    """
+    """Raise a `UsageError` for what needs no model and no data to be found."""
     check_teacher(recipe)
     if len(recipe.student.to) > 1:
         raise UsageError(
@@ -57,10 +56,10 @@ def check_task(recipe: TaskDistillRecipe) -> None:
 
 
 def prepare_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, session: Session) -> TaskRun:
-    """Check models and data against each other for all stages, and tokenise.
+    """Check models and data against each other for all stages, and tokenise; claims nothing.
 
     Raises:
-        KdcliError: see `kdcli.errors`; nothing was claimed or written.
+        KdcliError: the recipe, models or data cannot be used.
     """
     method = resolved.recipe.method
     kd = {f"kd.{key}": value for key, value in on_tasks(method)[1].items()}
@@ -78,7 +77,7 @@ def prepare_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, 
         # `--overwrite` deletes a run inside the output directory; one elsewhere may serve other tasks too.
         anew = invocation.overwrite and start.resolve().is_relative_to(folder.resolve())
         inside = replace(invocation, output_dir=start, resume=not anew, overwrite=anew)
-        text = _prepare_general(recipe, start, inside, session, teacher)
+        text = _prepare_general(general_recipe(recipe), start, inside, session, teacher)
     words = open_words(recipe.augment, task, teacher, trust_remote_code=trusted) if recipe.augment.use else None
     run = TaskRun(resolved, invocation, folder, task, [teacher, *others], shape, start, text, words)
     for note in run.objective().notes:
@@ -115,10 +114,9 @@ def _student_shape(recipe: TaskDistillRecipe, teacher: TaskModel, session: Sessi
 
 
 def _prepare_general(
-    recipe: TaskDistillRecipe, folder: Path, invocation: Invocation, session: Session, teacher: TaskModel
+    resolved: Resolved[DistillRecipe], folder: Path, invocation: Invocation, session: Session, teacher: TaskModel
 ) -> TextRun | None:
     """The stages on text; None where they are done."""
-    resolved = general_recipe(recipe)
     source = str(resolved.recipe.teacher)
     check_vocabulary(teacher, load_tokenizer(source, trust_remote_code=session.trust_remote_code), source)
     if not RunDir(folder).done or invocation.overwrite:
@@ -126,3 +124,29 @@ def _prepare_general(
     RunDir(folder).check(resolved.to_yaml(), resume=True, overwrite=False)
     Progress.log(f"{folder} is done already")
     return None
+
+
+def write_copies(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, file: Path) -> Copies | None:
+    """Write the copies that `--augment` would train on, as jsonl in the task's columns.
+
+    Raises:
+        KdcliError: as `run_on_task`; or the file exists and is not to be overwritten.
+    """
+    recipe = resolved.recipe
+    check_teacher(recipe)
+    if file.is_dir() or not file.parent.is_dir():
+        problem = "it is a directory" if file.is_dir() else "its directory is not there"
+        raise UsageError(f"--augment-only {file}: {problem}")
+    if file.exists() and not invocation.overwrite:
+        raise UsageError(f"--augment-only {file}: there is such a file", "--overwrite replaces it; or name another")
+    # A dry run starts no further processes.
+    session = launch(recipe.train.dtype, replace(invocation, dry_run=True))
+    if session is None:
+        return None
+    task, teacher = load_task(recipe, session)
+    words = open_words(recipe.augment, task, teacher, trust_remote_code=session.trust_remote_code)
+    made = augmented(recipe.augment, task, teacher, words, seed=recipe.train.seed)
+    copies = made.examples[len(task.data.train) :]
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows(task.data.task, copies)]
+    write_atomic(file, "".join(f"{line}\n" for line in lines))
+    return Copies(file, len(copies), made.notes)

@@ -14,13 +14,7 @@ import numpy as np
 import torch
 
 from kdcli.bench.latency import Latency, Subject
-from kdcli.commands.distill.assistant import (
-    as_directory,
-    assistant_recipe,
-    assistant_shape,
-    short_name,
-    student_shapes,
-)
+from kdcli.commands.distill.assistant import as_directory, assistant_recipe, assistant_shape, short_name, student_shapes
 from kdcli.commands.distill.settings import DistillRecipe
 from kdcli.commands.distill.student import Student, distill_job, freeze_unreached, teacher_needs
 from kdcli.data.batches import BatchOrder
@@ -72,11 +66,7 @@ class TextRun:
 
 
 def check_text(recipe: DistillRecipe) -> None:
-    """Check what needs no model and no data.
-
-    Raises:
-        UsageError: no teacher, no shape, an unknown method or key.
-    """
+    """Raise a `UsageError` for what needs no model and no data to be found."""
     if recipe.teacher is None:
         raise UsageError(
             "no teacher given", "kdcli distill TEACHER --to LxH; TEACHER is a hub id, a directory or 'demo'"
@@ -92,7 +82,7 @@ def prepare_text(resolved: Resolved[DistillRecipe], invocation: Invocation, sess
     """Check everything, then tokenise the text unless it is cached; claims nothing.
 
     Raises:
-        KdcliError: see `kdcli.errors`; the recipe, models or data cannot be used.
+        KdcliError: the recipe, models or data cannot be used.
     """
     recipe = resolved.recipe
     check_text(recipe)
@@ -110,7 +100,13 @@ def prepare_text(resolved: Resolved[DistillRecipe], invocation: Invocation, sess
     name = f"{Path(teacher.source).name}-{'+'.join(short_name(s, teacher.shape) for s in shapes.values())}"
     folder = choose_output_dir(as_directory(f"distill-{name}"), resolved, invocation, session)
     assistant = assistant_shape(recipe, teacher.shape, shapes)
-    _check_objectives(recipe, teacher.shape, assistant, shapes)
+    if assistant is not None:
+        try:
+            build_objective(recipe.method, recipe.loss, teacher.shape, assistant)
+        except UsageError as error:
+            raise error.of(f"the teacher assistant {assistant}", "--assistant none leaves it out") from None
+    for shape in shapes.values():
+        build_objective(recipe.method, recipe.loss, assistant or teacher.shape, shape)
     # Before the corpus, which may take hours to tokenise.
     tasks: Tasks = {}
     if recipe.eval.tasks:
@@ -147,27 +143,11 @@ def _load(recipe: DistillRecipe, source: str, session: Session) -> LoadedModel:
     return load_masked_lm(source, otherwise=otherwise, trust_remote_code=session.trust_remote_code)
 
 
-def _check_objectives(
-    recipe: DistillRecipe, teacher: ModelShape, assistant: ModelShape | None, students: Mapping[str, ModelShape]
-) -> None:
-    """Raise a `UsageError` if the method cannot compare the shapes of some stage."""
-    if assistant is not None:
-        try:
-            build_objective(recipe.method, recipe.loss, teacher, assistant)
-        except UsageError as error:
-            raise error.of(f"the teacher assistant {assistant}", "--assistant none leaves it out") from None
-    for shape in students.values():
-        build_objective(recipe.method, recipe.loss, assistant or teacher, shape)
-
-
 @dataclass(eq=False)
 class TextStage:
     """The training of all students, or of their assistant, against one teacher.
 
-    Attributes:
-        shapes: name of each student in the report -> its shape.
-        assistant: the stage before, whose student is the teacher of this one.
-        teacher, students: from `build` to `finish`.
+    `assistant` is the stage before, whose student is this one's teacher. `teacher` and `students` are set by `build`.
     """
 
     run: TextRun
@@ -184,14 +164,14 @@ class TextStage:
 
     def build(self) -> StageJob:
         """Load the teacher, build the students, and make their job."""
-        run, recipe = self.run, self.resolved.recipe
+        run, corpus, schedule = self.run, self.run.corpus, self.run.schedule
+        masked = _is_masked(self.resolved.recipe)
         self.teacher = teacher = self._load_teacher()
         self.students = students = self._build_students(teacher)
         cards = {}
         if run.invocation.dry_run:
             cards = {TEACHER: describe(teacher.model, teacher.source, None)} if self.assistant is None else {}
             cards |= {name: describe(s.encoder, str(self.model_folder(name)), None) for name, s in students.items()}
-        corpus, schedule, masked = run.corpus, run.schedule, _is_masked(recipe)
         blocks = BatchOrder(len(corpus.train), schedule.batch_size, schedule.seed)
         job = distill_job(
             students,
@@ -252,10 +232,7 @@ class TextStage:
         return Masked(blocks, tokens, mask.share, mask.whole_words, mask.static, recipe.train.seed)
 
     def _scores(self) -> list[dict[str, Any]]:
-        """Evaluations of teacher, students and undistilled students, each fine-tuned alike in a run of its own.
-
-        Undistilled students are copied from the teacher itself, never from an assistant.
-        """
+        """Evaluations of the fine-tuned teacher, students, and students copied from the teacher but not distilled."""
         run, recipe, folder = self.run, self.resolved.recipe, self.folder / DOWNSTREAM
         sources = {TEACHER: str(recipe.teacher)}
         for name, shape in self.shapes.items():

@@ -28,10 +28,7 @@ def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation
     """Distil on a task once for each variant, each in a directory of its own, and compare the students.
 
     Returns:
-        The report that compares them, the first variant first; None in a process that prints nothing.
-
-    Raises:
-        UsageError: a dry run; see `run_on_task` for the rest.
+        The report that compares them; None in a process that prints nothing.
     """
     first = next(iter(variants.values()))
     if invocation.dry_run:
