@@ -10,11 +10,13 @@ from pathlib import Path
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from encoders import tiny_config, tiny_encoder, tiny_tokenizer
+from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 from typer.testing import CliRunner
 
 from kdcli.cli import app
 from kdcli.report.schema import Report
+from kdcli.training.run_dir import RunDir
 
 QUICK = [
     *("--max-steps", "40", "--batch-size", "16", "--lr", "3e-3", "--dtype", "fp32"),
@@ -160,3 +162,33 @@ def log_of(folder: Path) -> list[dict]:
 def said_by(result) -> str:
     """What a command said on stderr, on one line."""
     return " ".join(result.stderr.split())
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a saved model."""
+    return load_file(folder / "model.safetensors")
+
+
+def same_weights(a: Path, b: Path) -> bool:
+    """Whether the weights in two directories are equal to the bit."""
+    one, other = weights(a), weights(b)
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+def times(folder: Path) -> dict[Path, int]:
+    """Every file below a directory and when it was written."""
+    return {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+
+
+def interrupted(monkeypatch, stage: str, step: int, *arguments: object):
+    """Run a command and interrupt it after a step of the stage in this directory."""
+    whole = RunDir.log
+
+    def log(self, record):
+        whole(self, record)
+        if (self.path.name, record["step"]) == (stage, step):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDir, "log", log)
+        return kdcli(*arguments)
