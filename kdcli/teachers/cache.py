@@ -170,10 +170,9 @@ class SignalStore:
         return len(self.rows)
 
     def batch(self, indices: Array) -> Batch:
-        """The batch of some rows with the stored records, padded on the right with zeros; `signals` takes these out.
+        """The batch of some rows, with the stored records padded on the right with zeros; `signals` takes these out.
 
-        Returns:
-            Also `teacher.tokens` [B, L, values of a token] bfloat16, `teacher.logits` [B, ...] or [B, L, ...] float32.
+        They are `teacher.tokens` [B, L, width] bfloat16, and `teacher.logits` [B, ...] or [B, L, ...] float32.
         """
         lengths = self.lengths[indices]
         real_BL = np.arange(lengths.max())[None, :] < lengths[:, None]
@@ -299,7 +298,7 @@ def _mb(count: int) -> str:
 
 
 def _groups(lengths: Array, order: Array) -> Iterator[Array]:
-    """Rows, shortest first, in groups that take at most `TEACHER_TOKENS` tokens when padded."""
+    """Rows in order, in groups of at most `TEACHER_TOKENS` tokens when padded."""
     begin = 0
     for end in range(1, len(order) + 1):
         if end == len(order) or (end + 1 - begin) * lengths[order[end]] > TEACHER_TOKENS:
@@ -323,9 +322,6 @@ def _records(
 
     Returns:
         Bit patterns of bfloat16 [tokens, width] int16, and logits [rows or tokens, ...] float32.
-
-    Raises:
-        MachineError: out of memory on one row.
     """
     computed = None
     try:

@@ -288,7 +288,7 @@ def test_the_scores_are_not_taken_again(given, labelled, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--eval-task", "ownn"], "unknown task 'ownn'; did you mean 'own'?"),
         (["--eval-task", "own", "--set", "eval.overrides.train.lrr=1"], "did you mean 'train.lr'"),
@@ -298,10 +298,10 @@ def test_the_scores_are_not_taken_again(given, labelled, tmp_path, monkeypatch):
         (["--eval-task", "squad"], "windows of 16 tokens cannot overlap by 128"),
     ],
 )
-def test_a_task_that_cannot_be_judged_is_refused_before_training(given, labelled, tmp_path, arguments, said):
+def test_a_task_that_cannot_be_evaluated_is_refused_before_training(given, labelled, tmp_path, arguments, message):
     for dry in ([], ["--dry-run"]):
         stderr = wrong([*given, *tasks_of(labelled)], tmp_path, "--to", "2x32", *arguments, *dry)
-        assert said in stderr
+        assert message in stderr
         # Nor was the corpus read, which may take hours.
         assert "tokenising the train text" not in stderr
 
@@ -362,28 +362,28 @@ def test_an_error_in_several_processes_keeps_its_exit_code(given, tmp_path, capf
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("to", "says"), [("banana", "not a shape"), ("2x32", "is not empty")])
-def test_one_of_several_processes_says_what_is_wrong(given, tmp_path, to, says):
+@pytest.mark.parametrize(("to", "message"), [("banana", "not a shape"), ("2x32", "is not empty")])
+def test_one_of_several_processes_reports_what_is_wrong(given, tmp_path, to, message):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("x")
-    _, said = processes.two_ranks("distill", *given, "--to", to, "-o", tmp_path / "out", code=2)
-    assert "Traceback" not in said
-    assert said.count("error: ") == said.count(says) == 1
+    _, stderr = processes.two_ranks("distill", *given, "--to", to, "-o", tmp_path / "out", code=2)
+    assert "Traceback" not in stderr
+    assert stderr.count("error: ") == stderr.count(message) == 1
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["mine.txt"]
 
 
 def test_processes_of_srun_are_joined(given, tmp_path):
     asked = [*given, "--to", "2x32", "--set", "student.dropout=0.0", "--device", "cpu"]
     assert kdcli(*asked, "-o", tmp_path / "one").exit_code == 0
-    said, _ = processes.two_ranks("distill", *asked, "-o", tmp_path / "two", slurm=True)
-    assert said.count("model and report in") == 1
+    stdout, _ = processes.two_ranks("distill", *asked, "-o", tmp_path / "two", slurm=True)
+    assert stdout.count("model and report in") == 1
     one, two = (log_of(tmp_path / name)[-1] for name in ("one", "two"))
     assert two["tokens"] == one["tokens"]
     assert two["held_out"]["loss"] == pytest.approx(one["held_out"]["loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("told", "found"),
+    ("environment", "expected"),
     [
         ({"SLURM_STEP_NODELIST": "gpu[03-07,11],login", "SLURM_STEP_TASKS_PER_NODE": "4(x6),2"}, ("gpu03", "26", "4")),
         ({"SLURM_STEP_NODELIST": "a-b7,c1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, ("a-b7", "26", "1")),
@@ -391,16 +391,16 @@ def test_processes_of_srun_are_joined(given, tmp_path):
         ({"WORLD_SIZE": "9", "MASTER_ADDR": "mine", "LOCAL_WORLD_SIZE": "3"}, ("mine", "9", "3")),
     ],
 )
-def test_what_srun_says(monkeypatch, told, found):
+def test_the_environment_of_srun(monkeypatch, environment, expected):
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     common = {"SLURM_STEP_NUM_TASKS": "26", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "123456"}
-    for name, value in (common | told).items():
+    for name, value in (common | environment).items():
         monkeypatch.setenv(name, value)
     take_slurm()
-    assert tuple(os.environ.get(n) for n in ("MASTER_ADDR", "WORLD_SIZE", "LOCAL_WORLD_SIZE")) == found
-    if found[1] == "26":
+    assert tuple(os.environ.get(n) for n in ("MASTER_ADDR", "WORLD_SIZE", "LOCAL_WORLD_SIZE")) == expected
+    if expected[1] == "26":
         assert tuple(os.environ[n] for n in ("RANK", "LOCAL_RANK", "MASTER_PORT")) == ("5", "1", "23456")
 
 
@@ -412,10 +412,10 @@ def test_one_of_two_processes_ends_when_the_other_is_killed(given, tmp_path):
         assert second.returncode is None, second.communicate()
         time.sleep(0.01)
     second.kill()
-    _, said = first.communicate()
+    _, stderr = first.communicate()
     assert first.returncode == 3
-    assert said.count("error: ") == said.count("another process of this run has ended") == 1
-    assert "Traceback" not in said
+    assert stderr.count("error: ") == stderr.count("another process of this run has ended") == 1
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.parametrize("named", [["--method", "{}"], ["--set", "train.seed=1", "--set", "method={}"]])

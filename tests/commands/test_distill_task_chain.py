@@ -93,14 +93,14 @@ def test_a_student_of_text_serves_several_tasks(asked, teacher_of, text_file, tm
     alone = kdcli("distill", "--recipe", text, *quiet, "-o", tmp_path / "alone")
     assert alone.exit_code == 0, alone.output
     assert same_weights(tmp_path / "alone", tmp_path / "general")
-    for shape, more, said in (
+    for shape, more, message in (
         ("2x16", ["--set", "general.overrides.train.lr=5e-3"], "train.lr: was 0.001, is 0.005"),
         ("2x16", ["--seed", "1"], "train.seed: was 0, is 1"),
         ("3x16", [], 'student.to: was ["2x16"], is ["3x16"]'),
     ):
         refused = kdcli(*asked(to=shape), *given, *more, "-o", tmp_path / "no")
         assert refused.exit_code == 2
-        assert said in said_by(refused)
+        assert message in said_by(refused)
         assert not (tmp_path / "no").exists()
     assert times(tmp_path / "general") == kept
 
@@ -134,11 +134,11 @@ def test_a_dry_run_names_every_stage_and_leaves_nothing(asked, text_file, tmp_pa
     more = [*ON_TEXT, "--corpus", text_file, "--set", "undistilled.use=true", "--json"]
     result = kdcli(*asked(), *more, "--dry-run", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    said, out = json.loads(result.stdout), tmp_path / "out"
+    estimate, out = json.loads(result.stdout), tmp_path / "out"
     folders = [out / "general", out / "intermediate", out, out / "student-undistilled"]
-    assert [leg["folder"] for leg in said["legs"]] == [str(folder) for folder in folders]
-    assert all(leg["seconds"] > 0 and leg["steps"] == 4 for leg in said["legs"])
-    assert list(said["models"]) == ["teacher", "student"]
+    assert [leg["folder"] for leg in estimate["legs"]] == [str(folder) for folder in folders]
+    assert all(leg["seconds"] > 0 and leg["steps"] == 4 for leg in estimate["legs"])
+    assert list(estimate["models"]) == ["teacher", "student"]
     assert not out.exists()
     few = kdcli(*asked(), "--method", "pkd", "--dry-run", "-o", out, "--json")
     assert [leg["folder"] for leg in json.loads(few.stdout)["legs"]] == [str(out)]
@@ -179,8 +179,8 @@ def test_the_copies_may_be_looked_at(sentences, tmp_path):
     refused = kdcli(*sentences, *options, "--augment-only", file)
     assert refused.exit_code == 2
     assert "there is such a file" in said_by(refused)
-    said = kdcli(*sentences, *options, "--augment-only", file, "--overwrite", "--json")
-    assert json.loads(said.stdout)["copies"] == 48
+    again = kdcli(*sentences, *options, "--augment-only", file, "--overwrite", "--json")
+    assert json.loads(again.stdout)["copies"] == 48
     assert file.read_bytes() == before, "the same copies for the same seed"
     assert kdcli(*sentences, *options, "--seed", "1", "--augment-only", file, "--overwrite").exit_code == 0
     assert file.read_bytes() != before
@@ -249,6 +249,6 @@ def test_the_embedded_default(tmp_path):
     assert tuned.exit_code == 0, tuned.output
     asked = ["distill", tmp_path / "teacher", "--task", "demo-topic", "--to", "2x64", *quiet]
     assert kdcli(*asked, "-o", tmp_path / "out").exit_code == 0
-    found = {model: m["accuracy"] for model, m in report_of(tmp_path / "out").quality["demo-topic"].items()}
-    assert list(found) == ["teacher", "student", "student undistilled"]
-    assert found["student"] > found["student undistilled"] + 0.05
+    accuracy = {model: m["accuracy"] for model, m in report_of(tmp_path / "out").quality["demo-topic"].items()}
+    assert list(accuracy) == ["teacher", "student", "student undistilled"]
+    assert accuracy["student"] > accuracy["student undistilled"] + 0.05

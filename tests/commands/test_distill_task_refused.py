@@ -31,7 +31,7 @@ def teacher(tmp_path_factory):
 
 @pytest.fixture
 def refused(data, teacher, tmp_path):
-    """Run it with more arguments; what it said in its one message, having left nothing."""
+    """Run it with more arguments: its one message, after a check that it left nothing."""
 
     def of(*more, code=2, given=(teacher,), to=("--to", "2x16")):
         before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
@@ -47,7 +47,7 @@ def refused(data, teacher, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (["--method", "distilbert"], "method distilbert learns from text, not from a task's examples on tasks: "),
         (["--set", "kd.temperature=0"], "'kd.temperature' must be greater than 0, got 0"),
@@ -62,8 +62,8 @@ def refused(data, teacher, tmp_path):
         (["--data", "/nowhere"], "no data at /nowhere"),
     ],
 )
-def test_what_cannot_be_is_refused(refused, more, said):
-    assert said in refused(*more)
+def test_what_cannot_be_is_refused(refused, more, message):
+    assert message in refused(*more)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_options_of_a_task_need_one(teacher, tmp_path, option):
 
 def test_a_teacher_that_was_not_fine_tuned_for_the_task(refused, tmp_path):
     base = own_files.encoder(tmp_path / "base", num_hidden_layers=4)
-    said = refused(given=(base,))
-    assert f"{base} cannot do task own" in said
-    assert "fine-tune it first: kdcli finetune" in said
+    message = refused(given=(base,))
+    assert f"{base} cannot do task own" in message
+    assert "fine-tune it first: kdcli finetune" in message
     three = own_files.headed(tmp_path / "three", ("a", "b", "c"))
     assert "its head has 3 outputs, own needs 2" in refused(given=(three,))
     assert f"{base} cannot do task own" in refused("--also-teacher", base)
@@ -108,9 +108,9 @@ def test_a_teacher_that_was_not_fine_tuned_for_the_task(refused, tmp_path):
 
 def test_a_teacher_with_another_order_of_labels(refused, tmp_path):
     swapped = own_files.headed(tmp_path / "swapped", LABELS[::-1], num_hidden_layers=4)
-    said = refused(given=(swapped,))
-    assert "in another order" in said
-    assert "head.label_map=[1, 0]" in said or "label_map" in said
+    message = refused(given=(swapped,))
+    assert "in another order" in message
+    assert "head.label_map=[1, 0]" in message or "label_map" in message
     assert "in another order" in refused("--also-teacher", swapped)
     # With the mapping it would go on to the next mistake.
     assert "not a shape" in refused("--set", "head.label_map=[1, 0]", given=(swapped,), to=("--to", "banana"))
@@ -126,8 +126,8 @@ def test_models_with_another_vocabulary(refused, teacher, tmp_path):
     masked = tmp_path / "masked"
     AutoModelForMaskedLM.from_config(tiny_config("bert")).save_pretrained(masked)
     AutoTokenizer.from_pretrained(other).save_pretrained(masked)
-    said = refused("--augment", "--augment-model", masked)
-    assert f"augment.model {masked} has another vocabulary than teacher {teacher}" in said
+    message = refused("--augment", "--augment-model", masked)
+    assert f"augment.model {masked} has another vocabulary than teacher {teacher}" in message
     assert "has another vocabulary" in refused("--augment-model", masked, "--augment-only", tmp_path / "copies.jsonl")
     plain = own_files.encoder(tmp_path / "plain")
     assert "masked" in refused("--augment", "--augment-model", plain)

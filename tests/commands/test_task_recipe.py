@@ -185,14 +185,14 @@ def test_the_student_alone_is_fine_tuned_as_the_task_is():
 
 
 def test_the_ablations_of_tinybert_are_the_rows_of_its_tables():
-    found = ablations("tinybert")
-    assert list(found) == [
+    variants = ablations("tinybert")
+    assert list(variants) == [
         *("full", "without-general", "without-augmentation"),
         *("without-embedding", "without-prediction", "without-transformer", "without-attention", "without-hidden"),
         *("map-top", "map-bottom"),
     ]
-    assert found["full"] == {}
-    for over in found.values():
+    assert variants["full"] == {}
+    for over in variants.values():
         recipe = asked("tinybert-4x312", task="mrpc", student__to=None, augment__use=True, overrides=over).recipe
         module = check_settings(recipe.method, recipe.loss)
         parse_shape(recipe.student.to[0], BASE)
@@ -217,9 +217,12 @@ def test_variants_of_ones_own(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("warm: {kd.temperature: 4.0}\nlong: {train: {epochs: 9.0}}\n", "utf-8")
     assert ablations(str(file)) == {"full": {}, "warm": {"kd.temperature": 4.0}, "long": {"train.epochs": 9.0}}
-    for text, said in (("warm: 4\n", "'warm' must hold a mapping"), ("- warm\n", "must hold a mapping of recipe keys")):
+    for text, message in (
+        ("warm: 4\n", "'warm' must hold a mapping"),
+        ("- warm\n", "must hold a mapping of recipe keys"),
+    ):
         file.write_text(text, "utf-8")
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             ablations(str(file))
     with pytest.raises(UsageError, match="did you mean 'tinybert'"):
         ablations("tinybrt")
@@ -246,29 +249,29 @@ def test_methods_of_pruning_share_examples_and_steps_and_no_learning_rate():
     theirs = resolve(PruneRecipe, recipe="smp-mrpc").recipe
     plain = PruneRecipe()
     for order in (("smp", "movement"), ("movement", "smp")):
-        found = {of.recipe.method: of for of in pruned(*order, task="mrpc")}
-        assert list(found) == list(order)
-        smp, movement = (found[m].recipe for m in ("smp", "movement"))
+        recipes = {of.recipe.method: of for of in pruned(*order, task="mrpc")}
+        assert list(recipes) == list(order)
+        smp, movement = (recipes[m].recipe for m in ("smp", "movement"))
         assert smp == theirs
         assert movement.data == smp.data
         assert movement.train == smp.train.model_copy(update={"lr": plain.train.lr})
         assert (movement.pruner, movement.kd) == (plain.pruner, plain.kd)
-        assert found["movement"].origins["train.epochs"] == "recipe smp-mrpc"
-        assert "train.lr" not in found["movement"].origins, "the method's own may stand there"
+        assert recipes["movement"].origins["train.epochs"] == "recipe smp-mrpc"
+        assert "train.lr" not in recipes["movement"].origins, "the method's own may stand there"
     (alone,) = pruned("movement", task="mrpc")
     assert alone.recipe.train == plain.train
 
 
 def test_the_recipe_of_pruning_is_that_of_the_method_and_task_in_the_end():
     theirs = resolve(PruneRecipe, recipe="smp-mrpc").recipe
-    (found,) = pruned(sets=["task=mrpc"])
-    assert found.recipe == theirs
-    (found,) = pruned(sets=["method=magnitude"], task="mrpc")
-    assert found.recipe == PruneRecipe(task="mrpc", method="magnitude")
-    assert found.origins["method"] == "--set"
-    (found,) = pruned("smp", task="mrpc", recipe="smp-sst2", train__epochs=1.0)
-    assert found.recipe.train.batch_size == resolve(PruneRecipe, recipe="smp-sst2").recipe.train.batch_size
-    assert (found.recipe.task, found.recipe.train.epochs) == ("mrpc", 1.0)
+    (resolved,) = pruned(sets=["task=mrpc"])
+    assert resolved.recipe == theirs
+    (resolved,) = pruned(sets=["method=magnitude"], task="mrpc")
+    assert resolved.recipe == PruneRecipe(task="mrpc", method="magnitude")
+    assert resolved.origins["method"] == "--set"
+    (resolved,) = pruned("smp", task="mrpc", recipe="smp-sst2", train__epochs=1.0)
+    assert resolved.recipe.train.batch_size == resolve(PruneRecipe, recipe="smp-sst2").recipe.train.batch_size
+    assert (resolved.recipe.task, resolved.recipe.train.epochs) == ("mrpc", 1.0)
 
 
 def test_fine_tuning_is_by_the_recipe_of_the_task_however_that_is_said(tmp_path):

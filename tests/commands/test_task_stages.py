@@ -100,11 +100,11 @@ def test_the_own_stage_looks_at_no_labels(own_stage):
     student, job, _ = own_stage()
     student.eval()
     batch = job.examples.batch(ROWS)
-    found = job.step(batch)
-    assert set(found.terms) == {"embedding", "hidden", "attention"}
-    torch.testing.assert_close(found.total, sum(found.terms.values()))
+    loss = job.step(batch)
+    assert set(loss.terms) == {"embedding", "hidden", "attention"}
+    torch.testing.assert_close(loss.total, sum(loss.terms.values()))
     other = job.step(batch | {"labels": 1 - batch["labels"]})
-    assert torch.equal(found.total, other.total)
+    assert torch.equal(loss.total, other.total)
     assert list(job.modules) == [STUDENT]
 
 
@@ -125,9 +125,9 @@ def test_cached_signals_are_the_teachers_to_their_rounding(own_stage, tmp_path):
         each.eval()
     batch = with_store.examples.batch(ROWS)
     assert TOKENS_KEY in batch
-    expected, found = job.step(job.examples.batch(ROWS)), with_store.step(batch)
+    expected, loss = job.step(job.examples.batch(ROWS)), with_store.step(batch)
     for name, value in expected.terms.items():
-        torch.testing.assert_close(found.terms[name], value, rtol=2e-2, atol=1e-4)
+        torch.testing.assert_close(loss.terms[name], value, rtol=2e-2, atol=1e-4)
     # What is held out is in no store, and asked of the teacher.
     held_out = with_store.held_out.batch(ROWS)
     assert TOKENS_KEY not in held_out
@@ -151,25 +151,25 @@ def test_labels_and_logits_share_the_weight(ready, recipe, folders, weight, temp
     teacher = load_for_task(str(folders / "other"), task.data.task, new_head=False)
     headed, job = predicted(ready, recipe, KdSettings(weight=weight, temperature=temperature), [teacher])
     batch = job.examples.batch(ROWS)
-    found = job.step(batch)
+    loss = job.step(batch)
     student, soft = plain(headed.model, batch), plain(teacher.model, batch)
     mask = batch["attention_mask"]
     hard = hard_loss("class", student, batch["labels"], mask)
     kd = soft_loss("class", soft, student, batch["labels"], mask, temperature)
     expected = {"task": (1 - weight, hard), "kd": (weight, kd)}
-    assert set(found.terms) == {name for name, (share, _) in expected.items() if share}
-    for name, value in found.terms.items():
+    assert set(loss.terms) == {name for name, (share, _) in expected.items() if share}
+    for name, value in loss.terms.items():
         share, whole = expected[name]
         torch.testing.assert_close(value, share * whole)
-    torch.testing.assert_close(found.total, (1 - weight) * hard + weight * kd)
+    torch.testing.assert_close(loss.total, (1 - weight) * hard + weight * kd)
 
 
 def test_an_objective_is_added_with_its_projections(ready, recipe):
     _, teacher = ready
     _, job = predicted(ready, recipe, KdSettings(), [teacher], "tinybert")
     assert set(job.modules) == {"model", "projections"}
-    found = job.step(job.examples.batch(ROWS))
-    assert set(found.terms) == {"task", "kd", "embedding", "hidden", "attention"}
+    loss = job.step(job.examples.batch(ROWS))
+    assert set(loss.terms) == {"task", "kd", "embedding", "hidden", "attention"}
     _, without = predicted(ready, recipe, KdSettings(), [teacher], "pkd")
     assert set(without.modules) == {"model"}, "of equal width nothing is projected"
     assert set(without.step(without.examples.batch(ROWS)).terms) == {"task", "kd", "patience"}
@@ -183,11 +183,11 @@ def test_the_prediction_stage_caches_the_signals_of_one_teacher(ready, recipe, t
     assert list(tmp_path.iterdir())
     batch = job.examples.batch(ROWS)
     assert SignalStore.fills(batch)
-    expected, found = plain_job.step(plain_job.examples.batch(ROWS)), job.step(batch)
-    assert set(found.terms) == set(expected.terms)
+    expected, loss = plain_job.step(plain_job.examples.batch(ROWS)), job.step(batch)
+    assert set(loss.terms) == set(expected.terms)
     assert not SignalStore.fills(batch), "no model reads the cached signals"
-    torch.testing.assert_close(found.terms["kd"], expected.terms["kd"])
-    torch.testing.assert_close(found.total, expected.total, rtol=2e-2, atol=1e-4)
+    torch.testing.assert_close(loss.terms["kd"], expected.terms["kd"])
+    torch.testing.assert_close(loss.total, expected.total, rtol=2e-2, atol=1e-4)
     assert not SignalStore.fills(job.held_out.batch(ROWS))
 
 
@@ -206,9 +206,9 @@ def test_without_labels_there_is_nothing_to_learn(ready, recipe):
     batch = job.examples.batch(ROWS)
     logits = job.step(batch).outputs
     del batch["labels"]
-    found = job.step(batch)
-    assert float(found.total) == 0
-    torch.testing.assert_close(found.outputs, logits)
+    loss = job.step(batch)
+    assert float(loss.total) == 0
+    torch.testing.assert_close(loss.outputs, logits)
 
 
 def test_several_teachers_have_the_gradient_of_their_mean_distribution():

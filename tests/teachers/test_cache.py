@@ -77,8 +77,8 @@ def opened(folder, rows, needs=EVERYTHING, *, teacher=None, log=None, limit=1 <<
 
 
 def tensors_of(signals):
-    found = {f"{kind}.{n}": x for kind in ("q", "k", "v", "hidden") for n, x in getattr(signals, kind).items()}
-    return found | ({} if signals.logits is None else {"logits": signals.logits})
+    actual = {f"{kind}.{n}": x for kind in ("q", "k", "v", "hidden") for n, x in getattr(signals, kind).items()}
+    return actual | ({} if signals.logits is None else {"logits": signals.logits})
 
 
 def cached(store, indices):
@@ -91,11 +91,11 @@ def same(some, others):
 
 def store_of(folder):
     """The directory of the only store."""
-    (found,) = (p for p in folder.iterdir() if p.is_dir())
-    return found
+    (store,) = (p for p in folder.iterdir() if p.is_dir())
+    return store
 
 
-def told(log, words):
+def logged(log, words):
     return any(words in line for line in log)
 
 
@@ -111,10 +111,10 @@ def test_cached_signals_are_the_live_ones(tmp_path, kind, model_type, monkeypatc
     store = opened(tmp_path, rows, teacher=teacher)
     for indices in ([5, 0, 3], [1], [2, 2, 7], list(range(8))):
         batch = store.batch(np.array(indices))
-        found, live = store.signals(batch), teacher(rows.batch(np.array(indices)))
-        assert torch.equal(found.mask, live.mask)
-        assert torch.equal(found.labels, live.labels)
-        ours, theirs = tensors_of(found), tensors_of(live)
+        actual, live = store.signals(batch), teacher(rows.batch(np.array(indices)))
+        assert torch.equal(actual.mask, live.mask)
+        assert torch.equal(actual.labels, live.labels)
+        ours, theirs = tensors_of(actual), tensors_of(live)
         assert len(ours) == 10
         real = live.mask.bool()
         for name, x in theirs.items():
@@ -135,8 +135,8 @@ def test_the_number_format_is_the_teachers(tmp_path):
     rows = rows_of()
     teacher = capture(headed(dtype=torch.bfloat16), EVERYTHING)
     live = tensors_of(teacher(rows.batch(np.arange(2))))
-    found = cached(opened(tmp_path, rows, teacher=teacher), [0, 1])
-    for name, x in found.items():
+    actual = cached(opened(tmp_path, rows, teacher=teacher), [0, 1])
+    for name, x in actual.items():
         assert x.dtype == (torch.float32 if name == "logits" else torch.bfloat16)
         torch.testing.assert_close(x[0].float(), live[name][0].float(), rtol=0.05, atol=0.05)
 
@@ -204,7 +204,7 @@ def test_the_teacher_reads_every_row_once_and_what_is_there_is_only_read(tmp_pat
     first = cached(opened(tmp_path, rows_of(), teacher=teacher, log=log), range(8))
     # One more for the widths.
     assert teacher.read == len(LENGTHS) + 1
-    assert told(log, "computing")
+    assert logged(log, "computing")
     log.clear()
 
     def written():
@@ -214,7 +214,7 @@ def test_the_teacher_reads_every_row_once_and_what_is_there_is_only_read(tmp_pat
     assert same(first, cached(opened(tmp_path, rows_of(), teacher=teacher, log=log), range(8)))
     assert written() == before
     assert teacher.read == len(LENGTHS) + 2
-    assert not told(log, "computing")
+    assert not logged(log, "computing")
 
 
 def other_array(name, at):
@@ -265,7 +265,7 @@ def test_damage_anywhere_is_found_and_all_computed_again(tmp_path, name, monkeyp
         damaged(path, whole, damage)
         log = []
         assert same(expected, cached(opened(tmp_path, rows, log=log), range(8)))
-        assert told(log, "damaged")
+        assert logged(log, "damaged")
         assert path.read_bytes() == whole, "computed twice it is the same to the bit"
 
 
@@ -282,7 +282,7 @@ def test_what_a_killed_process_left_is_neither_read_nor_kept(tmp_path):
     assert (left / "tokens.bin").is_file()
     log = []
     store = opened(tmp_path, rows_of(), log=log)
-    assert told(log, "computing")
+    assert logged(log, "computing")
     assert same(cached(store, range(8)), cached(opened(tmp_path / "other", rows_of()), range(8)))
     assert list(tmp_path.glob(".*.part")) == []
 
@@ -325,7 +325,7 @@ def test_a_store_over_the_limit_logs_both_sizes_and_computes_nothing(tmp_path):
     assert opened(tmp_path, rows, teacher=teacher, log=log, limit=1_100_000) is None
     assert opened(tmp_path, rows, teacher=teacher, limit=size - 1) is None
     assert teacher.read == 2
-    assert told(log, "1.7 MB, allowed are 1.1 MB")
+    assert logged(log, "1.7 MB, allowed are 1.1 MB")
     assert list(tmp_path.iterdir()) == []
     assert opened(tmp_path, rows, teacher=teacher, limit=size) is not None
 
@@ -336,7 +336,7 @@ def test_a_disk_without_room_is_logged_and_nothing_computed(tmp_path, monkeypatc
     teacher, log = counting(), []
     assert opened(tmp_path, rows_of(), teacher=teacher, log=log) is None
     assert teacher.read == 1
-    assert told(log, "1,073.7 MB")
+    assert logged(log, "1,073.7 MB")
     assert [p for p in tmp_path.iterdir() if p.suffix != ".lock"] == []
 
 
@@ -359,9 +359,9 @@ def test_memory_that_suffices_for_fewer_rows(tmp_path):
 
     limit = 40
     expected = cached(opened(tmp_path / "a", rows_of()), range(8))
-    found = cached(opened(tmp_path / "b", rows_of(), teacher=Small(capture(headed(), EVERYTHING))), range(8))
+    actual = cached(opened(tmp_path / "b", rows_of(), teacher=Small(capture(headed(), EVERYTHING))), range(8))
     for name, x in expected.items():
-        torch.testing.assert_close(found[name], x, rtol=2.0**-7, atol=1e-5)
+        torch.testing.assert_close(actual[name], x, rtol=2.0**-7, atol=1e-5)
     limit = 20
     with pytest.raises(MachineError, match="out of memory"):
         opened(tmp_path / "c", rows_of(), teacher=Small(capture(headed(), EVERYTHING)))
@@ -389,7 +389,7 @@ def test_every_row_has_its_own_signals_and_zeros_behind(tmp_path_factory, length
         patch.setattr(cache, "TEACHER_TOKENS", at_once)
         store = opened(tmp_path_factory.mktemp("store"), rows, needs, teacher=Echo())
     batch = store.batch(indices)
-    found = store.signals(batch)
+    actual = store.signals(batch)
     # The padding of the ids is 0 too.
-    assert torch.equal(found.hidden[0], batch["input_ids"].float()[..., None].expand(-1, -1, 3))
-    assert torch.equal(found.logits, batch["input_ids"].float().sum(1, keepdim=True))
+    assert torch.equal(actual.hidden[0], batch["input_ids"].float()[..., None].expand(-1, -1, 3))
+    assert torch.equal(actual.logits, batch["input_ids"].float().sum(1, keepdim=True))

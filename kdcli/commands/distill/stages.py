@@ -150,9 +150,10 @@ class TaskRun:
 
     def finish_intermediate(self, outcome: Outcome) -> None:
         """Save the student and report the stage."""
+        folder, encoder, notes = self.folder / INTERMEDIATE, self.student.encoder, self.student.objective.notes
+        del self.student
         if not self.session.is_main:
             return
-        folder, encoder, notes = self.folder / INTERMEDIATE, self.student.encoder, self.student.objective.notes
         save_model(encoder, self.teachers[0].tokenizer, folder)
         quality = {HELD_OUT: held_out_losses(RunDir(folder), [STUDENT])}
         self._write(folder, encoder, latency=Latency(), outcome=outcome, quality=quality, notes=notes)
@@ -161,7 +162,8 @@ class TaskRun:
     def build_prediction(self) -> StageJob:
         """The labels and the teachers' logits; with stage `joint` the method's objective too."""
         cards, recipe = self._begin("prediction"), self.recipe
-        task = self.augmented[0] if recipe.augment.predict else self.task
+        copies, _ = self.augmented
+        task = copies if recipe.augment.predict else self.task
         with self._student_before(self.folder / INTERMEDIATE if self.stage == "separate" else None) as source:
             stage = as_finetune(recipe, source)
             self.headed = downstream.load_model(stage, task.data.task, trust_remote_code=self.session.trust_remote_code)
@@ -261,6 +263,7 @@ class TaskRun:
         assert isinstance(job.order, BucketOrder)
         augment = self.recipe.augment
         times = 1 + augment.copies if self.invocation.dry_run and augment.use and per_copy else 1
+        downstream.log_padding(job.order)
         return StageJob(job, replace(schedule, steps=times * schedule.steps), times * job.order.steps_of_pass, cards)
 
     def _write(self, folder: Path, student: PreTrainedModel, **contents: Any) -> None:
@@ -318,7 +321,6 @@ def prediction_job(
         if any(True for _ in objective.projections.parameters()):
             modules["projections"] = objective.projections
     order, _ = order_and_schedule(task, recipe)
-    downstream.log_padding(order)
     passes, store = schedule.steps / order.steps_of_pass, store if len(teachers) == 1 else None
     needs = [first_needs, *[Needs(logits=True)] * (len(teachers) - 1)]
     sources = [cached_signals(t, task, n, passes, store) for t, n in zip(teachers, needs, strict=True)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import or_
 
 import torch
 from torch import Tensor, nn
@@ -33,10 +35,7 @@ class Student(nn.Module):
 
 def teacher_needs(students: Mapping[str, Student]) -> Needs:
     """The teacher's signals that the losses of all students read."""
-    needs = Needs()
-    for student in students.values():
-        needs |= student.objective.teacher_needs
-    return needs
+    return reduce(or_, (student.objective.teacher_needs for student in students.values()))
 
 
 def freeze_unreached(students: Mapping[str, Student], teacher: PreTrainedModel, batch: Batch) -> None:

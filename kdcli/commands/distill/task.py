@@ -39,7 +39,7 @@ def check_teacher(recipe: TaskDistillRecipe) -> None:
 
 
 def check_task(recipe: TaskDistillRecipe) -> None:
-    """Raise a `UsageError` for what needs no model and no data to be found."""
+    """Raise a `UsageError` for a mistake in the recipe alone, before models and data are read."""
     check_teacher(recipe)
     if len(recipe.student.to) > 1:
         raise UsageError(

@@ -66,7 +66,7 @@ class TextRun:
 
 
 def check_text(recipe: DistillRecipe) -> None:
-    """Raise a `UsageError` for what needs no model and no data to be found."""
+    """Raise a `UsageError` for a mistake in the recipe alone, before models and data are read."""
     if recipe.teacher is None:
         raise UsageError(
             "no teacher given", "kdcli distill TEACHER --to LxH; TEACHER is a hub id, a directory or 'demo'"
