@@ -50,7 +50,7 @@ from kdcli.models.capture import Capture, capture, prepare_teacher
 from kdcli.models.heads import load_for_task
 from kdcli.models.shape import build_student, parse_shape, shape_of
 from kdcli.teachers.cache import SignalStore
-from kdcli.teachers.teacher import heard
+from kdcli.teachers.teacher import Teacher
 from kdcli.training.device import choose_dtype
 from kdcli.training.engine import train
 from kdcli.training.session import Session, start
@@ -216,7 +216,7 @@ def check_same_losses(peer: TextBrewer, ours: Student, listened: Capture, rows: 
         for matrix in (j for j in peer.distiller.projs if j is not None):
             nn.init.eye_(matrix.weight)
             nn.init.zeros_(matrix.bias)
-        signals = heard(listened, batch)
+        signals = Teacher("teacher", listened).signals(batch)
         assert signals.logits is not None
         # Its soft targets are a cross-entropy: the divergence and the teacher's entropy.
         entropy = torch.distributions.Categorical(logits=signals.logits.float()).entropy().mean()
@@ -295,8 +295,8 @@ def kdcli_ways(
         return go
 
     for group in groups:
-        found[f"kdcli {name}, groups of {group}"] = way(group, rows, lambda batch: heard(listened, batch))
-    found[f"kdcli {name}, groups of {groups[-1]}, cached"] = way(groups[-1], made.examples(), made.signals)
+        found[f"kdcli {name}, groups of {group}"] = way(group, rows, Teacher("teacher", listened).signals)
+    found[f"kdcli {name}, groups of {groups[-1]}, cached"] = way(groups[-1], made, made.signals)
     return found
 
 

@@ -21,30 +21,26 @@ from kdcli.teachers.teacher import Teacher
 from kdcli.training.progress import Progress
 from kdcli.types import Batch, Examples, Kind, Needs, Signals
 
+SIGNALS = "signals"
+"""Directory of a run for cached signals, while a stage reads them."""
+
+Store = tuple[Path, int]
+"""A directory for cached signals and the bytes they may take."""
+
 
 def load_teacher(
     source: str, task: PreparedTask, tokenizer: PreTrainedTokenizerBase, student: str, label_map: Sequence[int] | None
 ) -> TaskModel:
-    """A teacher that can do the task, reads the same tokens and has its labels in the data's order.
-
-    Args:
-        source: hub id or directory.
-        tokenizer: that of `student`, which names the model that learns.
-        label_map: see `load_for_task`.
-
-    Raises:
-        UsageError: see `load_for_task`; another vocabulary.
-    """
-    found = load_for_task(
-        source, task.data.task, label_map=label_map, new_head=False, trust_remote_code=task.session.trust_remote_code
-    )
-    check_vocabulary(found, tokenizer, student)
-    Progress.log(f"teacher {source}: {found.note}")
-    return found
+    """Load a teacher fine-tuned for the task; a `UsageError` if `tokenizer`, that of `student`, is another."""
+    trusted = task.session.trust_remote_code
+    teacher = load_for_task(source, task.data.task, label_map=label_map, new_head=False, trust_remote_code=trusted)
+    check_vocabulary(teacher, tokenizer, student)
+    Progress.log(f"teacher {source}: {teacher.note}")
+    return teacher
 
 
 def check_vocabulary(teacher: TaskModel, tokenizer: PreTrainedTokenizerBase, student: str) -> None:
-    """Raise a `UsageError` where a teacher reads other tokens than the model that learns from it."""
+    """Raise a `UsageError` if teacher and student have different vocabularies."""
     if teacher.tokenizer.get_vocab() != tokenizer.get_vocab():
         raise UsageError(
             f"teacher {teacher.source} has another vocabulary than {student}",
@@ -52,16 +48,9 @@ def check_vocabulary(teacher: TaskModel, tokenizer: PreTrainedTokenizerBase, stu
         )
 
 
-Store = tuple[Path, int]
-"""A directory in which signals may be kept, and how many bytes of them."""
-
-SIGNALS = "signals"
-"""That directory in one of a run, while a stage goes on that reads it."""
-
-
 @dataclass(frozen=True)
 class CachedSignals:
-    """Rows of a task, and what a teacher says of a batch of them."""
+    """Rows of a task, and a function from a batch of them to the teacher's signals."""
 
     examples: Examples
     signals: Callable[[Batch], Signals]
@@ -70,62 +59,52 @@ class CachedSignals:
 def cached_signals(
     teacher: TaskModel, task: PreparedTask, needs: Needs, passes: float, store: Store | None
 ) -> CachedSignals:
-    """A teacher on a task's rows: asked once where these are read more than once, and what it said kept on disk.
-
-    Args:
-        passes: how often the rows are read.
-        store: None keeps none.
-    """
+    """A teacher's signals for a task's rows, cached in `store`, if any, where training makes several passes."""
     assert task.train is not None
-    rows, uncached = task.train.rows, Teacher.frozen(teacher.source, teacher.model, needs, task.session)
+    rows, live = task.train.rows, Teacher.frozen(teacher.source, teacher.model, needs, task.session)
     if store is None or passes <= 1:
-        return CachedSignals(rows, uncached.signals)
-    folder, limit = store
-    kept = SignalStore.open(
-        folder,
+        return CachedSignals(rows, live.signals)
+    cache = SignalStore.open(
+        store[0],
         rows,
-        uncached.captured,
+        live.captured,
         needs=needs,
         fingerprint=weights_hash(teacher.model),
         device=task.session.device,
-        limit_bytes=limit,
+        limit_bytes=store[1],
         log=Progress.log,
     )
-    if kept is None:
-        return CachedSignals(rows, uncached.signals)
-    # What is held out is in no store.
-    return CachedSignals(
-        kept.examples(), lambda batch: kept.signals(batch) if kept.fills(batch) else uncached.signals(batch)
-    )
+    if cache is None:
+        return CachedSignals(rows, live.signals)
+    # Held-out rows are not cached.
+    return CachedSignals(cache, lambda batch: cache.signals(batch) if cache.fills(batch) else live.signals(batch))
 
 
 def store_in(folder: Path, cache_gb: float) -> Store | None:
-    """Where a run may keep what a teacher says; None where it may keep nothing."""
+    """The store of a run; None with a budget of 0 GB."""
     limit = int(cache_gb * 1e9)
     return (folder / SIGNALS, limit) if limit else None
 
 
 def delete_signals(folder: Path) -> None:
-    """Delete what a run kept for a stage that is over."""
+    """Delete the signals a run cached for a finished stage."""
     shutil.rmtree(folder / SIGNALS, ignore_errors=True)
 
 
 def kd_terms(
     kind: Kind, kd: KdSettings, hard: Tensor, student: Signals, teachers: Sequence[Signals]
 ) -> Mapping[str, Tensor]:
-    """The terms of a loss against labels and teachers: `(1 − weight) · hard + weight · soft`.
+    """The terms of a loss against labels and teachers: `(1 - weight) * hard + weight * soft`.
 
-    Several teachers count alike. The mean of their losses has the gradient of the loss against the mean of their
-    distributions, for it is linear in what is learned from.
+    `soft` is the mean over the teachers. Its gradient is that of the loss against their mean distribution.
 
     Args:
-        hard: the loss against the labels.
-        student, teachers: with logits; without teachers the labels alone count.
+        hard: the loss against the labels, the only term if there are no teachers or labels.
+        student, teachers: with logits.
     """
     if not teachers or student.labels is None:
         return {"task": hard}
-    assert student.logits is not None
-    logits = student.logits
+    logits = _logits(student)
     soft = sum(
         (soft_loss(kind, _logits(t), logits, student.labels, student.mask, kd.temperature) for t in teachers),
         logits.new_zeros((), dtype=hard.dtype),

@@ -14,7 +14,7 @@ from kdcli.types import Batch, Needs, Signals
 
 @dataclass(frozen=True)
 class Teacher:
-    """A frozen model and what is captured of it."""
+    """A frozen model and the signals captured from it."""
 
     source: str
     captured: Capture

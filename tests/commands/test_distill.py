@@ -1,11 +1,10 @@
-"""`kdcli distill` from end to end on tiny models: what it leaves, what it repeats, what it refuses."""
+"""`kdcli distill` from end to end on tiny models: what it leaves, resumes and refuses."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -14,16 +13,11 @@ import own_files
 import processes
 import pytest
 import torch
-from own_files import log_of
-from safetensors.torch import load_file
+from own_files import log_of, report_of, said_by, same_weights, times, weights
 from transformers import AutoModel, AutoTokenizer
-from typer.testing import CliRunner
 
-from kdcli.cli import app
 from kdcli.downstream.predictions import Features
-from kdcli.report.schema import Report
 from kdcli.training.processes import fan_out, take_slurm
-from kdcli.training.run_dir import RunDir
 
 QUICK = [
     *("--max-steps", "6", "--batch-size", "8", "--dtype", "fp32", "--set", "data.max_length=16"),
@@ -33,7 +27,7 @@ QUICK = [
 
 
 def kdcli(*arguments):
-    return CliRunner().invoke(app, ["distill", *map(str, arguments)])
+    return own_files.kdcli("distill", *arguments)
 
 
 @pytest.fixture
@@ -43,22 +37,11 @@ def given(model_dir, text_file):
 
 def test_what_a_run_leaves(given, tmp_path):
     out = tmp_path / "out"
-    result = kdcli(
-        *given,
-        "--to",
-        "2x32",
-        "-o",
-        out,
-        "--set",
-        "measure.latency=true",
-        "--set",
-        "measure.min_seconds=0.1",
-        "--set",
-        "measure.min_runs=5",
-    )
+    latency = [f"measure.{key}" for key in ("latency=true", "min_seconds=0.1", "min_runs=5")]
+    sets = [part for key in latency for part in ("--set", key)]
+    result = kdcli(*given, "--to", "2x32", "-o", out, *sets)
     assert result.exit_code == 0, result.output
-    names = {p.name for p in out.iterdir()}
-    assert names == {
+    assert {p.name for p in out.iterdir()} == {
         *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", "recipe.yaml"),
         *("report.json", "report.md", "report.html", "latency.csv", "log.jsonl"),
     }
@@ -66,11 +49,9 @@ def test_what_a_run_leaves(given, tmp_path):
     assert (student.config.num_hidden_layers, student.config.hidden_size) == (2, 32)
     assert "kd_capture" not in (out / "config.json").read_text()
     assert AutoTokenizer.from_pretrained(out)("w1 w2")["input_ids"]
-    report = Report.model_validate_json((out / "report.json").read_text())
-    raw = json.loads((out / "report.json").read_text())
-    assert list(raw)[:4] == ["schema", "command", "status", "created"]
-    assert report.training.steps == 6
-    assert report.training.tokens == 6 * 8 * 16
+    report = report_of(out)
+    assert list(json.loads((out / "report.json").read_text()))[:4] == ["schema", "command", "status", "created"]
+    assert (report.training.steps, report.training.tokens) == (6, 6 * 8 * 16)
     losses = report.quality["held-out loss"]
     assert losses["student"]["loss"] < losses["student undistilled"]["loss"]
     assert [(r.model, r.batch_size) for r in report.latency] == [(m, b) for b in (1, 8) for m in ("teacher", "student")]
@@ -82,12 +63,11 @@ def test_what_a_run_leaves(given, tmp_path):
 
 def test_unreached_weights_keep_their_values_and_are_named(given, model_dir, tmp_path):
     result = kdcli(*given, "--to", "2x32", "-o", tmp_path / "out")
-    before, after = load_file(model_dir / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
-    assert torch.equal(after["encoder.layer.1.output.dense.weight"], before["encoder.layer.3.output.dense.weight"])
-    assert not torch.equal(
-        after["encoder.layer.1.attention.self.query.weight"], before["encoder.layer.3.attention.self.query.weight"]
-    )
-    assert "no gradient reaches" in re.sub(r"\s+", " ", result.stderr)
+    before, after = weights(model_dir), weights(tmp_path / "out")
+    dense, query = "encoder.layer.{}.output.dense.weight", "encoder.layer.{}.attention.self.query.weight"
+    assert torch.equal(after[dense.format(1)], before[dense.format(3)])
+    assert not torch.equal(after[query.format(1)], before[query.format(3)])
+    assert "no gradient reaches" in said_by(result)
     assert "encoder.layer.1.output.dense" in result.stderr
 
 
@@ -95,31 +75,26 @@ def test_several_students_of_one_teacher_pass_are_what_each_is_alone(given, tmp_
     plain = [*given, "--set", "student.dropout=0.0"]
     assert kdcli(*plain, "--to", "2x32", "--to", "3x16:64@4", "-o", tmp_path / "both").exit_code == 0
     assert kdcli(*plain, "--to", "3x16:64@4", "-o", tmp_path / "alone").exit_code == 0
-    both, alone = (load_file(p / "model.safetensors") for p in (tmp_path / "both" / "3x16_64@4", tmp_path / "alone"))
-    assert all(torch.equal(both[k], alone[k]) for k in alone)
-    report = Report.model_validate_json((tmp_path / "both" / "report.json").read_text())
-    assert list(report.models) == ["teacher", "2x32", "3x16:64@4"]
+    assert same_weights(tmp_path / "both" / "3x16_64@4", tmp_path / "alone")
+    assert list(report_of(tmp_path / "both").models) == ["teacher", "2x32", "3x16:64@4"]
     assert AutoModel.from_pretrained(tmp_path / "both" / "2x32").config.num_hidden_layers == 2
 
 
 def test_the_assistant_is_a_run_of_its_own_and_never_repeated(given, tmp_path):
-    out = tmp_path / "out"
+    out, assistant = tmp_path / "out", tmp_path / "out" / "assistant-4x16"
     result = kdcli(*given, "--to", "2x16", "-o", out)
     assert result.exit_code == 0, result.output
-    assistant = out / "assistant-4x16"
     assert AutoModel.from_pretrained(assistant).config.num_hidden_layers == 4
-    report = Report.model_validate_json((out / "report.json").read_text())
-    assert list(report.models) == ["teacher", "assistant", "student"]
-    # As if the machine had failed in the second leg.
-    first = (assistant / "model.safetensors").stat().st_mtime_ns
-    before = load_file(out / "model.safetensors")
+    assert list(report_of(out).models) == ["teacher", "assistant", "student"]
+    # As if the machine had failed in the second stage.
+    first, before = times(assistant), weights(out)
     for name in ("report.json", "model.safetensors"):
         (out / name).unlink()
     again = kdcli(*given, "--to", "2x16", "-o", out, "--resume")
     assert again.exit_code == 0, again.output
     assert "assistant-4x16 is done already" in again.stderr.replace("\n", "")
-    assert (assistant / "model.safetensors").stat().st_mtime_ns == first
-    after = load_file(out / "model.safetensors")
+    assert times(assistant) == first
+    after = weights(out)
     assert all(torch.equal(before[k], after[k]) for k in before)
 
 
@@ -130,103 +105,91 @@ def test_the_assistant_can_be_chosen(given, tmp_path, choice, expected):
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [["loss.value=none"], ["loss.value=mse"], ["loss.layers=uniform"], ["loss.hidden=relation"], ["loss.hidden=mse"]],
+    ("more", "terms"),
+    [
+        (["--to", "3x16", "--set", "loss.value=none"], {"attention"}),
+        (["--to", "3x16", "--set", "loss.value=mse"], {"attention", "value"}),
+        (["--to", "3x16", "--set", "loss.layers=uniform"], None),
+        (["--to", "3x16", "--set", "loss.hidden=relation"], {"attention", "value", "hidden"}),
+        (["--to", "3x16", "--set", "loss.hidden=mse"], {"attention", "value", "hidden"}),
+        (["--to", "3x16@2", "--method", "minilmv2", "--set", "loss.relation_heads=8"], {"query", "key", "value"}),
+        (["--to", "2x32", "--set", "data.pack_isolated=true"], None),
+    ],
 )
-def test_ablations_of_minilm_train(given, tmp_path, settings):
-    chosen = [part for s in settings for part in ("--set", s)]
-    assert kdcli(*given, "--to", "3x16", *chosen, "-o", tmp_path / "out").exit_code == 0
+def test_every_form_of_the_loss_and_the_text_trains(given, tmp_path, more, terms):
+    result = kdcli(*given, *more, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
     log = log_of(tmp_path / "out")
     assert log[-1]["held_out"]["loss"] < log[0]["held_out"]["loss"]
+    assert terms is None or set(log[-1]["terms"]) == terms
 
 
-def test_minilmv2_bridges_other_head_counts(given, tmp_path):
-    chosen = ["--method", "minilmv2", "--set", "loss.relation_heads=8", "--to", "3x16@2"]
-    assert kdcli(*given, *chosen, "-o", tmp_path / "out").exit_code == 0
-    assert set(log_of(tmp_path / "out")[-1]["terms"]) == {"query", "key", "value"}
-
-
-def test_isolated_packing_trains(given, tmp_path):
-    assert kdcli(*given, "--to", "2x32", "--set", "data.pack_isolated=true", "-o", tmp_path / "out").exit_code == 0
-
-
-def test_a_dry_run_says_what_it_costs_and_leaves_nothing(given, tmp_path):
-    result = kdcli(*given, "--to", "2x32", "-o", tmp_path / "out", "--dry-run", "--json", "--max-steps", "500")
+def test_a_dry_run_estimates_the_cost_and_leaves_nothing(given, tmp_path):
+    result = kdcli(*given, "--to", "2x16", "-o", tmp_path / "out", "--dry-run", "--json", "--max-steps", "500")
     assert result.exit_code == 0, result.output
-    said = json.loads(result.stdout)
-    assert said["legs"][0]["steps"] == 500
-    assert said["legs"][0]["seconds"] > 0
-    assert said["models"]["student"]["params_total"] < said["models"]["teacher"]["params_total"]
+    estimate = json.loads(result.stdout)
+    assert [leg["folder"] for leg in estimate["legs"]] == [
+        str(tmp_path / "out" / "assistant-4x16"),
+        str(tmp_path / "out"),
+    ]
+    assert all(leg["steps"] == 500 and leg["seconds"] > 0 for leg in estimate["legs"])
+    assert list(estimate["models"]) == ["teacher", "assistant", "student"]
+    assert estimate["models"]["student"]["params_total"] < estimate["models"]["teacher"]["params_total"]
     assert not (tmp_path / "out").exists()
 
 
 def test_json_is_the_report_and_nothing_else_on_stdout(given, tmp_path):
-    result = kdcli(*given, "--to", "2x32", "-o", tmp_path / "out", "--json", "-q")
-    assert json.loads(result.stdout) == json.loads((tmp_path / "out" / "report.json").read_text())
+    out, asked = tmp_path / "out", [*given, "--to", "2x32", "-o", tmp_path / "out", "--json", "-q"]
+    result = kdcli(*asked)
+    assert json.loads(result.stdout) == json.loads((out / "report.json").read_text())
     assert result.stderr == ""
-
-
-def test_resuming_a_finished_run_prints_its_report_again(given, tmp_path):
-    kdcli(*given, "--to", "2x32", "-o", tmp_path / "out")
-    before = (tmp_path / "out" / "report.json").stat().st_mtime_ns
-    assert kdcli(*given, "--to", "2x32", "-o", tmp_path / "out", "--resume").exit_code == 0
-    assert (tmp_path / "out" / "report.json").stat().st_mtime_ns == before
+    before = times(out)
+    assert kdcli(*asked, "--resume").stdout == result.stdout
+    assert times(out) == before, "a finished run prints its report again"
+    other = kdcli(*asked, "--resume", "--lr", "0.01")
+    assert other.exit_code == 2
+    assert "train.lr" in other.stderr
 
 
 def test_without_an_output_directory_a_free_one_is_numbered(given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         assert kdcli(*given, "--to", "2x32").exit_code == 0
-    made = sorted(p.name for p in (tmp_path / "runs").iterdir())
-    assert len(made) == 2
-    assert made[1] == made[0] + "-2"
+    first, second = sorted(p.name for p in (tmp_path / "runs").iterdir())
+    assert second == first + "-2"
 
 
 def wrong(given, tmp_path, *arguments):
     result = kdcli(*given, "-o", tmp_path / "out", *arguments)
     assert not (tmp_path / "out").exists()
     assert "Traceback" not in result.output
-    return result
+    assert result.exit_code == 2
+    return said_by(result)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "message"),
     [
-        (["--to", "banana"], 2, "not a shape"),
-        (["--to", "2x30"], 2, "4 heads do not divide"),
-        (["--to", "9x32"], 2, "larger than its teacher"),
-        (["--to", "2x32", "--to", "2x32"], 2, "twice"),
-        (["--to", "2x32", "--to", "2x16"], 2, "different teacher assistants"),
+        (["--to", "9x32"], "larger than its teacher"),
+        (["--to", "2x32", "--to", "2x32"], "twice"),
+        (["--to", "2x32", "--to", "2x16"], "different teacher assistants"),
         (
             ["--to", "2x16", "--method", "tinybert", "--set", "loss.layer_weights=[1, 1, 1]"],
-            2,
             "the teacher assistant 4x16:64@4: loss.layer_weights holds 3 numbers",
         ),
-        (["--to", "2x32", "--method", "minlm"], 2, "did you mean 'minilm'"),
-        (["--to", "2x32@2"], 2, "minilmv2"),
-        (["--to", "2x32", "--set", "train.lrr=1"], 2, "did you mean 'train.lr'"),
-        (["--to", "2x32", "--set", "loss.vlaue=mse"], 2, "did you mean 'value'"),
-        (["--to", "2x32", "--set", "train.lr=high"], 2, "train.lr"),
-        (["--to", "2x32", "--set", "train.warmup_steps=6"], 2, "leaves nothing of 6 steps"),
-        (["--to", "2x32", "--method", "minilmv2", "--set", "loss.relation_heads=7"], 2, "do not divide"),
-        (["--to", "2x32", "--data", "/nowhere.txt"], 2, "no data at"),
-        (["--to", "2x32", "--device", "tpu"], 2, "unknown device"),
-        (["--to", "2x32", "--report-to", "carrier-pigeon"], 2, "carrier-pigeon"),
-        (["--to", "2x32", "--recipe", "no-such"], 2, "no recipe"),
-        ([], 2, "no student shape"),
+        (["--to", "2x32", "--method", "minlm"], "did you mean 'minilm'"),
+        (["--to", "2x32@2"], "minilmv2"),
+        (["--to", "2x32", "--set", "train.lrr=1"], "did you mean 'train.lr'"),
+        (["--to", "2x32", "--set", "loss.vlaue=mse"], "did you mean 'value'"),
+        (["--to", "2x32", "--set", "train.warmup_steps=6"], "leaves nothing of 6 steps"),
+        (["--to", "2x32", "--method", "minilmv2", "--set", "loss.relation_heads=7"], "do not divide"),
+        (["--to", "2x32", "--data", "/nowhere.txt"], "no data at"),
+        (["--to", "2x32", "--report-to", "carrier-pigeon"], "carrier-pigeon"),
+        ([], "no student shape"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_written(given, tmp_path, arguments, code, said):
-    result = wrong(given, tmp_path, *arguments)
-    assert result.exit_code == code
-    assert said in re.sub(r"\s+", " ", result.stderr)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_cuda_where_there_is_none(given, tmp_path):
-    result = wrong(given, tmp_path, "--to", "2x32", "--device", "cuda")
-    assert result.exit_code == 3
-    assert "no CUDA device" in result.stderr
+def test_bad_input_is_refused_before_anything_is_written(given, tmp_path, arguments, message):
+    assert message in wrong(given, tmp_path, *arguments)
 
 
 def test_an_occupied_directory_is_refused(given, tmp_path):
@@ -234,13 +197,6 @@ def test_an_occupied_directory_is_refused(given, tmp_path):
     (tmp_path / "out" / "mine.txt").write_text("x")
     result = kdcli(*given, "--to", "2x32", "-o", tmp_path / "out", "--overwrite")
     assert (result.exit_code, [p.name for p in (tmp_path / "out").iterdir()]) == (2, ["mine.txt"])
-
-
-def test_resume_with_another_recipe_names_the_difference(given, tmp_path):
-    kdcli(*given, "--to", "2x32", "-o", tmp_path / "out")
-    result = kdcli(*given, "--to", "2x32", "-o", tmp_path / "out", "--resume", "--lr", "0.01")
-    assert result.exit_code == 2
-    assert "train.lr" in result.stderr
 
 
 def test_a_full_disk_while_saving_leaves_no_half_model(given, tmp_path, monkeypatch):
@@ -266,10 +222,9 @@ def labelled(tmp_path_factory):
         rows = own_files.rows("class", 48, seed=file == "train")
         named = [{"sentence": r["text"], "label": ("negative", "positive")[r["label"] == "calm"]} for r in rows]
         own_files.write(folder / "sst2" / f"{file}.jsonl", named)
-        # Whose labels are wrong: one class only, and a number that is none.
-        pairs = [{"sentence1": "w1", "sentence2": "w2", "question": "w1", "sentence": "w2", "label": 0}] * 20
+        # One class only.
+        pairs = [{"sentence1": "w1", "sentence2": "w2", "label": 0}] * 20
         own_files.write(folder / "rte" / f"{file}.jsonl", pairs)
-        own_files.write(folder / "qnli" / f"{file}.jsonl", [pairs[0], pairs[1] | {"label": 2}])
         own_files.write(folder / "squad" / f"{file}.jsonl", own_files.rows("span", 16))
     return folder
 
@@ -285,7 +240,7 @@ def test_teacher_student_and_undistilled_student_are_fine_tuned_alike(given, lab
     out = tmp_path / "out"
     result = kdcli(*given, *tasks_of(labelled, "own", "sst2"), "--to", "2x32", "--seed", "3", "-o", out)
     assert result.exit_code == 0, result.output
-    report = Report.model_validate_json((out / "report.json").read_text())
+    report = report_of(out)
     names = ["teacher", "student", "student undistilled"]
     assert [(e.task, e.model) for e in report.evaluations] == [(t, m) for t in ("own", "sst2") for m in names]
     for task in ("own", "sst2"):
@@ -294,23 +249,20 @@ def test_teacher_student_and_undistilled_student_are_fine_tuned_alike(given, lab
             assert e.task != task or report.quality[task][e.model] == e.metrics
         for name in names:
             alone = out / "downstream" / task / name.replace(" ", "-")
-            inner = Report.model_validate_json((alone / "report.json").read_text())
+            inner = report_of(alone)
             assert inner.recipe["train"]["seed"] == 3
             assert inner.training.steps == 8
             (evaluation,) = inner.evaluations
             assert evaluation.metrics == report.quality[task][name]
             assert not (alone / "model.safetensors").exists()
     # What stands in the report is what fine-tuning the saved student by itself gives.
-    alone = CliRunner().invoke(
-        app,
-        [
-            *("finetune", str(out), "--task", "own", "--data", str(labelled / "own"), "-o", str(tmp_path / "alone")),
-            *("--max-steps", "8", "--batch-size", "16", "--lr", "0.003", "--dtype", "fp32", "--seed", "3"),
-            *("--set", "data.max_length=16", "--set", "measure.latency=false"),
-        ],
+    alone = own_files.kdcli(
+        *("finetune", out, "--task", "own", "--data", labelled / "own", "-o", tmp_path / "alone"),
+        *("--max-steps", "8", "--batch-size", "16", "--lr", "0.003", "--dtype", "fp32", "--seed", "3"),
+        *("--set", "data.max_length=16", "--set", "measure.latency=false"),
     )
     assert alone.exit_code == 0, alone.output
-    inner = Report.model_validate_json((tmp_path / "alone" / "report.json").read_text())
+    inner = report_of(tmp_path / "alone")
     student = next(e for e in report.evaluations if (e.task, e.model) == ("own", "student"))
     assert inner.evaluations[0].model_dump(exclude={"model"}) == student.model_dump(exclude={"model"})
     assert "own accuracy" in result.stdout
@@ -321,55 +273,37 @@ def test_the_scores_are_not_taken_again(given, labelled, tmp_path, monkeypatch):
     """Cut while the student is fine-tuned, gone on with, and asked for once more."""
     out = tmp_path / "out"
     asked = [*given, *tasks_of(labelled, "own"), "--to", "2x32", "-o", out]
-    log, seen = RunDir.log, []
-
-    def once(self, record):
-        log(self, record)
-        seen.append((self.path.name, record["step"]))
-        if seen[-1] == ("student", 5):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(RunDir, "log", once)
-    assert kdcli(*asked).exit_code == 130
-    monkeypatch.undo()
-    assert ("teacher", 8) in seen
+    assert own_files.interrupted(monkeypatch, "student", 5, "distill", *asked).exit_code == 130
     assert not (out / "report.json").exists()
-    kept = [out / "model.safetensors", *(out / "downstream" / "own" / "teacher").iterdir()]
-    before = {p: p.stat().st_mtime_ns for p in kept}
+    teacher = out / "downstream" / "own" / "teacher"
+    before = times(teacher)
     again = kdcli(*asked, "--resume")
     assert again.exit_code == 0, again.output
-    assert {p: p.stat().st_mtime_ns for p in kept if p.name != "model.safetensors"} == {
-        p: t for p, t in before.items() if p.name != "model.safetensors"
-    }
+    assert times(teacher) == before
     assert "teacher is done already" in again.stderr.replace("\n", " ")
     assert "resumed after step 4" in again.stderr
-    everything = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
+    everything = times(out)
     assert kdcli(*asked, "--resume").exit_code == 0
-    assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == everything
+    assert times(out) == everything
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--eval-task", "ownn"], "unknown task 'ownn'; did you mean 'own'?"),
-        (["--eval-task", "mrpc"], "has no file of a known format"),
         (["--eval-task", "own", "--set", "eval.overrides.train.lrr=1"], "did you mean 'train.lr'"),
-        (["--eval-task", "own", "--set", "eval.overrides.train.lr=fast"], "'train.lr' must be a valid number"),
         (["--eval-task", "own", "--set", "eval.overrides.train.warmup_steps=8"], "leaves nothing of 8 steps"),
-        (["--eval-task", "own", "--set", "eval.source=/nowhere"], "no data at /nowhere"),
         (["--eval-task", "own", "--eval-task", "mrpc"], "has no folder mrpc/ for the task mrpc; there are "),
         (["--eval-task", "rte"], "no training example has the label not_entailment"),
-        (["--eval-task", "qnli"], "train.jsonl:2: 'label' of task qnli must be one of 0 (entailment), 1 (not_entailm"),
         (["--eval-task", "squad"], "windows of 16 tokens cannot overlap by 128"),
     ],
 )
-def test_a_task_that_cannot_be_judged_is_refused_before_training(given, labelled, tmp_path, arguments, said):
+def test_a_task_that_cannot_be_evaluated_is_refused_before_training(given, labelled, tmp_path, arguments, message):
     for dry in ([], ["--dry-run"]):
-        result = wrong([*given, *tasks_of(labelled)], tmp_path, "--to", "2x32", *arguments, *dry)
-        assert result.exit_code == 2
-        assert said in re.sub(r"\s+", " ", result.stderr)
-    # Nor was the corpus read, which may take hours.
-    assert "tokenising the train text" not in re.sub(r"\s+", " ", result.stderr)
+        stderr = wrong([*given, *tasks_of(labelled)], tmp_path, "--to", "2x32", *arguments, *dry)
+        assert message in stderr
+        # Nor was the corpus read, which may take hours.
+        assert "tokenising the train text" not in stderr
 
 
 def test_a_dry_run_checks_tasks_without_tokenising_them(given, labelled, tmp_path, monkeypatch):
@@ -395,8 +329,7 @@ def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
     assert kdcli(*long, "-o", tmp_path / "a").exit_code == 0
     processes.killed_at_random("distill", *long, out=tmp_path / "b")
     assert kdcli(*long, "-o", tmp_path / "b", "--resume").exit_code == 0
-    a, b = (load_file(tmp_path / side / "model.safetensors") for side in "ab")
-    assert all(torch.equal(a[k], b[k]) for k in a)
+    assert same_weights(tmp_path / "a", tmp_path / "b")
     assert log_of(tmp_path / "a") == log_of(tmp_path / "b")
 
 
@@ -429,28 +362,28 @@ def test_an_error_in_several_processes_keeps_its_exit_code(given, tmp_path, capf
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("to", "says"), [("banana", "not a shape"), ("2x32", "is not empty")])
-def test_one_of_several_processes_says_what_is_wrong(given, tmp_path, to, says):
+@pytest.mark.parametrize(("to", "message"), [("banana", "not a shape"), ("2x32", "is not empty")])
+def test_one_of_several_processes_reports_what_is_wrong(given, tmp_path, to, message):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("x")
-    _, said = processes.two_ranks("distill", *given, "--to", to, "-o", tmp_path / "out", code=2)
-    assert "Traceback" not in said
-    assert said.count("error: ") == said.count(says) == 1
+    _, stderr = processes.two_ranks("distill", *given, "--to", to, "-o", tmp_path / "out", code=2)
+    assert "Traceback" not in stderr
+    assert stderr.count("error: ") == stderr.count(message) == 1
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["mine.txt"]
 
 
 def test_processes_of_srun_are_joined(given, tmp_path):
     asked = [*given, "--to", "2x32", "--set", "student.dropout=0.0", "--device", "cpu"]
     assert kdcli(*asked, "-o", tmp_path / "one").exit_code == 0
-    said, _ = processes.two_ranks("distill", *asked, "-o", tmp_path / "two", slurm=True)
-    assert said.count("model and report in") == 1
+    stdout, _ = processes.two_ranks("distill", *asked, "-o", tmp_path / "two", slurm=True)
+    assert stdout.count("model and report in") == 1
     one, two = (log_of(tmp_path / name)[-1] for name in ("one", "two"))
     assert two["tokens"] == one["tokens"]
     assert two["held_out"]["loss"] == pytest.approx(one["held_out"]["loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("told", "found"),
+    ("environment", "expected"),
     [
         ({"SLURM_STEP_NODELIST": "gpu[03-07,11],login", "SLURM_STEP_TASKS_PER_NODE": "4(x6),2"}, ("gpu03", "26", "4")),
         ({"SLURM_STEP_NODELIST": "a-b7,c1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, ("a-b7", "26", "1")),
@@ -458,16 +391,16 @@ def test_processes_of_srun_are_joined(given, tmp_path):
         ({"WORLD_SIZE": "9", "MASTER_ADDR": "mine", "LOCAL_WORLD_SIZE": "3"}, ("mine", "9", "3")),
     ],
 )
-def test_what_srun_says(monkeypatch, told, found):
+def test_the_environment_of_srun(monkeypatch, environment, expected):
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     common = {"SLURM_STEP_NUM_TASKS": "26", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "123456"}
-    for name, value in (common | told).items():
+    for name, value in (common | environment).items():
         monkeypatch.setenv(name, value)
     take_slurm()
-    assert tuple(os.environ.get(n) for n in ("MASTER_ADDR", "WORLD_SIZE", "LOCAL_WORLD_SIZE")) == found
-    if found[1] == "26":
+    assert tuple(os.environ.get(n) for n in ("MASTER_ADDR", "WORLD_SIZE", "LOCAL_WORLD_SIZE")) == expected
+    if expected[1] == "26":
         assert tuple(os.environ[n] for n in ("RANK", "LOCAL_RANK", "MASTER_PORT")) == ("5", "1", "23456")
 
 
@@ -479,35 +412,33 @@ def test_one_of_two_processes_ends_when_the_other_is_killed(given, tmp_path):
         assert second.returncode is None, second.communicate()
         time.sleep(0.01)
     second.kill()
-    _, said = first.communicate()
+    _, stderr = first.communicate()
     assert first.returncode == 3
-    assert said.count("error: ") == said.count("another process of this run has ended") == 1
-    assert "Traceback" not in said
+    assert stderr.count("error: ") == stderr.count("another process of this run has ended") == 1
+    assert "Traceback" not in stderr
 
 
-@pytest.mark.parametrize("named", [["--method"], ["--set", "train.seed=1", "--set"]])
-@pytest.mark.parametrize("method", [None, "minilm", "minilmv2", "tinybert"])
+@pytest.mark.parametrize("named", [["--method", "{}"], ["--set", "train.seed=1", "--set", "method={}"]])
+@pytest.mark.parametrize("method", ["minilm", "minilmv2", "tinybert"])
 def test_the_embedded_teacher_needs_no_network_by_any_method(monkeypatch, method, named):
-    asked = []
-    monkeypatch.setattr("kdcli.commands.distill.run.run", lambda resolved, invocation: asked.append(resolved))
-    given = [*named, method if named == ["--method"] else f"method={method}"] if method else []
-    kdcli("demo", "--to", "2x32", *given, "--lr", "1e-4")
-    (resolved,) = asked
+    calls = []
+    monkeypatch.setattr("kdcli.commands.distill.run.run", lambda resolved, invocation: calls.append(resolved))
+    kdcli("demo", "--to", "2x32", *(part.format(method) for part in named), "--lr", "1e-4")
+    (resolved,) = calls
     recipe = resolved.recipe
     assert (recipe.data.source, recipe.train.max_steps, recipe.train.lr) == ("demo", 300, 1e-4)
-    assert (recipe.method, recipe.student.to) == (method or "minilm", ["2x32"])
-    assert ("loss.hidden" in resolved.origins) == (method in (None, "minilm"))
+    assert (recipe.method, recipe.student.to) == (method, ["2x32"])
+    assert ("loss.hidden" in resolved.origins) == (method == "minilm")
 
 
 @pytest.mark.slow
 def test_the_embedded_default(tmp_path, monkeypatch):
     monkeypatch.setattr("kdcli.data.demo.EXAMPLES", 100)
-    result = kdcli(
-        "demo", "--to", "2x64", "-o", tmp_path / "demo", "--max-steps", "12", "--set", "measure.min_seconds=0.2"
-    )
+    quick = ["--max-steps", "12", "--set", "measure.min_seconds=0.2"]
+    result = kdcli("demo", "--to", "2x64", "-o", tmp_path / "demo", *quick)
     assert result.exit_code == 0, result.output
-    report = Report.model_validate_json((tmp_path / "demo" / "report.json").read_text())
+    report = report_of(tmp_path / "demo")
     assert set(report.quality) == {"demo-topic probe", "demo-order probe", "demo-coherence probe", "held-out loss"}
     assert report.models["student"].bytes < report.models["teacher"].bytes
-    (leg,) = (tmp_path / "demo").glob("assistant-*/report.json")
-    assert list(json.loads(leg.read_text("utf-8"))["quality"]) == ["held-out loss"]
+    (assistant,) = (tmp_path / "demo").glob("assistant-*")
+    assert list(report_of(assistant).quality) == ["held-out loss"]

@@ -7,8 +7,7 @@ import json
 import pytest
 import torch
 from encoders import tiny_config
-from own_files import kdcli, log_of, report_of, said_by, write
-from safetensors.torch import load_file
+from own_files import kdcli, log_of, report_of, said_by, same_weights, times, weights, write
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from kdcli.commands.distill.recipes import ablations
@@ -44,19 +43,6 @@ def sentences(tmp_path_factory):
     tuned = kdcli("finetune", "demo", "--task", "own", "--data", folder / "data", *quick, "-o", folder / "teacher")
     assert tuned.exit_code == 0, tuned.output
     return ["distill", folder / "teacher", "--task", "own", "--data", folder / "data"]
-
-
-def weights(folder):
-    return load_file(folder / "model.safetensors")
-
-
-def same(a, b):
-    a, b = weights(a), weights(b)
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-
-
-def times(folder):
-    return {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
 
 
 def lines(file):
@@ -106,17 +92,27 @@ def test_a_student_of_text_serves_several_tasks(asked, teacher_of, text_file, tm
     quiet = ["--dtype", "fp32", "--set", "measure.latency=false"]
     alone = kdcli("distill", "--recipe", text, *quiet, "-o", tmp_path / "alone")
     assert alone.exit_code == 0, alone.output
-    assert same(tmp_path / "alone", tmp_path / "general")
-    for shape, more, said in (
+    assert same_weights(tmp_path / "alone", tmp_path / "general")
+    for shape, more, message in (
         ("2x16", ["--set", "general.overrides.train.lr=5e-3"], "train.lr: was 0.001, is 0.005"),
         ("2x16", ["--seed", "1"], "train.seed: was 0, is 1"),
         ("3x16", [], 'student.to: was ["2x16"], is ["3x16"]'),
     ):
         refused = kdcli(*asked(to=shape), *given, *more, "-o", tmp_path / "no")
         assert refused.exit_code == 2
-        assert said in said_by(refused)
+        assert message in said_by(refused)
         assert not (tmp_path / "no").exists()
     assert times(tmp_path / "general") == kept
+
+
+def test_a_general_stage_with_an_assistant(asked, text_file, tmp_path):
+    """The assistant lives in the directory of the general stage, which is claimed before it."""
+    out = tmp_path / "out"
+    given = [*asked(to="2x16"), "--method", "minilm", *ON_TEXT, "--corpus", text_file, "-o", out]
+    result = kdcli(*given, "--set", "general.overrides.assistant=3x16")
+    assert result.exit_code == 0, result.output
+    assert list(report_of(out / "general").models) == ["teacher", "assistant", "student"]
+    assert report_of(out / "general" / "assistant-3x16").training.steps == 4
 
 
 def test_pre_trained_distillation(asked, masked_teacher, text_file, tmp_path):
@@ -138,12 +134,11 @@ def test_a_dry_run_names_every_stage_and_leaves_nothing(asked, text_file, tmp_pa
     more = [*ON_TEXT, "--corpus", text_file, "--set", "undistilled.use=true", "--json"]
     result = kdcli(*asked(), *more, "--dry-run", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    said, out = json.loads(result.stdout), tmp_path / "out"
-    assert [leg["folder"] for leg in said["legs"]] == [
-        *(str(out / "general"), str(out / "intermediate"), str(out), str(out / "student-undistilled")),
-    ]
-    assert all(leg["seconds"] > 0 and leg["steps"] == 4 for leg in said["legs"])
-    assert list(said["models"]) == ["teacher", "student"]
+    estimate, out = json.loads(result.stdout), tmp_path / "out"
+    folders = [out / "general", out / "intermediate", out, out / "student-undistilled"]
+    assert [leg["folder"] for leg in estimate["legs"]] == [str(folder) for folder in folders]
+    assert all(leg["seconds"] > 0 and leg["steps"] == 4 for leg in estimate["legs"])
+    assert list(estimate["models"]) == ["teacher", "student"]
     assert not out.exists()
     few = kdcli(*asked(), "--method", "pkd", "--dry-run", "-o", out, "--json")
     assert [leg["folder"] for leg in json.loads(few.stdout)["legs"]] == [str(out)]
@@ -165,7 +160,7 @@ def test_copies_are_trained_on_as_the_recipe_says(sentences, tmp_path):
     plain = kdcli(*sentences, *few, "--set", "augment.predict=false", "-o", tmp_path / "own")
     assert plain.exit_code == 0
     assert log_of(tmp_path / "own")[-1]["step"] == 3, "the prediction stage reads the examples as they are"
-    assert same(tmp_path / "both" / "intermediate", tmp_path / "own" / "intermediate"), "the same copies again"
+    assert same_weights(tmp_path / "both" / "intermediate", tmp_path / "own" / "intermediate"), "the same copies again"
     estimated = kdcli(*sentences, *few, "--dry-run", "--json", "-o", tmp_path / "no")
     assert [leg["steps"] for leg in json.loads(estimated.stdout)["legs"]] == [12, 12]
 
@@ -184,47 +179,40 @@ def test_the_copies_may_be_looked_at(sentences, tmp_path):
     refused = kdcli(*sentences, *options, "--augment-only", file)
     assert refused.exit_code == 2
     assert "there is such a file" in said_by(refused)
-    said = kdcli(*sentences, *options, "--augment-only", file, "--overwrite", "--json")
-    assert json.loads(said.stdout)["copies"] == 48
+    again = kdcli(*sentences, *options, "--augment-only", file, "--overwrite", "--json")
+    assert json.loads(again.stdout)["copies"] == 48
     assert file.read_bytes() == before, "the same copies for the same seed"
     assert kdcli(*sentences, *options, "--seed", "1", "--augment-only", file, "--overwrite").exit_code == 0
     assert file.read_bytes() != before
-    quick = ["--max-steps", "2", "--set", "measure.latency=false", "--set", "data.max_length=24"]
-    tuned = kdcli("finetune", "demo", "--task", "own", "--data", file, *quick, "-o", tmp_path / "tuned")
-    assert tuned.exit_code == 0, tuned.output
 
 
-def test_a_masked_language_model_names_words(sentences, tmp_path):
-    model = tmp_path / "masked"
-    AutoModelForMaskedLM.from_config(AutoModel.from_pretrained(sentences[1]).config).save_pretrained(model)
-    AutoTokenizer.from_pretrained(sentences[1]).save_pretrained(model)
-    options = ["--set", "augment.copies=2", "--set", "data.max_length=24", "--augment-model", model]
+@pytest.mark.parametrize("source", ["masked language model", "word vectors"])
+def test_words_come_from_the_source_that_is_named(sentences, tmp_path, source):
+    words = sorted({word for row in lines(sentences[-1] / "train.jsonl") for word in row["text"].split()})
+    if source == "word vectors":
+        file = tmp_path / "vectors.txt"
+        vectors = torch.randn(len(words), 4, generator=torch.Generator().manual_seed(0)).tolist()
+        file.write_text("".join(f"{w} {' '.join(map(str, v))}\n" for w, v in zip(words, vectors, strict=True)))
+        named, note = ["--glove", file], "vectors.txt"
+    else:
+        model = tmp_path / "masked"
+        AutoModelForMaskedLM.from_config(AutoModel.from_pretrained(sentences[1]).config).save_pretrained(model)
+        AutoTokenizer.from_pretrained(sentences[1]).save_pretrained(model)
+        named, note = ["--augment-model", model], "candidates of a masked language model"
+    options = ["--set", "augment.copies=2", "--set", "data.max_length=24", *named]
     result = kdcli(*sentences, *options, "--augment-only", tmp_path / "copies.jsonl")
     assert result.exit_code == 0, result.output
-    assert "candidates of a masked language model" in result.stdout.replace("\n", " ")
-    assert len(lines(tmp_path / "copies.jsonl")) == 48
-
-
-def test_word_vectors_of_a_file_are_neighbours(sentences, tmp_path):
-    words = {word for row in lines(sentences[-1] / "train.jsonl") for word in row["text"].split()}
-    file = tmp_path / "vectors.txt"
-    vectors = torch.randn(len(words), 4, generator=torch.Generator().manual_seed(0)).tolist()
-    file.write_text("".join(f"{w} {' '.join(map(str, v))}\n" for w, v in zip(sorted(words), vectors, strict=True)))
-    options = ["--set", "augment.copies=2", "--set", "data.max_length=24", "--glove", file]
-    result = kdcli(*sentences, *options, "--augment-only", tmp_path / "copies.jsonl")
-    assert result.exit_code == 0, result.output
-    assert "vectors.txt" in result.stdout.replace("\n", "")
-    used = {word for row in lines(tmp_path / "copies.jsonl") for word in row["text"].split()}
-    assert used <= words
+    assert note in " ".join(result.stdout.split())
+    copies = lines(tmp_path / "copies.jsonl")
+    assert len(copies) == 48
+    assert source != "word vectors" or {w for row in copies for w in row["text"].split()} <= set(words)
 
 
 def test_variants_are_compared_in_one_table(asked, tmp_path):
     listed = tmp_path / "mine.yaml"
     listed.write_text("map-top: {loss.layers: top}\nlabels: {kd.weight: 0.0}\n", "utf-8")
-    arguments, out = (
-        [*asked(), "--ablate", listed, "--set", "undistilled.use=true", "-o", tmp_path / "out"],
-        tmp_path / "out",
-    )
+    out = tmp_path / "out"
+    arguments = [*asked(), "--ablate", listed, "--set", "undistilled.use=true", "-o", out]
     result = kdcli(*arguments)
     assert result.exit_code == 0, result.output
     assert list(report_of(out).quality["own"]) == ["teacher", "full", "student undistilled", "map-top", "labels"]
@@ -241,7 +229,7 @@ def test_variants_are_compared_in_one_table(asked, tmp_path):
     assert times(out / "map-top") == kept
     plain = kdcli(*asked(), "--set", "undistilled.use=true", "-o", tmp_path / "plain")
     assert plain.exit_code == 0
-    assert same(tmp_path / "plain", out / "full")
+    assert same_weights(tmp_path / "plain", out / "full")
     anew = kdcli(*asked(), "--ablate", listed, "--overwrite", "-o", out, "--seed", "1")
     assert anew.exit_code == 0, anew.output
     assert [report_of(out / name).recipe["train"]["seed"] for name in ("map-top", "labels")] == [1, 1]
@@ -261,6 +249,6 @@ def test_the_embedded_default(tmp_path):
     assert tuned.exit_code == 0, tuned.output
     asked = ["distill", tmp_path / "teacher", "--task", "demo-topic", "--to", "2x64", *quiet]
     assert kdcli(*asked, "-o", tmp_path / "out").exit_code == 0
-    found = {model: m["accuracy"] for model, m in report_of(tmp_path / "out").quality["demo-topic"].items()}
-    assert list(found) == ["teacher", "student", "student undistilled"]
-    assert found["student"] > found["student undistilled"] + 0.05
+    accuracy = {model: m["accuracy"] for model, m in report_of(tmp_path / "out").quality["demo-topic"].items()}
+    assert list(accuracy) == ["teacher", "student", "student undistilled"]
+    assert accuracy["student"] > accuracy["student undistilled"] + 0.05

@@ -16,7 +16,7 @@ from kdcli.data.tasks import tasks
 from kdcli.downstream.recipes import finetune_recipe
 from kdcli.downstream.settings import FinetuneRecipe
 from kdcli.errors import UsageError
-from kdcli.losses import check_settings, inputs, methods, on_tasks
+from kdcli.losses import check_settings, inputs, on_tasks
 from kdcli.models.shape import parse_shape
 from kdcli.recipe.resolve import resolve, shipped
 from kdcli.recipe.yaml import read_yaml
@@ -79,12 +79,6 @@ def test_a_shipped_recipe_resolves_with_stages_that_can_be(name):
         assert inputs(of_text.method) & {"text", "masked"}
 
 
-def test_no_shipped_recipe_is_of_a_method_that_reads_no_tasks():
-    prefixes = {name.split("-")[0] for name in shipped("distill-task")}
-    assert prefixes == {"tinybert", "pd"}
-    assert {m for m in methods() if "task" in inputs(m)} == {"tinybert", "minilm", "minilmv2", "pkd", "soft-targets"}
-
-
 def test_an_option_beats_set_beats_the_recipe_beats_what_lies_beneath(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("verb: distill-task\ntrain: {lr: 1e-5, epochs: 2.0}\ndata: {max_length: 32}\n", "utf-8")
@@ -106,62 +100,45 @@ def test_the_recipe_in_the_documentation_holds_every_key_with_its_default():
     assert read_yaml(shown[1]) == {k: v for k, v in default.items() if k not in elsewhere}
 
 
-def test_options_that_were_not_given_change_nothing():
-    plain = asked(task="cola").recipe
-    assert asked(task="cola", train__lr=None, general__use=None, method=None).recipe == plain
-
-
 def test_another_method_does_not_get_the_values_of_tinybert():
-    recipe = asked(task="cola", method="pkd").recipe
-    assert recipe.data.max_length is None
-    assert recipe.intermediate["epochs"] == 20.0
-
-
-@pytest.mark.parametrize("task", ["own", "cola"])
-def test_one_key_of_the_stage_leaves_the_others_as_they_are(task):
-    of_stage = stage_settings(asked(sets=["intermediate.epochs=2.0"], task=task).recipe)
-    assert (of_stage.epochs, of_stage.lr) == (2.0, 5e-5)
-    whole = stage_settings(asked(sets=["intermediate={lr: 1e-4}"], task="own").recipe)
-    assert (whole.epochs, whole.lr) == (20.0, 1e-4)
-
-
-def test_a_stage_has_what_it_says_and_else_what_the_prediction_stage_has():
-    recipe = asked(task="own", train__batch_size=8, train__max_steps=7, train__seed=3).recipe
-    of_stage = stage_settings(recipe)
-    assert (of_stage.batch_size, of_stage.max_steps, of_stage.seed, of_stage.lr) == (8, 7, 3, 5e-5)
+    recipe = asked(task="cola", method="pkd", train__lr=None).recipe
+    assert (recipe.data.max_length, recipe.intermediate["epochs"]) == (None, 20.0)
 
 
 @pytest.mark.parametrize(
-    ("sets", "said"),
+    ("given", "expected"),
     [
-        (["intermediate.lrr=1"], "unknown key 'intermediate.lrr'; did you mean 'lr'?"),
-        (["intermediate.lr=fast"], "'lr' must be a valid number, got 'fast' (intermediate)"),
-        (["intermediate.seed=1"], "all stages share train.seed"),
-        (["intermediate.dtype=bf16"], "all stages share train.dtype"),
+        ({"sets": ["intermediate.epochs=2.0"]}, (2.0, 5e-5, 32, None)),
+        ({"sets": ["intermediate.epochs=2.0"], "task": "cola"}, (2.0, 5e-5, 32, None)),
+        ({"sets": ["intermediate={lr: 1e-4}"]}, (20.0, 1e-4, 32, None)),
+        ({"train__batch_size": 8, "train__max_steps": 7}, (20.0, 5e-5, 8, 7)),
     ],
 )
-def test_a_wrong_key_of_the_stage_is_refused(sets, said):
-    with pytest.raises(UsageError) as found:
-        stage_settings(asked(sets=sets, task="own").recipe)
-    assert said in str(found.value)
+def test_the_intermediate_stage_has_its_own_keys_and_else_those_of_the_prediction_stage(given, expected):
+    stage = stage_settings(asked(**{"task": "own"} | given).recipe)
+    assert (stage.epochs, stage.lr, stage.batch_size, stage.max_steps) == expected
 
 
 @pytest.mark.parametrize(
-    ("sets", "said"),
+    ("key", "message"),
     [
-        (["kd.temperature=0"], "'kd.temperature' must be greater than 0"),
-        (["kd.weight=1.5"], "'kd.weight' must be less than or equal to 1"),
-        (["stage=both"], "'stage' must be 'separate', 'joint' or 'none'"),
-        (["augment.probability=0"], "'augment.probability' must be greater than 0"),
-        (["augment.copies=0"], "'augment.copies' must be greater than 0"),
-        (["cache_gb=-1"], "'cache_gb' must be greater than or equal to 0"),
-        (["augmented=true"], "did you mean 'augment"),
+        ("intermediate.lrr=1", "unknown key 'intermediate.lrr'; did you mean 'lr'?"),
+        ("intermediate.lr=fast", "'lr' must be a valid number, got 'fast' (intermediate)"),
+        ("intermediate.seed=1", "all stages share train.seed"),
+        ("intermediate.dtype=bf16", "all stages share train.dtype"),
+        ("kd.temperature=0", "'kd.temperature' must be greater than 0"),
+        ("kd.weight=1.5", "'kd.weight' must be less than or equal to 1"),
+        ("stage=both", "'stage' must be 'separate', 'joint' or 'none'"),
+        ("augment.probability=0", "'augment.probability' must be greater than 0"),
+        ("augment.copies=0", "'augment.copies' must be greater than 0"),
+        ("cache_gb=-1", "'cache_gb' must be greater than or equal to 0"),
+        ("augmented=true", "did you mean 'augment"),
     ],
 )
-def test_a_wrong_value_is_refused(sets, said):
-    with pytest.raises(UsageError) as found:
-        asked(sets=sets, task="own")
-    assert said in str(found.value)
+def test_a_wrong_key_or_value_is_refused(key, message):
+    with pytest.raises(UsageError) as refusal:
+        stage_settings(asked(sets=[key], task="own").recipe)
+    assert message in str(refusal.value)
 
 
 def test_a_recipe_of_text_is_the_stage_before_the_tasks_own():
@@ -208,14 +185,14 @@ def test_the_student_alone_is_fine_tuned_as_the_task_is():
 
 
 def test_the_ablations_of_tinybert_are_the_rows_of_its_tables():
-    found = ablations("tinybert")
-    assert list(found) == [
+    variants = ablations("tinybert")
+    assert list(variants) == [
         *("full", "without-general", "without-augmentation"),
         *("without-embedding", "without-prediction", "without-transformer", "without-attention", "without-hidden"),
         *("map-top", "map-bottom"),
     ]
-    assert found["full"] == {}
-    for over in found.values():
+    assert variants["full"] == {}
+    for over in variants.values():
         recipe = asked("tinybert-4x312", task="mrpc", student__to=None, augment__use=True, overrides=over).recipe
         module = check_settings(recipe.method, recipe.loss)
         parse_shape(recipe.student.to[0], BASE)
@@ -240,9 +217,12 @@ def test_variants_of_ones_own(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("warm: {kd.temperature: 4.0}\nlong: {train: {epochs: 9.0}}\n", "utf-8")
     assert ablations(str(file)) == {"full": {}, "warm": {"kd.temperature": 4.0}, "long": {"train.epochs": 9.0}}
-    for text, said in (("warm: 4\n", "'warm' must hold a mapping"), ("- warm\n", "must hold a mapping of recipe keys")):
+    for text, message in (
+        ("warm: 4\n", "'warm' must hold a mapping"),
+        ("- warm\n", "must hold a mapping of recipe keys"),
+    ):
         file.write_text(text, "utf-8")
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             ablations(str(file))
     with pytest.raises(UsageError, match="did you mean 'tinybert'"):
         ablations("tinybrt")
@@ -269,29 +249,29 @@ def test_methods_of_pruning_share_examples_and_steps_and_no_learning_rate():
     theirs = resolve(PruneRecipe, recipe="smp-mrpc").recipe
     plain = PruneRecipe()
     for order in (("smp", "movement"), ("movement", "smp")):
-        found = {of.recipe.method: of for of in pruned(*order, task="mrpc")}
-        assert list(found) == list(order)
-        smp, movement = (found[m].recipe for m in ("smp", "movement"))
+        recipes = {of.recipe.method: of for of in pruned(*order, task="mrpc")}
+        assert list(recipes) == list(order)
+        smp, movement = (recipes[m].recipe for m in ("smp", "movement"))
         assert smp == theirs
         assert movement.data == smp.data
         assert movement.train == smp.train.model_copy(update={"lr": plain.train.lr})
         assert (movement.pruner, movement.kd) == (plain.pruner, plain.kd)
-        assert found["movement"].origins["train.epochs"] == "recipe smp-mrpc"
-        assert "train.lr" not in found["movement"].origins, "the method's own may stand there"
+        assert recipes["movement"].origins["train.epochs"] == "recipe smp-mrpc"
+        assert "train.lr" not in recipes["movement"].origins, "the method's own may stand there"
     (alone,) = pruned("movement", task="mrpc")
     assert alone.recipe.train == plain.train
 
 
 def test_the_recipe_of_pruning_is_that_of_the_method_and_task_in_the_end():
     theirs = resolve(PruneRecipe, recipe="smp-mrpc").recipe
-    (found,) = pruned(sets=["task=mrpc"])
-    assert found.recipe == theirs
-    (found,) = pruned(sets=["method=magnitude"], task="mrpc")
-    assert found.recipe == PruneRecipe(task="mrpc", method="magnitude")
-    assert found.origins["method"] == "--set"
-    (found,) = pruned("smp", task="mrpc", recipe="smp-sst2", train__epochs=1.0)
-    assert found.recipe.train.batch_size == resolve(PruneRecipe, recipe="smp-sst2").recipe.train.batch_size
-    assert (found.recipe.task, found.recipe.train.epochs) == ("mrpc", 1.0)
+    (resolved,) = pruned(sets=["task=mrpc"])
+    assert resolved.recipe == theirs
+    (resolved,) = pruned(sets=["method=magnitude"], task="mrpc")
+    assert resolved.recipe == PruneRecipe(task="mrpc", method="magnitude")
+    assert resolved.origins["method"] == "--set"
+    (resolved,) = pruned("smp", task="mrpc", recipe="smp-sst2", train__epochs=1.0)
+    assert resolved.recipe.train.batch_size == resolve(PruneRecipe, recipe="smp-sst2").recipe.train.batch_size
+    assert (resolved.recipe.task, resolved.recipe.train.epochs) == ("mrpc", 1.0)
 
 
 def test_fine_tuning_is_by_the_recipe_of_the_task_however_that_is_said(tmp_path):

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import (
-    ON_TASK,
-    TRAINING,
-    Task,
-    invocation_of,
-    show,
-    training_options,
-    with_options,
-)
+from kdcli.cli.options import ON_TASK, TRAINING, Task, invocation_of, show, training_options, with_options
 from kdcli.errors import UsageError
 from kdcli.recipe.methods import method_names
+
+TASK_ONLY = (
+    *("student", "general", "corpus", "more_teachers", "augment", "augment_model", "glove", "augment_only", "ablate"),
+)
+on_task = partial(typer.Option, rich_help_panel=ON_TASK)
 
 
 @app.command()
@@ -39,38 +37,20 @@ def distill(
         ),
     ] = None,
     task: Task = None,
-    student: Annotated[
-        str | None, typer.Option(metavar="DIR", help="On a task: start from this encoder.", rich_help_panel=ON_TASK)
-    ] = None,
-    general: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="First distil on text, in this directory.", rich_help_panel=ON_TASK),
-    ] = None,
-    corpus: Annotated[
-        str | None,
-        typer.Option(metavar="SOURCE", help="The text of that stage; it is wanted then.", rich_help_panel=ON_TASK),
-    ] = None,
+    student: Annotated[str | None, on_task(metavar="DIR", help="On a task: start from this encoder.")] = None,
+    general: Annotated[str | None, on_task(metavar="DIR", help="First distil on text, in this directory.")] = None,
+    corpus: Annotated[str | None, on_task(metavar="SOURCE", help="Text of that stage; enables it.")] = None,
     more_teachers: Annotated[
-        list[str] | None,
-        typer.Option("--also-teacher", help="A further teacher of the task; repeatable.", rich_help_panel=ON_TASK),
+        list[str] | None, on_task("--also-teacher", help="A further teacher of the task; repeatable.")
     ] = None,
     augment: Annotated[
-        bool | None,
-        typer.Option("--augment/--no-augment", help="Train on copies with other words too.", rich_help_panel=ON_TASK),
+        bool | None, on_task("--augment/--no-augment", help="Train on copies with other words too.")
     ] = None,
-    augment_model: Annotated[
-        str | None, typer.Option(help="Masked language model that names words.", rich_help_panel=ON_TASK)
-    ] = None,
-    glove: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Word vectors for long words.", rich_help_panel=ON_TASK)
-    ] = None,
-    augment_only: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the copies as jsonl and stop.", rich_help_panel=ON_TASK),
-    ] = None,
+    augment_model: Annotated[str | None, on_task(help="Masked language model that names words.")] = None,
+    glove: Annotated[str | None, on_task(metavar="FILE", help="Word vectors for long words.")] = None,
+    augment_only: Annotated[Path | None, on_task(metavar="FILE", help="Write the copies as jsonl and stop.")] = None,
     ablate: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Also run the variants of this list; one table.", rich_help_panel=ON_TASK),
+        str | None, on_task(metavar="NAME", help="Also run the variants of this list; one table.")
     ] = None,
     assistant: Annotated[str | None, typer.Option(help="Teacher assistant: auto, none or LxH.")] = None,
     eval_task: Annotated[
@@ -78,7 +58,7 @@ def distill(
     ] = None,
     **shared: Any,
 ) -> None:
-    """Train a smaller student of an encoder: on unlabelled text (MiniLM, TinyBERT …), or on a task with --task."""
+    """Train a smaller student of an encoder: on unlabelled text (MiniLM, TinyBERT ...), or on a task with --task."""
     given = locals() | shared
     from kdcli.commands.distill.settings import DistillRecipe
     from kdcli.recipe.resolve import resolve, verb_of
@@ -86,23 +66,25 @@ def distill(
     if task is not None or (shared["recipe"] is not None and verb_of(shared["recipe"]) == "distill-task"):
         _distill_on_task(given)
         return
-    _refuse_without_task(given)
+    for name in TASK_ONLY:
+        if given[name]:
+            option = "also-teacher" if name == "more_teachers" else name.replace("_", "-")
+            raise UsageError(f"--{option} needs --task", "it belongs to distilling on a task")
     own = {"teacher": teacher, "student.to": to, "method": method, "assistant": assistant, "eval.tasks": eval_task}
     resolved = resolve(
         DistillRecipe,
         recipe=shared["recipe"],
-        beneath=_embedded_default(method, shared["sets"] or ()) if teacher == "demo" and not shared["recipe"] else None,
+        beneath=_demo_recipe(method, shared["sets"] or ()) if teacher == "demo" and not shared["recipe"] else None,
         sets=shared["sets"] or (),
         options=own | training_options(given),
     )
-    invocation = invocation_of(given)
     from kdcli.commands.distill import run as command
 
-    show(command.run(resolved, invocation), as_json=shared["json"])
+    show(command.run(resolved, invocation_of(given)), as_json=shared["json"])
 
 
-def _embedded_default(method: str | None, sets: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What `distill demo` starts from; another method than the recipe's takes all but the settings of its loss."""
+def _demo_recipe(method: str | None, sets: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The recipe of `distill demo`; with another method, without the settings of its loss."""
     from kdcli.recipe.resolve import flatten, read_recipe
 
     values = dict(flatten(read_recipe("demo", "distill")))
@@ -113,40 +95,37 @@ def _embedded_default(method: str | None, sets: Sequence[str]) -> dict[str, dict
 
 
 def _distill_on_task(given: Mapping[str, Any]) -> None:
-    from kdcli.commands.distill.recipes import ablations, task_recipe
-
     for name in ("assistant", "eval_task"):
         if given[name]:
             raise UsageError(f"--{name.replace('_', '-')} belongs to distilling on text, not on a task")
-    text = given["general"] or given["corpus"]
     copies = True if given["augment_only"] or given["glove"] or given["augment_model"] else None
     own = {
         **{name: given[name] for name in ("teacher", "method", "task", "more_teachers")},
         "student.to": given["to"],
         "student.source": given["student"],
-        "general.use": True if text else None,
+        "general.use": True if given["general"] or given["corpus"] else None,
         "general.run": given["general"],
         "general.source": given["corpus"],
         "augment.use": given["augment"] if given["augment"] is not None else copies,
         "augment.model": given["augment_model"],
         "augment.glove": given["glove"],
     }
-    asked = {"recipe": given["recipe"], "sets": given["sets"] or (), "options": own | training_options(given)}
-    from kdcli.commands.distill import run as command
+    options = {"recipe": given["recipe"], "sets": given["sets"] or (), "options": own | training_options(given)}
+    from kdcli.commands.distill.recipes import ablations, task_recipe
 
-    resolved, invocation = task_recipe(**asked), invocation_of(given)
+    resolved, invocation = task_recipe(**options), invocation_of(given)
+    result: Any
     if given["augment_only"] is not None:
-        show(command.write_copies(resolved, invocation, given["augment_only"]), as_json=given["json"])
+        from kdcli.commands.distill.task import write_copies
+
+        result = write_copies(resolved, invocation, given["augment_only"])
     elif given["ablate"] is not None:
-        variants = {name: task_recipe(**asked, overrides=over) for name, over in ablations(given["ablate"]).items()}
-        show(command.run_variants(variants, invocation), as_json=given["json"])
+        from kdcli.commands.distill.variants import run_variants
+
+        variants = {name: task_recipe(**options, overrides=over) for name, over in ablations(given["ablate"]).items()}
+        result = run_variants(variants, invocation)
     else:
-        show(command.run_on_task(resolved, invocation), as_json=given["json"])
+        from kdcli.commands.distill import run as command
 
-
-def _refuse_without_task(given: Mapping[str, Any]) -> None:
-    names = ("student", "general", "corpus", "more_teachers", "augment", "augment_model", "glove", "augment_only")
-    for name in (*names, "ablate"):
-        if given[name]:
-            option = {"more_teachers": "also_teacher"}.get(name, name).replace("_", "-")
-            raise UsageError(f"--{option} needs --task", "it belongs to distilling on a task")
+        result = command.run_on_task(resolved, invocation)
+    show(result, as_json=given["json"])

@@ -1,4 +1,4 @@
-"""The recipes of a task's distillation: of the method on the task, of its stages, of its variants."""
+"""The recipes of a task's distillation: the method's on the task, its stages', its variants'."""
 
 from __future__ import annotations
 
@@ -16,42 +16,29 @@ from kdcli.recipe.resolve import Resolved, defaulted, explain, flatten, read_rec
 
 
 def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
-    """The distillation on text that a task's begins with: of `general`, with the task's teacher, student and seed.
-
-    Raises:
-        UsageError: an override that `distill` does not know, or a recipe that is not there.
-    """
-    of = recipe.general
+    """The stage on text: `general`, with the task's teacher, student and seed."""
+    general, student = recipe.general, recipe.student
     options: dict[str, Any] = {
-        "teacher": of.teacher or recipe.teacher,
-        "student.to": recipe.student.to,
-        "student.init": recipe.student.init,
-        "student.layers": recipe.student.layers,
-        "data.source": of.source,
-        "train.seed": recipe.train.seed,
-        "train.dtype": recipe.train.dtype,
+        "teacher": general.teacher or recipe.teacher,
+        **{f"student.{key}": getattr(student, key) for key in ("to", "init", "layers")},
+        "data.source": general.source,
+        **{f"train.{key}": getattr(recipe.train, key) for key in ("seed", "dtype")},
         "measure.latency": False,
     }
-    if of.recipe is None:
-        # One leg; an assistant is worth its steps where the student on text is what is wanted.
-        options |= {"method": recipe.method, "assistant": "none"} | {
-            f"loss.{key}": value for key, value in recipe.loss.items()
-        }
-    return resolve(DistillRecipe, recipe=of.recipe, options=options | dict(flatten(of.overrides)))
+    if general.recipe is None:
+        # No assistant: it is worth its steps where the student on text is the result.
+        loss = {f"loss.{key}": value for key, value in recipe.loss.items()}
+        options |= {"method": recipe.method, "assistant": "none"} | loss
+    return resolve(DistillRecipe, recipe=general.recipe, options=options | dict(flatten(general.overrides)))
 
 
 def task_recipe(
     *, recipe: str | None, sets: Sequence[str], options: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
 ) -> Resolved[TaskDistillRecipe]:
-    """The recipe of a task's distillation: what is known of the method on the task lies beneath what was given.
+    """The recipe of a task's distillation, over the shipped recipe of its method and task.
 
-    Args:
-        recipe: of a task's distillation, or one of `distill`, which then is the stage on text before the task's own.
-        sets, options: as in `resolve`.
-        overrides: options that win over all of these, such as those of a variant.
-
-    Raises:
-        UsageError: see `resolve`.
+    A `recipe` of `distill` on text becomes the stage on text. `overrides` win over everything, such as a variant's.
+    The other arguments, and errors, are those of `resolve`.
     """
     given = {key: value for key, value in options.items() if value is not None} | dict(overrides or {})
     beneath: dict[str, Mapping[str, Any]] = {}
@@ -59,56 +46,49 @@ def task_recipe(
         text = resolve(DistillRecipe, recipe=recipe).recipe
         beneath[f"recipe {recipe}"] = {
             **{"general.use": True, "general.recipe": recipe, "general.teacher": text.teacher, "method": text.method},
-            **{"student.to": text.student.to, "student.init": text.student.init, "student.layers": text.student.layers},
+            **{f"student.{key}": getattr(text.student, key) for key in ("to", "init", "layers")},
             **{f"loss.{key}": value for key, value in text.loss.items()},
         }
         recipe = None
     first = resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=given).recipe
-    of_task = f"{first.method}-{first.task}"
-    if of_task in shipped("distill-task"):
-        beneath = {f"recipe {of_task}": dict(flatten(read_recipe(of_task, "distill-task")))} | beneath
+    name = f"{first.method}-{first.task}"
+    if name in shipped("distill-task"):
+        beneath = {f"recipe {name}": dict(flatten(read_recipe(name, "distill-task")))} | beneath
     resolved = resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=given)
-    # Whoever sets one key of this mapping has not said that the others are without a value.
-    stage = TaskDistillRecipe().intermediate
-    rest = {f"intermediate.{k}": v for k, v in stage.items() if k not in resolved.recipe.intermediate}
-    return defaulted(resolved, rest, "default")
+    # Setting one key of this mapping leaves the defaults of the others.
+    rest = {k: v for k, v in TaskDistillRecipe().intermediate.items() if k not in resolved.recipe.intermediate}
+    return defaulted(resolved, {f"intermediate.{k}": v for k, v in rest.items()}, "default")
 
 
 def ablations(name: str) -> dict[str, dict[str, Any]]:
-    """Variants of a task's distillation: name of each → what it overrides, dotted; the first is the recipe as it is.
+    """Variants in a shipped list (`recipes/ablations/NAME.yaml`) or a YAML file: name -> dotted keys it overrides.
 
-    Args:
-        name: a shipped list (`recipes/ablations/NAME.yaml`) or a YAML file of the same form.
-
-    Raises:
-        UsageError: no such list, or not of that form.
+    The first is the recipe itself. Raises a `UsageError` if there is no such list or it has another form.
     """
-    there = shipped("ablations")
-    path = there.get(name, Path(name))
+    known = shipped("ablations")
+    path = known.get(name, Path(name))
     if not path.is_file():
         raise UsageError(
-            f"no list of variants '{name}'{did_you_mean(name, there)}",
-            f"shipped: {', '.join(there)}; or give the path of a YAML file: name: {{key.path: value}}",
+            f"no list of variants '{name}'{did_you_mean(name, known)}",
+            f"shipped: {', '.join(known)}; or give the path of a YAML file: name: {{key.path: value}}",
         )
-    found = read_recipe(str(path), None)
-    wrong = [key for key, value in found.items() if not isinstance(value, dict | None)]
-    if wrong:
-        raise UsageError(f"{path}: '{wrong[0]}' must hold a mapping of recipe keys, got {found[wrong[0]]!r}")
-    return {"full": {}} | {str(key): dict(flatten(value or {})) for key, value in found.items()}
+    listed = read_recipe(str(path), None)
+    for key, value in listed.items():
+        if not isinstance(value, dict | None):
+            raise UsageError(f"{path}: '{key}' must hold a mapping of recipe keys, got {value!r}")
+    return {"full": {}} | {str(key): dict(flatten(value or {})) for key, value in listed.items()}
 
 
 def stage_settings(recipe: TaskDistillRecipe) -> FinetuneTrainSettings:
-    """The `train:` of a task's intermediate stage: that of the prediction stage with what `intermediate` says.
+    """`train:` of the intermediate stage: the prediction stage's, with the keys of `intermediate`.
 
-    Raises:
-        UsageError: a key or value that `train:` does not take, or one that all stages share.
+    Raises a `UsageError` for an unknown key, a wrong value, or a key that all stages share.
     """
-    shared = {"seed", "dtype"} & set(recipe.intermediate)
-    if shared:
-        raise UsageError(f"intermediate.{min(shared)} cannot be set: all stages share train.{min(shared)}")
+    known = list(FinetuneTrainSettings.model_fields)
     for key in recipe.intermediate:
-        if key not in FinetuneTrainSettings.model_fields:
-            known = list(FinetuneTrainSettings.model_fields)
+        if key in ("seed", "dtype"):
+            raise UsageError(f"intermediate.{key} cannot be set: all stages share train.{key}")
+        if key not in known:
             raise UsageError(
                 f"unknown key 'intermediate.{key}'{did_you_mean(key, known)}", f"known keys: {', '.join(known)}"
             )
@@ -121,17 +101,8 @@ def stage_settings(recipe: TaskDistillRecipe) -> FinetuneTrainSettings:
 
 
 def undistilled_recipe(recipe: TaskDistillRecipe, student: str) -> Resolved[FinetuneRecipe]:
-    """How a task's student is fine-tuned without a teacher: the task's shipped recipe, with the overrides.
-
-    Raises:
-        UsageError: an override that `finetune` does not know.
-    """
-    options: dict[str, Any] = {
-        "task": recipe.task,
-        "model": student,
-        "keep": recipe.keep,
-        "choose_on": recipe.choose_on,
-    }
+    """How a student is fine-tuned without a teacher: the task's shipped recipe, with the overrides."""
+    options: dict[str, Any] = {"model": student} | {key: getattr(recipe, key) for key in ("task", "keep", "choose_on")}
     options |= {f"data.{key}": value for key, value in recipe.data.model_dump().items() if value not in (None, {})}
     options |= {f"train.{key}": getattr(recipe.train, key) for key in ("seed", "dtype", "max_steps", "eval_every")}
     options |= {f"head.{key}": getattr(recipe.head, key) for key in ("kind", "words")}

@@ -1,4 +1,4 @@
-"""What a recipe of `kdcli distill` may hold."""
+"""Keys of a recipe of `kdcli distill`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kdcli.downstream.settings import (
-    DownstreamSettings,
-    OnTask,
-)
+from kdcli.downstream.settings import DownstreamSettings, OnTask
 from kdcli.recipe.sections import DataSettings, KdSettings, MeasureSettings, Section, TrainSettings
 
 
 class StudentSettings(Section):
     """`student:` of `distill`.
 
-    `layers` names the teacher layers to copy; null means evenly spaced. `dropout` sets every dropout rate of the
-    student while it is distilled; null leaves the teacher's.
+    `layers` are the teacher layers to copy, null evenly spaced ones; `dropout` sets every dropout rate while training.
     """
 
     to: list[str] = Field(default_factory=list)
@@ -27,7 +23,7 @@ class StudentSettings(Section):
 
 
 class DistillRecipe(Section):
-    """What `kdcli distill` needs to know. `loss` holds the keys of the method's own `Settings`."""
+    """A recipe of `kdcli distill` on text; `loss` holds the keys of the method's `Settings`."""
 
     verb: Literal["distill"] = "distill"
     teacher: str | None = None
@@ -42,17 +38,16 @@ class DistillRecipe(Section):
 
 
 class TaskStudentSettings(StudentSettings):
-    """`student:` of a task's distillation; `source` is an encoder to start from in place of a copy of the teacher."""
+    """`student:` on a task; `source` is an encoder to start from, null a copy of the teacher."""
 
     source: str | None = None
 
 
 class GeneralSettings(Section):
-    """`general:`, the stage on text before a task's own: a `distill` of its own, whose student the task starts from.
+    """`general:`, a run of `distill` on text whose student the task starts from.
 
-    `recipe` and `overrides` say what that run is; `teacher` null is the task's teacher, `source` null the recipe's
-    text. `run` is its directory, made where it is not there, gone on with where it is not done, else used as it is;
-    null is `general/` of the output directory.
+    `teacher` null is the task's teacher, `source` null the recipe's text. `run` is its directory, used as it is if
+    the run is done; null is `general/` of the output directory.
     """
 
     use: bool = False
@@ -64,10 +59,10 @@ class GeneralSettings(Section):
 
 
 class AugmentSettings(Section):
-    """`augment:`, the copies of the training examples with other words (TinyBERT, algorithm 1).
+    """`augment:`, copies of the training examples with other words (TinyBERT, algorithm 1).
 
-    `model` is a masked language model, null the teacher where it is one; `glove` is a file of word vectors, null means
-    the teacher's own embeddings. `predict` says whether the prediction stage reads the copies too.
+    `model` is a masked language model, null none; `glove` a file of word vectors, null the teacher's embeddings.
+    `predict`: the prediction stage reads the copies too.
     """
 
     use: bool = False
@@ -80,21 +75,19 @@ class AugmentSettings(Section):
 
 
 class UndistilledSettings(Section):
-    """`undistilled:`, the same student fine-tuned without a teacher: as the task's own recipe of `finetune` says, with
-    the overrides."""
+    """`undistilled:`, the same student fine-tuned without a teacher by the task's recipe of `finetune`."""
 
     use: bool = True
     overrides: dict[str, Any] = Field(default_factory=dict)
 
 
 class TaskDistillRecipe(OnTask):
-    """What `kdcli distill --task` needs to know.
+    """A recipe of `kdcli distill --task`; `loss` holds the keys of the method's `Settings`.
 
-    `loss` holds the keys of the method's own `Settings`. Its `stage` is trained before the prediction stage
-    (`separate`), added to that stage's loss (`joint`), or left out (`none`); null is what the method wants. `train` is
-    of the prediction stage, `intermediate` what the separate stage has other than that. `more_teachers` are asked
-    beside `teacher` in the prediction stage, with equal weight. `cache_gb` is how much of the disk a stage may take to
-    keep the teacher's signals, 0 keeps none.
+    The method's objective is trained before the prediction stage (`stage: separate`), added to its loss (`joint`), or
+    left out (`none`); null is the method's default. `train` is of the prediction stage; `intermediate` overrides it for
+    the separate stage. `more_teachers` teach the prediction stage too, with equal weight. `cache_gb` is the disk budget
+    in GB for cached teacher signals, deleted at the end of the run.
     """
 
     verb: Literal["distill-task"] = "distill-task"
@@ -113,4 +106,4 @@ class TaskDistillRecipe(OnTask):
 
 
 RECIPES: dict[str, type[Section]] = {"distill": DistillRecipe, "distill-task": TaskDistillRecipe}
-"""Folder of `recipes/` and settings model of each kind of recipe of this verb."""
+"""Folder of `recipes/` -> its recipes' model."""

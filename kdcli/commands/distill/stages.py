@@ -1,28 +1,283 @@
-"""The stages of a task's distillation as the engine sees them: the method's objective, then the labels and logits."""
+"""The stages of distilling on a task: [text ->] [copies ->] intermediate -> prediction -> the student undistilled.
+
+Every stage is a run in a directory of its own; the prediction stage is the run of the output directory itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from kdcli.commands.distill.student import Student, distilling, freeze_unreached
+from kdcli.bench.latency import Latency, Subject
+from kdcli.commands.distill.augment import WordSource, augmented
+from kdcli.commands.distill.recipes import stage_settings, undistilled_recipe
+from kdcli.commands.distill.settings import TaskDistillRecipe
+from kdcli.commands.distill.student import Student, distill_job, freeze_unreached
+from kdcli.commands.distill.text import HELD_OUT, TextRun, held_out_losses
+from kdcli.data.batches import BucketOrder
+from kdcli.downstream import task as downstream
+from kdcli.downstream.predictions import Features
+from kdcli.downstream.recipes import as_finetune
+from kdcli.downstream.run import WEIGHTS, WORST, finish_claimed
 from kdcli.downstream.settings import FinetuneRecipe
-from kdcli.downstream.task import PreparedTask, build_job, order_and_schedule, task_loss
+from kdcli.downstream.task import PreparedTask, TrainedModel, order_and_schedule, predict, quality_of
+from kdcli.losses import build_objective, on_tasks
 from kdcli.models.capture import Capture
-from kdcli.models.heads import TaskModel
-from kdcli.recipe.sections import KdSettings
-from kdcli.teachers.task_teacher import Store, cached_signals, kd_terms
-from kdcli.types import Batch, Job, Needs, Objective, Schedule, StepLoss
+from kdcli.models.card import describe
+from kdcli.models.heads import AUTO_CLASS, TaskModel
+from kdcli.models.load import load_encoder, location, save_model
+from kdcli.models.shape import build_student, set_dropout, shape_of
+from kdcli.recipe.resolve import Resolved
+from kdcli.recipe.sections import Invocation, KdSettings
+from kdcli.report.finish import RunResult, measure, write_report
+from kdcli.report.stages import Stage, StageJob
+from kdcli.report.views import TEACHER, UNDISTILLED
+from kdcli.teachers.task_teacher import Store, cached_signals, delete_signals, kd_terms, store_in
+from kdcli.training.progress import Progress
+from kdcli.training.run_dir import RunDir
+from kdcli.types import Batch, Job, ModelShape, Needs, Objective, Outcome, Schedule, StepLoss
 
-STUDENT = "student"
-"""Name of the one that learns, in logs and reports."""
+STUDENT, WITHOUT = "student", f"student{UNDISTILLED}"
+START, INTERMEDIATE, ALONE = "start", "intermediate", WITHOUT.replace(" ", "-")
+"""Directories of a run: the student before any stage of the task, the method's own stage, and `WITHOUT`."""
 
 
-def intermediate(
+@dataclass(frozen=True)
+class TaskStage:
+    """A stage made of two functions."""
+
+    folder: Path
+    resolved: Any
+    build: Callable[[], StageJob]
+    finish: Callable[[Outcome], None]
+
+
+@dataclass
+class TaskRun:
+    """A distillation on a task, checked, and its stages.
+
+    Attributes:
+        task: without copies of its examples.
+        teachers: the method's objective reads the first.
+        start: directory of the student before any stage of the task.
+        text: the stages on text that are still to be run.
+        words: None makes no copies.
+        student, headed: in training; `trained` is the result of the prediction stage.
+    """
+
+    resolved: Resolved[TaskDistillRecipe]
+    invocation: Invocation
+    folder: Path
+    task: PreparedTask
+    teachers: list[TaskModel]
+    shape: ModelShape
+    start: Path
+    text: TextRun | None
+    words: WordSource | None
+    student: Student = field(init=False)
+    headed: TaskModel = field(init=False)
+    trained: TrainedModel = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.recipe, self.session = self.resolved.recipe, self.task.session
+        self.stage = self.recipe.stage or on_tasks(self.recipe.method)[0]
+        self.store = None if self.invocation.dry_run else store_in(self.folder, self.recipe.cache_gb)
+
+    @property
+    def stages(self) -> list[Stage]:
+        """All stages in order."""
+        stages: list[Stage] = [*self.text.stages] if self.text else []
+        if self.stage == "separate":
+            inside = self.folder / INTERMEDIATE
+            stages.append(TaskStage(inside, self.resolved, self.build_intermediate, self.finish_intermediate))
+        stages.append(TaskStage(self.folder, self.resolved, self.build_prediction, self.finish_prediction))
+        if self.recipe.undistilled.use:
+            resolved, inside = undistilled_recipe(self.recipe, str(self.start)), self.folder / ALONE
+            stages.append(TaskStage(inside, resolved, self.build_undistilled, self.finish_undistilled))
+        return stages
+
+    @cached_property
+    def teacher_card(self) -> dict[str, Any]:
+        """The teacher as a report describes it."""
+        folder = Path(location(self.teachers[0].source))
+        return describe(self.teachers[0].model, self.teachers[0].source, folder if folder.is_dir() else None)
+
+    @cached_property
+    def teacher_evaluations(self) -> list[dict[str, Any]]:
+        """The teacher's scores, taken before its weights are cast to the compute dtype."""
+        predictions = predict(self.session, self.task.evaluator, self.teachers[0])
+        return self.task.evaluator.evaluations(TEACHER, self.task.data.split, predictions, WORST)
+
+    @cached_property
+    def augmented(self) -> tuple[PreparedTask, list[str]]:
+        """The task with copies of its examples, if the recipe wants them, and notes; a dry run makes none."""
+        task, teacher = self.task, self.teachers[0]
+        if self.words is None or self.invocation.dry_run:
+            return task, []
+        with self.session.accelerator.main_process_first():
+            made = augmented(self.recipe.augment, task, teacher, self.words, seed=self.recipe.train.seed)
+        for note in made.notes:
+            Progress.log(note)
+        how = downstream.features_of(self.recipe.data, task.data.task, teacher)
+        return replace(task, train=Features.of(task.data.task, made.examples, teacher.tokenizer, **how)), made.notes
+
+    def objective(self) -> Objective:
+        """The method's objective, its projections drawn from the seed."""
+        torch.manual_seed(self.recipe.train.seed)
+        teacher = shape_of(self.teachers[0].model.config)
+        return build_objective(self.recipe.method, self.recipe.loss, teacher, self.shape)
+
+    def build_intermediate(self) -> StageJob:
+        """The method's objective alone, on the examples and their copies."""
+        cards, settings = self._begin("intermediate"), stage_settings(self.recipe)
+        with self._student_before() as source:
+            encoder = load_encoder(source, trust_remote_code=self.session.trust_remote_code).model
+            recipe = as_finetune(self.recipe, source).model_copy(update={"train": settings})
+        if self.recipe.student.dropout is not None:
+            set_dropout(encoder, self.recipe.student.dropout)
+        task, teacher = self.augmented[0], self.teachers[0]
+        self.student, job, schedule = intermediate_job(task, recipe, encoder, self.objective(), teacher, self.store)
+        return self._stage_job(job, schedule, cards, per_copy=settings.max_steps is None)
+
+    def finish_intermediate(self, outcome: Outcome) -> None:
+        """Save the student and report the stage."""
+        folder, encoder, notes = self.folder / INTERMEDIATE, self.student.encoder, self.student.objective.notes
+        del self.student
+        if not self.session.is_main:
+            return
+        save_model(encoder, self.teachers[0].tokenizer, folder)
+        quality = {HELD_OUT: held_out_losses(RunDir(folder), [STUDENT])}
+        self._write(folder, encoder, latency=Latency(), outcome=outcome, quality=quality, notes=notes)
+        delete_signals(self.folder)
+
+    def build_prediction(self) -> StageJob:
+        """The labels and the teachers' logits; with stage `joint` the method's objective too."""
+        cards, recipe = self._begin("prediction"), self.recipe
+        copies, _ = self.augmented
+        task = copies if recipe.augment.predict else self.task
+        with self._student_before(self.folder / INTERMEDIATE if self.stage == "separate" else None) as source:
+            stage = as_finetune(recipe, source)
+            self.headed = downstream.load_model(stage, task.data.task, trust_remote_code=self.session.trust_remote_code)
+        if self.invocation.dry_run:
+            cards[STUDENT] = describe(self.headed.model, str(self.folder), None)
+        objective = self.objective() if self.stage == "joint" else None
+        job, schedule = prediction_job(task, stage, recipe.kd, self.headed, self.teachers, objective, self.store)
+        per_copy = recipe.augment.predict and recipe.train.max_steps is None
+        return self._stage_job(job, schedule, cards, per_copy=per_copy)
+
+    def finish_prediction(self, outcome: Outcome) -> None:
+        """Predict; `report` saves the student."""
+        self.trained = downstream.trained_model(self.task, self.headed, outcome)
+
+    def build_undistilled(self) -> StageJob:
+        """The same student fine-tuned without a teacher: its score shows whether distillation was worth it."""
+        Progress.log(f"run {ALONE}")
+        with self._student_before() as source:
+            recipe = undistilled_recipe(self.recipe, source).recipe
+            trusted = self.session.trust_remote_code
+            self.headed = downstream.load_model(recipe, self.task.data.task, trust_remote_code=trusted)
+        return self._stage_job(*downstream.build_job(self.task, recipe, self.headed), {}, per_copy=False)
+
+    def finish_undistilled(self, outcome: Outcome) -> None:
+        """Save and report as `finetune` does."""
+        recipe = undistilled_recipe(self.recipe, str(self.start)).recipe
+        trained = downstream.trained_model(self.task, self.headed, outcome)
+        finish_claimed(self.task, recipe, self.folder / ALONE, trained, timed=False)
+
+    def report(self) -> None:
+        """Save the student and report it beside its teacher and itself undistilled."""
+        if not self.session.is_main:
+            return
+        recipe, folder, headed = self.recipe, self.folder, self.trained.headed
+        delete_signals(folder)
+        save_model(headed.model, headed.tokenizer, folder)
+        evaluate, split = self.task.evaluator.evaluations, self.task.data.split
+        evaluations = self.teacher_evaluations + evaluate(STUDENT, split, self.trained.predictions, WORST)
+        notes = [*self.task.notes, *self.augmented[1], *(f"teacher: {t.source}" for t in self.teachers[1:])]
+        if recipe.general.use:
+            notes.append(f"the student before the task: {self.start}")
+        if recipe.undistilled.use:
+            alone = RunResult.read(folder / ALONE).report.evaluations
+            evaluations += [e.model_dump() | {"model": WITHOUT} for e in alone]
+            # Only its scores are wanted.
+            (folder / ALONE / WEIGHTS).unlink(missing_ok=True)
+            notes.append(f"{WITHOUT}: started from the same weights, fine-tuned on the examples without a teacher")
+        subjects = [Subject(TEACHER, location(self.teachers[0].source)), Subject(STUDENT, str(folder))]
+        self._write(
+            folder,
+            headed.model,
+            latency=measure(subjects, recipe.measure, self.session),
+            outcome=self.trained.outcome,
+            quality=quality_of(evaluations),
+            notes=notes,
+            auto_class=AUTO_CLASS[self.task.data.task.kind].__name__,
+            evaluations=evaluations,
+        )
+
+    def _begin(self, stage: str) -> dict[str, Any]:
+        """Log the stage and score the teacher; in a dry run, the teacher's card."""
+        if self.invocation.dry_run:
+            return {TEACHER: self.teacher_card}
+        Progress.log(f"{self.recipe.method} on {self.recipe.task}: {stage} stage")
+        self.teacher_evaluations  # noqa: B018
+        return {}
+
+    @contextmanager
+    def _student_before(self, stage: Path | None = None) -> Iterator[str]:
+        """Directory of the student at the beginning of a stage: of the `stage` before it, else `start`.
+
+        In a dry run a copy of the teacher stands in for a student that is not there.
+        """
+        copied = self.start == self.folder / START
+        if self.invocation.dry_run and (copied or self.text is not None):
+            with tempfile.TemporaryDirectory() as aside:
+                self._save_copy(Path(aside))
+                yield aside
+            return
+        if copied:
+            self.session.in_main(lambda: self._save_copy(self.start))
+        yield str(self.start if self.invocation.dry_run else stage or self.start)
+
+    def _save_copy(self, folder: Path) -> None:
+        if (folder / WEIGHTS).is_file():
+            return
+        teacher, settings = self.teachers[0], self.recipe.student
+        model = load_encoder(teacher.source, trust_remote_code=self.session.trust_remote_code).model
+        how: dict[str, Any] = {"init": settings.init, "layers": settings.layers, "seed": self.recipe.train.seed}
+        built = build_student(model, self.shape, **how)
+        for note in built.notes:
+            Progress.log(f"{STUDENT}: {note}")
+        save_model(built.model, teacher.tokenizer, folder)
+
+    def _stage_job(self, job: Job, schedule: Schedule, cards: dict[str, Any], *, per_copy: bool) -> StageJob:
+        """A stage's job; a dry run makes no copies but counts their steps if `per_copy`."""
+        assert isinstance(job.order, BucketOrder)
+        augment = self.recipe.augment
+        times = 1 + augment.copies if self.invocation.dry_run and augment.use and per_copy else 1
+        downstream.log_padding(job.order)
+        return StageJob(job, replace(schedule, steps=times * schedule.steps), times * job.order.steps_of_pass, cards)
+
+    def _write(self, folder: Path, student: PreTrainedModel, **contents: Any) -> None:
+        write_report(
+            RunDir(folder),
+            command="distill",
+            recipe=self.recipe.model_dump(),
+            cards={TEACHER: self.teacher_card, STUDENT: describe(student, str(folder), folder)},
+            folders={STUDENT: folder},
+            **contents,
+        )
+
+
+def intermediate_job(
     task: PreparedTask,
     recipe: FinetuneRecipe,
     encoder: PreTrainedModel,
@@ -30,24 +285,18 @@ def intermediate(
     teacher: TaskModel,
     store: Store | None,
 ) -> tuple[Student, Job, Schedule]:
-    """The objective alone, on the task's rows; its labels are not looked at.
-
-    Args:
-        recipe: `train:` of this stage.
-        encoder: the student as it is.
-        store: see `remembered`.
-    """
+    """The objective alone, on the task's rows, by the `train:` of `recipe`; labels are ignored."""
     assert task.train is not None
     student = Student(encoder, objective)
-    # Whoever judged the teacher before has taken it to the device.
+    # The evaluation of the teacher has moved it to the device.
     freeze_unreached({STUDENT: student}, teacher.model.cpu(), task.train.rows.batch(np.arange(1)))
     order, schedule = order_and_schedule(task, recipe)
-    heard = cached_signals(teacher, task, objective.teacher_needs, schedule.steps / order.steps_of_pass, store)
-    job = distilling({STUDENT: student}, heard.signals, heard.examples, order, task.evaluator.features.rows)
+    signals = cached_signals(teacher, task, objective.teacher_needs, schedule.steps / order.steps_of_pass, store)
+    job = distill_job({STUDENT: student}, signals.signals, signals.examples, order, task.evaluator.features.rows)
     return student, job, schedule
 
 
-def prediction(
+def prediction_job(
     task: PreparedTask,
     recipe: FinetuneRecipe,
     kd: KdSettings,
@@ -56,40 +305,33 @@ def prediction(
     objective: Objective | None,
     store: Store | None,
 ) -> tuple[Job, Schedule]:
-    """The loss against labels and the teachers' logits, and an objective that is added to it.
+    """The loss against labels and the teachers' logits, plus an objective against the first teacher if there is one.
 
     Args:
-        recipe: `train:` of this stage.
         headed: the student with the task's head.
-        teachers: the first is the one of the objective.
-        objective: None adds nothing.
-        store: see `remembered`; what several teachers say is not kept.
+        store: for one teacher; several are not cached.
     """
-    plain, schedule = build_job(task, recipe, headed)
-    kind, listened = task.data.task.kind, plain.modules["model"]
-    assert isinstance(listened, Capture)
-    modules, of_first = dict(plain.modules), Needs(logits=True)
+    plain, schedule = downstream.build_job(task, recipe, headed)
+    kind, captured = task.data.task.kind, plain.modules["model"]
+    assert isinstance(captured, Capture)
+    modules, first_needs = dict(plain.modules), Needs(logits=True)
     if objective is not None:
-        listened.needs = listened.needs | objective.student_needs
-        of_first = of_first | objective.teacher_needs
+        captured.needs = captured.needs | objective.student_needs
+        first_needs = first_needs | objective.teacher_needs
         if any(True for _ in objective.projections.parameters()):
             modules["projections"] = objective.projections
     order, _ = order_and_schedule(task, recipe)
-    passes = schedule.steps / order.steps_of_pass
-    heard = [
-        cached_signals(
-            teacher, task, Needs(logits=True) if number else of_first, passes, store if len(teachers) == 1 else None
-        )
-        for number, teacher in enumerate(teachers)
-    ]
+    passes, store = schedule.steps / order.steps_of_pass, store if len(teachers) == 1 else None
+    needs = [first_needs, *[Needs(logits=True)] * (len(teachers) - 1)]
+    sources = [cached_signals(t, task, n, passes, store) for t, n in zip(teachers, needs, strict=True)]
 
     def step(batch: Batch) -> StepLoss:
-        # First of all, for it takes out of the batch what no model reads.
-        said = [teacher.signals(batch) for teacher in heard] if "labels" in batch else []
-        loss, signals = task_loss(kind, listened, batch)
-        terms = dict(kd_terms(kind, kd, loss, signals, said))
-        if objective is not None and said:
-            terms |= objective.terms(said[0], signals)
-        return StepLoss(torch.stack([t.float() for t in terms.values()]).sum(), terms, signals.logits)
+        # First, because it takes the cached signals out of the batch, which no model reads.
+        signals = [source.signals(batch) for source in sources] if "labels" in batch else []
+        loss, student = downstream.task_loss(kind, captured, batch)
+        terms = dict(kd_terms(kind, kd, loss, student, signals))
+        if objective is not None and signals:
+            terms |= objective.terms(signals[0], student)
+        return StepLoss(torch.stack([t.float() for t in terms.values()]).sum(), terms, student.logits)
 
-    return replace(plain, modules=modules, step=step, examples=heard[0].examples), schedule
+    return replace(plain, modules=modules, step=step, examples=sources[0].examples), schedule

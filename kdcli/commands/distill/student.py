@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import or_
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from kdcli.types import Batch, Examples, Job, Needs, Objective, Order, Signals, 
 
 
 class Student(nn.Module):
-    """An encoder, the projections of its loss, and the loss: what is trained, clipped and checkpointed together."""
+    """An encoder, its loss and the loss's projections: trained, clipped and checkpointed together."""
 
     def __init__(self, encoder: PreTrainedModel, objective: Objective) -> None:
         super().__init__()
@@ -27,44 +29,33 @@ class Student(nn.Module):
         """The student itself, a stock model."""
         return self.captured.model
 
-    def forward(self, batch: Batch, of_teacher: Signals) -> Mapping[str, Tensor]:
-        return self.objective.terms(of_teacher, self.captured(batch))
+    def forward(self, batch: Batch, teacher: Signals) -> Mapping[str, Tensor]:
+        return self.objective.terms(teacher, self.captured(batch))
 
 
-def needs_of(students: Mapping[str, Student]) -> Needs:
-    """What all their losses together want of the teacher."""
-    needs = Needs()
-    for student in students.values():
-        needs |= student.objective.teacher_needs
-    return needs
+def teacher_needs(students: Mapping[str, Student]) -> Needs:
+    """The teacher's signals that the losses of all students read."""
+    return reduce(or_, (student.objective.teacher_needs for student in students.values()))
 
 
 def freeze_unreached(students: Mapping[str, Student], teacher: PreTrainedModel, batch: Batch) -> None:
-    """Take what a student's loss does not reach out of the training, and say so.
-
-    Args:
-        teacher: on the CPU, as the students are.
-        batch: any.
-    """
+    """Freeze, and log, the weights that a student's loss does not depend on; all models and `batch` on the CPU."""
     with torch.no_grad():
-        signals = capture(teacher, needs_of(students))(batch)
+        signals = capture(teacher, teacher_needs(students))(batch)
     for name, student in students.items():
         loss = torch.stack(list(student(batch, signals).values())).sum()
-        idle = params_without_grad(dict(student.named_parameters()), loss)
-        for parameter in idle:
+        unreached = params_without_grad(dict(student.named_parameters()), loss)
+        for parameter in unreached:
             student.get_parameter(parameter).requires_grad_(False)
-        if idle:
+        if unreached:
+            modules = {p.removeprefix("captured.model.").rsplit(".", 1)[0] for p in unreached}
             Progress.log(
-                f"{name}: no gradient reaches {len(idle)} tensors behind the last signal; they keep their initial "
-                f"values: {', '.join(sorted({_module_of(p) for p in idle}))}"
+                f"{name}: no gradient reaches {len(unreached)} tensors behind the last signal; they keep their initial "
+                f"values: {', '.join(sorted(modules))}"
             )
 
 
-def _module_of(parameter: str) -> str:
-    return parameter.removeprefix("captured.model.").rsplit(".", 1)[0]
-
-
-def distilling(
+def distill_job(
     students: Mapping[str, Student],
     signals: Callable[[Batch], Signals],
     examples: Examples,
@@ -72,26 +63,14 @@ def distilling(
     held_out: Examples,
     batch_weight: Callable[[Batch], float] = real_tokens,
 ) -> Job:
-    """What the engine is handed: every student's loss against one teacher's signals for the batch.
-
-    Args:
-        batch_weight: as of `Job`.
-    """
-    alone = len(students) == 1
+    """The job of several students of one teacher; `signals` gives the teacher's for a batch."""
 
     def step(batch: Batch) -> StepLoss:
-        of_teacher = signals(batch)
+        teacher = signals(batch)
         terms: dict[str, Tensor] = {}
         for name, student in students.items():
-            found = student(batch, of_teacher)
-            terms |= dict(found) if alone else {f"{name}/{term}": value for term, value in found.items()}
+            prefix = f"{name}/" if len(students) > 1 else ""
+            terms |= {f"{prefix}{term}": value for term, value in student(batch, teacher).items()}
         return StepLoss(torch.stack(list(terms.values())).sum(), terms)
 
-    return Job(
-        modules=students,
-        step=step,
-        examples=examples,
-        order=order,
-        held_out=held_out,
-        batch_weight=batch_weight,
-    )
+    return Job(students, step, examples, order, held_out, batch_weight)

@@ -1,90 +1,37 @@
-"""A task's distillation: [text →] [copies of the examples →] intermediate stage → prediction stage.
-
-Every stage is a run in a directory of its own below the output directory, gone on with after a kill and never repeated
-when it is done; the prediction stage is the run of the output directory itself. The same student is fine-tuned without
-a teacher beside it: whether distillation was worth it is the first question.
-"""
+"""Distilling on a task: checks of recipe, models and data before anything is trained."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from kdcli.commands.distill.augment import WordSource, open_words
+from kdcli.commands.distill.augment import Copies, augmented, open_words
 from kdcli.commands.distill.recipes import general_recipe, stage_settings, undistilled_recipe
-from kdcli.commands.distill.settings import TaskDistillRecipe
-from kdcli.commands.distill.stages import STUDENT
+from kdcli.commands.distill.settings import DistillRecipe, TaskDistillRecipe
+from kdcli.commands.distill.stages import START, STUDENT, TaskRun
 from kdcli.commands.distill.text import TextRun, prepare_text
-from kdcli.downstream.settings import FinetuneRecipe
+from kdcli.data.augment.copies import rows
+from kdcli.disk import write_atomic
+from kdcli.downstream.recipes import as_finetune
 from kdcli.downstream.task import PreparedTask, order_and_schedule, prepare
 from kdcli.errors import UsageError
-from kdcli.losses import build_objective, on_tasks
+from kdcli.losses import on_tasks
 from kdcli.models.heads import TaskModel
 from kdcli.models.load import load_encoder, load_tokenizer
 from kdcli.models.shape import parse_shape, shape_of
 from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.recipe.sections import Invocation
 from kdcli.teachers.task_teacher import check_vocabulary, load_teacher
-from kdcli.training.launch import choose_output_dir
+from kdcli.training.launch import choose_output_dir, launch
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
 from kdcli.training.session import Session
-from kdcli.types import ModelShape, Objective
-
-GENERAL, START = "general", "start"
-"""Directories of a run: the stage on text, and the student before any stage."""
-
-
-@dataclass(frozen=True)
-class TaskRun:
-    """A task's distillation, checked and ready to run.
-
-    Attributes:
-        task: with the examples as they are; no copies yet.
-        teachers: the first is the one of the method's objective.
-        shape: of the student.
-        text: the stage on text, where it is still to be run; `general` is its directory in any case.
-        words: where those in the copies of examples come from, where copies are wanted.
-    """
-
-    resolved: Resolved[TaskDistillRecipe]
-    invocation: Invocation
-    task: PreparedTask
-    teachers: list[TaskModel]
-    shape: ModelShape
-    folder: Path
-    general: Path | None
-    text: TextRun | None
-    words: WordSource | None
-
-    @property
-    def recipe(self) -> TaskDistillRecipe:
-        """What to do."""
-        return self.resolved.recipe
-
-    @property
-    def start(self) -> str:
-        """Where the student is loaded from before any stage of the task."""
-        if self.general is not None:
-            return str(self.general)
-        return self.recipe.student.source or str(self.folder / START)
-
-    @property
-    def stage(self) -> str:
-        """Where the method's objective is trained."""
-        return self.recipe.stage or on_tasks(self.recipe.method)[0]
-
-    def objective(self) -> Objective:
-        """The method's, its projections drawn from the seed."""
-        recipe = self.recipe
-        torch.manual_seed(recipe.train.seed)
-        return build_objective(recipe.method, recipe.loss, shape_of(self.teachers[0].model.config), self.shape)
+from kdcli.types import ModelShape
 
 
 def check_teacher(recipe: TaskDistillRecipe) -> None:
-    """Raise a `UsageError` where no teacher or no task was given."""
+    """Raise a `UsageError` without a teacher or a task."""
     if recipe.teacher is None:
         raise UsageError("no teacher given", "kdcli distill TEACHER --task TASK --to LxH; TEACHER is fine-tuned on it")
     if recipe.task is None:
@@ -92,11 +39,7 @@ def check_teacher(recipe: TaskDistillRecipe) -> None:
 
 
 def check_task(recipe: TaskDistillRecipe) -> None:
-    """Check what needs no model and no data.
-
-    Raises:
-        UsageError: no teacher, task or student; a method that reads no tasks; a wrong key of a stage.
-    """
+    """Raise a `UsageError` for a mistake in the recipe alone, before models and data are read."""
     check_teacher(recipe)
     if len(recipe.student.to) > 1:
         raise UsageError(
@@ -113,95 +56,97 @@ def check_task(recipe: TaskDistillRecipe) -> None:
 
 
 def prepare_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, session: Session) -> TaskRun:
-    """Check models and data against each other and tokenise; whatever a later stage would stumble over is found here.
+    """Check models and data against each other for all stages, and tokenise; claims nothing.
 
     Raises:
-        KdcliError: see `kdcli.errors`; nothing was claimed or written.
+        KdcliError: the recipe, models or data cannot be used.
     """
     method = resolved.recipe.method
     kd = {f"kd.{key}": value for key, value in on_tasks(method)[1].items()}
     resolved = defaulted(resolved, kd, f"method {method}")
-    recipe, trusted = resolved.recipe, invocation.trust_remote_code
-    of_student = recipe.student.to[0] if recipe.student.to else Path(str(recipe.student.source)).name
-    name = f"distill-{Path(str(recipe.teacher)).name}-{recipe.task}-{of_student}".replace(":", "_")
+    recipe, trusted = resolved.recipe, session.trust_remote_code
+    name = recipe.student.to[0] if recipe.student.to else Path(str(recipe.student.source)).name
+    name = f"distill-{Path(str(recipe.teacher)).name}-{recipe.task}-{name}".replace(":", "_")
     folder = choose_output_dir(name, resolved, invocation, session)
-    task, teacher = prepare(_of_teacher(recipe), session, new_head=False)
-    teachers = [teacher] + [
-        load_teacher(source, task, teacher.tokenizer, str(recipe.teacher), None) for source in recipe.more_teachers
-    ]
-    above = shape_of(teacher.model.config)
-    if recipe.student.source is not None:
-        found = load_encoder(recipe.student.source, trust_remote_code=trusted)
-        check_vocabulary(teacher, found.tokenizer, recipe.student.source)
-        shape = found.shape
-        if recipe.student.to and parse_shape(recipe.student.to[0], above) != shape:
-            raise UsageError(f"{recipe.student.source} is {shape}, not {recipe.student.to[0]}", "leave --to out")
-    else:
-        shape = parse_shape(recipe.student.to[0], above)
-    general = text = None
+    task, teacher = load_task(recipe, session)
+    others = [load_teacher(t, task, teacher.tokenizer, str(recipe.teacher), None) for t in recipe.more_teachers]
+    shape = _student_shape(recipe, teacher, session)
+    start, text = Path(recipe.student.source or folder / START), None
     if recipe.general.use:
-        general = Path(recipe.general.run or folder / GENERAL)
-        # What lies inside an output directory is overwritten with it; what lies elsewhere other tasks use too.
-        anew = invocation.overwrite and general.resolve().is_relative_to(folder.resolve())
-        inside = replace(invocation, output_dir=general, resume=not anew, overwrite=anew)
-        text = _text(recipe, inside, session, teacher)
+        start = Path(recipe.general.run or folder / "general")
+        # `--overwrite` deletes a run inside the output directory; one elsewhere may serve other tasks too.
+        anew = invocation.overwrite and start.resolve().is_relative_to(folder.resolve())
+        inside = replace(invocation, output_dir=start, resume=not anew, overwrite=anew)
+        text = _prepare_general(general_recipe(recipe), start, inside, session, teacher)
     words = open_words(recipe.augment, task, teacher, trust_remote_code=trusted) if recipe.augment.use else None
-    run = TaskRun(resolved, invocation, task, teachers, shape, folder, general, text, words)
+    run = TaskRun(resolved, invocation, folder, task, [teacher, *others], shape, start, text, words)
     for note in run.objective().notes:
         Progress.log(note)
-    _check_plans(run)
+    # The warm-up must leave steps in every stage; copies, whose number is not known yet, only add steps.
+    prediction = as_finetune(recipe, str(recipe.teacher))
+    order_and_schedule(task, prediction)
+    if run.stage == "separate" and not recipe.augment.use:
+        order_and_schedule(task, prediction.model_copy(update={"train": stage_settings(recipe)}))
+    if recipe.undistilled.use:
+        order_and_schedule(task, undistilled_recipe(recipe, STUDENT).recipe)
     return run
 
 
-def _check_plans(run: TaskRun) -> None:
-    """Whether each stage has steps left after its warm-up; copies, whose number is known, only add to them."""
-    recipe = run.recipe
-    of_prediction = finetune_recipe(recipe, str(recipe.teacher))
-    order_and_schedule(run.task, of_prediction)
-    if run.stage == "separate" and not recipe.augment.use:
-        order_and_schedule(run.task, of_prediction.model_copy(update={"train": stage_settings(recipe)}))
-    if recipe.undistilled.use:
-        order_and_schedule(run.task, undistilled_recipe(recipe, STUDENT).recipe)
+def load_task(recipe: TaskDistillRecipe, session: Session) -> tuple[PreparedTask, TaskModel]:
+    """The task's rows, and the teacher with its own head."""
+    head = recipe.head.model_copy(update={"kind": None, "words": None})
+    teacher = as_finetune(recipe, str(recipe.teacher), head=head)
+    return prepare(teacher, session, new_head=False)
 
 
-def _text(
-    recipe: TaskDistillRecipe,
-    invocation: Invocation,
-    session: Session,
-    teacher: TaskModel,
+def _student_shape(recipe: TaskDistillRecipe, teacher: TaskModel, session: Session) -> ModelShape:
+    shape = parse_shape(recipe.student.to[0], shape_of(teacher.model.config)) if recipe.student.to else None
+    if recipe.student.source is not None:
+        student = load_encoder(recipe.student.source, trust_remote_code=session.trust_remote_code)
+        check_vocabulary(teacher, student.tokenizer, recipe.student.source)
+        if shape not in (None, student.shape):
+            raise UsageError(
+                f"{recipe.student.source} is {student.shape}, not {recipe.student.to[0]}", "leave --to out"
+            )
+        return student.shape
+    assert shape is not None
+    return shape
+
+
+def _prepare_general(
+    resolved: Resolved[DistillRecipe], folder: Path, invocation: Invocation, session: Session, teacher: TaskModel
 ) -> TextRun | None:
-    """The stage on text; None where it is done already."""
-    resolved = general_recipe(recipe)
-    tokenizer = load_tokenizer(str(resolved.recipe.teacher), trust_remote_code=invocation.trust_remote_code)
-    check_vocabulary(teacher, tokenizer, str(resolved.recipe.teacher))
-    assert invocation.output_dir is not None
-    if RunDir(invocation.output_dir).done and not invocation.overwrite:
-        RunDir(invocation.output_dir).check(resolved.to_yaml(), resume=True, overwrite=False)
-        Progress.log(f"{invocation.output_dir} is done already")
-        return None
-    return prepare_text(resolved, invocation, session)
+    """The stages on text; None where they are done."""
+    source = str(resolved.recipe.teacher)
+    check_vocabulary(teacher, load_tokenizer(source, trust_remote_code=session.trust_remote_code), source)
+    if not RunDir(folder).done or invocation.overwrite:
+        return prepare_text(resolved, invocation, session)
+    RunDir(folder).check(resolved.to_yaml(), resume=True, overwrite=False)
+    Progress.log(f"{folder} is done already")
+    return None
 
 
-def prepare_copies(
-    resolved: Resolved[TaskDistillRecipe], invocation: Invocation, session: Session
-) -> tuple[PreparedTask, TaskModel, WordSource]:
-    """What copies are made of: the task, its teacher, and where other words come from.
+def write_copies(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, file: Path) -> Copies | None:
+    """Write the copies that `--augment` would train on, as jsonl in the task's columns.
 
     Raises:
-        KdcliError: as `prepare_task`, of what belongs to the student nothing is looked at.
+        KdcliError: as `run_on_task`; or the file exists and is not to be overwritten.
     """
-    recipe, trusted = resolved.recipe, invocation.trust_remote_code
-    task, teacher = prepare(_of_teacher(recipe), session, new_head=False)
-    return task, teacher, open_words(recipe.augment, task, teacher, trust_remote_code=trusted)
-
-
-def _of_teacher(recipe: TaskDistillRecipe) -> FinetuneRecipe:
-    head = recipe.head.model_copy(update={"kind": None, "words": None})
-    return finetune_recipe(recipe, str(recipe.teacher)).model_copy(update={"head": head})
-
-
-def finetune_recipe(recipe: TaskDistillRecipe, model: str) -> FinetuneRecipe:
-    """What the parts that train one model on a task want to know; its `train:` is that of the prediction stage."""
-    shared = {key: getattr(recipe, key) for key in ("task", "keep", "choose_on", "data", "train", "measure")}
-    head = recipe.head.model_copy(update={"label_map": None})
-    return FinetuneRecipe(model=model, head=head, **shared)
+    recipe = resolved.recipe
+    check_teacher(recipe)
+    if file.is_dir() or not file.parent.is_dir():
+        problem = "it is a directory" if file.is_dir() else "its directory is not there"
+        raise UsageError(f"--augment-only {file}: {problem}")
+    if file.exists() and not invocation.overwrite:
+        raise UsageError(f"--augment-only {file}: there is such a file", "--overwrite replaces it; or name another")
+    # A dry run starts no further processes.
+    session = launch(recipe.train.dtype, replace(invocation, dry_run=True))
+    if session is None:
+        return None
+    task, teacher = load_task(recipe, session)
+    words = open_words(recipe.augment, task, teacher, trust_remote_code=session.trust_remote_code)
+    made = augmented(recipe.augment, task, teacher, words, seed=recipe.train.seed)
+    copies = made.examples[len(task.data.train) :]
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows(task.data.task, copies)]
+    write_atomic(file, "".join(f"{line}\n" for line in lines))
+    return Copies(file, len(copies), made.notes)

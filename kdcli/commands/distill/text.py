@@ -1,13 +1,12 @@
-"""Distilling on text: teacher → [assistant →] students, every leg a run of its own.
+"""Distilling on text: teacher -> [assistant ->] students, each stage a run of its own.
 
-Data flow of a leg: teacher's signals, once for each batch → the loss of every student → engine → student directories
-→ latency, held-out losses, report.
+A batch of token ids -> the teacher's signals, once -> the loss of every student -> engine -> saved students -> report.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ import numpy as np
 import torch
 
 from kdcli.bench.latency import Latency, Subject
-from kdcli.commands.distill.assistant import Stage, make_stages, name_of, shapes_of
+from kdcli.commands.distill.assistant import as_directory, assistant_recipe, assistant_shape, short_name, student_shapes
 from kdcli.commands.distill.settings import DistillRecipe
-from kdcli.commands.distill.student import Student, distilling, freeze_unreached, needs_of
+from kdcli.commands.distill.student import Student, distill_job, freeze_unreached, teacher_needs
 from kdcli.data.batches import BatchOrder
 from kdcli.data.text.corpus import Corpus, open_corpus
 from kdcli.data.text.masking import Masked, PassOrder, check_share, tokens_of
@@ -34,91 +33,40 @@ from kdcli.models.masked_lm import load_masked_lm, student_with_head
 from kdcli.models.shape import InitializedStudent, build_student
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
-from kdcli.report.dry_run import Estimate, StageEstimate, estimate_stage
 from kdcli.report.finish import RunResult, measure, write_report
-from kdcli.report.views import UNDISTILLED
+from kdcli.report.stages import StageJob
+from kdcli.report.views import ASSISTANT, TEACHER, UNDISTILLED
 from kdcli.teachers.teacher import Teacher
-from kdcli.training.engine import train
-from kdcli.training.launch import already_done, choose_output_dir, claim_or_resume, make_schedule
+from kdcli.training.launch import choose_output_dir, make_schedule
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
 from kdcli.training.session import Session
-from kdcli.types import Examples, Job, ModelShape, Outcome, Schedule, real_tokens
+from kdcli.types import Examples, ModelShape, Outcome, Schedule, real_tokens
 
 HELD_OUT = "held-out loss"
-"""Name of the quality row that holds the distillation loss on text never trained on."""
+"""Quality row of the distillation loss on held-out text."""
 
 
 @dataclass(frozen=True)
 class TextRun:
-    """What all legs of one distillation on text share, and the legs."""
+    """A distillation on text, checked and tokenised; its stages share these."""
 
-    session: Session
+    resolved: Resolved[DistillRecipe]
     invocation: Invocation
+    folder: Path
+    session: Session
     teacher: LoadedModel
     corpus: Corpus
     schedule: Schedule
     downstream: Tasks
-    stages: list[Stage]
+    stages: list[TextStage]
 
-    @property
-    def folder(self) -> Path:
-        """The output directory, which is that of the last leg."""
-        return self.stages[-1].folder
-
-    @property
-    def resolved(self) -> Resolved[DistillRecipe]:
-        """The recipe of the last leg."""
-        return self.stages[-1].resolved
-
-
-def prepare_text(resolved: Resolved[DistillRecipe], invocation: Invocation, session: Session) -> TextRun:
-    """Check everything there is to check, then tokenise the text where that was not done before; claims nothing.
-
-    Raises:
-        KdcliError: see `kdcli.errors`; the recipe, models or data cannot be used.
-    """
-    recipe = resolved.recipe
-    check_text(recipe)
-    teacher = _load(recipe, str(recipe.teacher), trust_remote_code=invocation.trust_remote_code)
-    if _is_masked(recipe):
-        check_share(recipe.data.mask.share)
-        tokens_of(teacher.tokenizer, teacher.source)
-    stages = _legs(resolved, invocation, session, teacher)
-    # Before the corpus, which may take hours to tokenise.
-    tasks = opened(recipe.eval, str(recipe.teacher), recipe.train.seed, invocation, session)
-    with session.accelerator.main_process_first():
-        corpus = open_corpus(
-            recipe.data.source,
-            teacher.tokenizer,
-            max_length=recipe.data.max_length,
-            column=recipe.data.column,
-            isolated=recipe.data.pack_isolated,
-            held_out_blocks=recipe.data.held_out_blocks,
-            log=Progress.log,
-        )
-    schedule = make_schedule(recipe.train, len(corpus.train) / recipe.train.batch_size)
-    return TextRun(session, invocation, teacher, corpus, schedule, tasks, stages)
-
-
-def _is_masked(recipe: DistillRecipe) -> bool:
-    return "masked" in inputs(recipe.method)
-
-
-def _load(recipe: DistillRecipe, source: str, *, trust_remote_code: bool) -> LoadedModel:
-    """An encoder, under its masked-language-model head where the method reads masked text."""
-    if not _is_masked(recipe):
-        return load_encoder(source, trust_remote_code=trust_remote_code)
-    otherwise = "methods that need no masked-language-model head: minilm, minilmv2, tinybert"
-    return load_masked_lm(source, otherwise=otherwise, trust_remote_code=trust_remote_code)
+    def report(self) -> None:
+        """The last stage wrote the report."""
 
 
 def check_text(recipe: DistillRecipe) -> None:
-    """Check what needs no model and no data.
-
-    Raises:
-        UsageError: no teacher, no shape, an unknown method or key.
-    """
+    """Raise a `UsageError` for a mistake in the recipe alone, before models and data are read."""
     if recipe.teacher is None:
         raise UsageError(
             "no teacher given", "kdcli distill TEACHER --to LxH; TEACHER is a hub id, a directory or 'demo'"
@@ -130,227 +78,229 @@ def check_text(recipe: DistillRecipe) -> None:
         raise UsageError(f"method {recipe.method} learns from a task's examples, not from text", "add --task TASK")
 
 
-def _legs(
-    resolved: Resolved[DistillRecipe], invocation: Invocation, session: Session, teacher: LoadedModel
-) -> list[Stage]:
-    """The chain of this invocation; whatever a later leg would stumble over is found before the first one starts."""
+def prepare_text(resolved: Resolved[DistillRecipe], invocation: Invocation, session: Session) -> TextRun:
+    """Check everything, then tokenise the text unless it is cached; claims nothing.
+
+    Raises:
+        KdcliError: the recipe, models or data cannot be used.
+    """
     recipe = resolved.recipe
+    check_text(recipe)
+    teacher = _load(recipe, str(recipe.teacher), session)
+    if _is_masked(recipe):
+        check_share(recipe.data.mask.share)
+        tokens_of(teacher.tokenizer, teacher.source)
     leaks = layout_for(teacher.model.config).leaks
     if recipe.data.pack_isolated and leaks:
         raise UsageError(
             f"data.pack_isolated: {teacher.model.config.model_type} cannot keep documents apart: {leaks}",
             "set data.pack_isolated=false",
         )
-    shapes = shapes_of(recipe, teacher.shape)
-    folder = choose_output_dir(name_of(teacher.source, teacher.shape, shapes), resolved, invocation, session)
-    stages = make_stages(resolved, teacher.shape, shapes, folder)
-    above = teacher.shape
-    for leg in stages:
-        for shape in leg.shapes.values():
-            try:
-                build_objective(recipe.method, recipe.loss, above, shape)
-            except UsageError as error:
-                if leg is stages[-1]:
-                    raise
-                raise error.of(f"the teacher assistant {shape}", "--assistant none leaves it out") from None
-        above = next(iter(leg.shapes.values()))
-    return stages
+    shapes = student_shapes(recipe, teacher.shape)
+    name = f"{Path(teacher.source).name}-{'+'.join(short_name(s, teacher.shape) for s in shapes.values())}"
+    folder = choose_output_dir(as_directory(f"distill-{name}"), resolved, invocation, session)
+    assistant = assistant_shape(recipe, teacher.shape, shapes)
+    if assistant is not None:
+        try:
+            build_objective(recipe.method, recipe.loss, teacher.shape, assistant)
+        except UsageError as error:
+            raise error.of(f"the teacher assistant {assistant}", "--assistant none leaves it out") from None
+    for shape in shapes.values():
+        build_objective(recipe.method, recipe.loss, assistant or teacher.shape, shape)
+    # Before the corpus, which may take hours to tokenise.
+    tasks: Tasks = {}
+    if recipe.eval.tasks:
+        tasks = opened(recipe.eval, str(recipe.teacher), recipe.train.seed, invocation, session)
+    with session.accelerator.main_process_first():
+        corpus = open_corpus(
+            recipe.data.source,
+            teacher.tokenizer,
+            max_length=recipe.data.max_length,
+            column=recipe.data.column,
+            isolated=recipe.data.pack_isolated,
+            held_out_blocks=recipe.data.held_out_blocks,
+            log=Progress.log,
+        )
+    schedule = make_schedule(recipe.train, len(corpus.train) / recipe.train.batch_size)
+    run = TextRun(resolved, invocation, folder, session, teacher, corpus, schedule, tasks, [])
+    if assistant is not None:
+        short = short_name(assistant, teacher.shape)
+        inside = folder / f"assistant-{as_directory(short)}"
+        run.stages.append(TextStage(run, inside, assistant_recipe(resolved, short), {ASSISTANT: assistant}))
+    run.stages.append(TextStage(run, folder, resolved, shapes, run.stages[0] if assistant else None))
+    return run
 
 
-def run_text(context: TextRun) -> RunResult | None:
-    """Train, save and report leg after leg in a claimed directory; only the main process writes."""
-    session, invocation, stages = context.session, context.invocation, context.stages
-    last = stages[-1]
-    result: RunResult | None = None
-    for leg in stages:
-        run_dir = RunDir(leg.folder)
-        # A leg before the last lives in the chain's directory and goes on whenever the chain does.
-        inside = leg is not last
-        if claim_or_resume(session, leg.folder, leg.resolved) if inside else already_done(leg.folder):
-            result = RunResult.read(leg.folder)
-            continue
-        of_leg = context.teacher
-        if leg is not stages[0]:
-            of_leg = _load(leg.resolved.recipe, leg.teacher, trust_remote_code=invocation.trust_remote_code)
-        students = _students(leg, of_leg, context.corpus)
-        outcome = train(session, _job(context, leg, students, of_leg), context.schedule, run_dir)
-        if session.is_main:
-            for name, student in students.items():
-                save_model(student.encoder, of_leg.tokenizer, leg.model_folder(name))
-        session.wait()
-        scores = _scores(context, leg) if leg is last else []
-        if session.is_main:
-            result = _report(context, leg, leg is last, result, of_leg, students, outcome, scores)
-        session.wait()
-    return result if session.is_main else None
+def _is_masked(recipe: DistillRecipe) -> bool:
+    return "masked" in inputs(recipe.method)
 
 
-def _students(leg: Stage, teacher: LoadedModel, corpus: Corpus) -> dict[str, Student]:
-    """Build every student and take what its loss does not reach out of the training."""
-    recipe = leg.resolved.recipe
-    students = {}
-    for name, shape in leg.shapes.items():
-        built = _build(recipe, teacher, shape)
-        if _is_masked(recipe):
-            built = student_with_head(teacher.model, built, init=recipe.student.init, seed=recipe.train.seed)
-        for note in built.notes:
-            Progress.log(f"{name}: {note}")
-        # The projections of a loss are random: they too are a pure function of the seed.
-        torch.manual_seed(recipe.train.seed)
-        students[name] = Student(built.model, build_objective(recipe.method, recipe.loss, teacher.shape, shape))
-        for note in students[name].objective.notes:
-            Progress.log(f"{name}: {note}")
-    freeze_unreached(students, teacher.model, _examples(recipe, corpus.train, teacher).batch(np.arange(1)))
-    return students
-
-
-def _examples(recipe: DistillRecipe, blocks: Examples, teacher: LoadedModel) -> Examples:
-    """Blocks of text, masked where the method wants that."""
-    mask = recipe.data.mask
+def _load(recipe: DistillRecipe, source: str, session: Session) -> LoadedModel:
+    """An encoder, with its masked-language-model head if the method reads masked text."""
     if not _is_masked(recipe):
-        return blocks
-    tokens = tokens_of(teacher.tokenizer, teacher.source)
-    return Masked(blocks, tokens, mask.share, mask.whole_words, mask.static, recipe.train.seed)
+        return load_encoder(source, trust_remote_code=session.trust_remote_code)
+    otherwise = "methods that need no masked-language-model head: minilm, minilmv2, tinybert"
+    return load_masked_lm(source, otherwise=otherwise, trust_remote_code=session.trust_remote_code)
 
 
-def _job(context: TextRun, leg: Stage, students: Mapping[str, Student], teacher: LoadedModel) -> Job:
-    corpus, schedule, recipe = context.corpus, context.schedule, leg.resolved.recipe
-    frozen = Teacher.frozen(teacher.source, teacher.model, needs_of(students), context.session)
-    blocks = BatchOrder(len(corpus.train), schedule.batch_size, schedule.seed)
-    masked = _is_masked(recipe)
-    return distilling(
-        students,
-        frozen.signals,
-        _examples(recipe, corpus.train, teacher),
-        PassOrder(blocks) if masked else blocks,
-        _examples(recipe, corpus.held_out, teacher),
-        (lambda batch: labelled("tokens", batch["labels"])) if masked else real_tokens,
-    )
+@dataclass(eq=False)
+class TextStage:
+    """The training of all students, or of their assistant, against one teacher.
+
+    `assistant` is the stage before, whose student is this one's teacher. `teacher` and `students` are set by `build`.
+    """
+
+    run: TextRun
+    folder: Path
+    resolved: Resolved[DistillRecipe]
+    shapes: Mapping[str, ModelShape]
+    assistant: TextStage | None = None
+    teacher: LoadedModel | None = None
+    students: dict[str, Student] = field(default_factory=dict)
+
+    def model_folder(self, name: str) -> Path:
+        """Where a student is saved: the run directory, or with several students one directory each."""
+        return self.folder if len(self.shapes) == 1 else self.folder / as_directory(name)
+
+    def build(self) -> StageJob:
+        """Load the teacher, build the students, and make their job."""
+        run, corpus, schedule = self.run, self.run.corpus, self.run.schedule
+        masked = _is_masked(self.resolved.recipe)
+        self.teacher = teacher = self._load_teacher()
+        self.students = students = self._build_students(teacher)
+        cards = {}
+        if run.invocation.dry_run:
+            cards = {TEACHER: describe(teacher.model, teacher.source, None)} if self.assistant is None else {}
+            cards |= {name: describe(s.encoder, str(self.model_folder(name)), None) for name, s in students.items()}
+        blocks = BatchOrder(len(corpus.train), schedule.batch_size, schedule.seed)
+        job = distill_job(
+            students,
+            Teacher.frozen(teacher.source, teacher.model, teacher_needs(students), run.session).signals,
+            self._examples(corpus.train, teacher),
+            PassOrder(blocks) if masked else blocks,
+            self._examples(corpus.held_out, teacher),
+            (lambda batch: labelled("tokens", batch["labels"])) if masked else real_tokens,
+        )
+        return StageJob(job, schedule, len(corpus.train) / schedule.batch_size, cards)
+
+    def finish(self, outcome: Outcome) -> None:
+        """Save the students, score them on the downstream tasks, and report."""
+        run, teacher = self.run, self.teacher
+        assert teacher is not None
+        if run.session.is_main:
+            for name, student in self.students.items():
+                save_model(student.encoder, teacher.tokenizer, self.model_folder(name))
+        run.session.wait()
+        final = self is run.stages[-1]
+        scores = self._scores() if final and run.downstream else []
+        if run.session.is_main:
+            self._report(outcome, scores, final)
+        self.teacher, self.students = None, {}
+
+    def _load_teacher(self) -> LoadedModel:
+        run, before = self.run, self.assistant
+        if before is None:
+            return run.teacher
+        if not run.invocation.dry_run:
+            return _load(self.resolved.recipe, str(before.folder), run.session)
+        # A dry run saves no assistant: the untrained one stands in.
+        ((name, student),) = before.students.items()
+        return LoadedModel(student.encoder, run.teacher.tokenizer, before.shapes[name], str(before.folder))
+
+    def _build_students(self, teacher: LoadedModel) -> dict[str, Student]:
+        """Build every student and freeze the weights that its loss does not reach."""
+        recipe = self.resolved.recipe
+        students = {}
+        for name, shape in self.shapes.items():
+            built = _build(recipe, teacher, shape)
+            if _is_masked(recipe):
+                built = student_with_head(teacher.model, built, init=recipe.student.init, seed=recipe.train.seed)
+            # The projections of a loss are random: they too are a pure function of the seed.
+            torch.manual_seed(recipe.train.seed)
+            students[name] = Student(built.model, build_objective(recipe.method, recipe.loss, teacher.shape, shape))
+            for note in (*built.notes, *students[name].objective.notes):
+                Progress.log(f"{name}: {note}")
+        freeze_unreached(students, teacher.model, self._examples(self.run.corpus.train, teacher).batch(np.arange(1)))
+        return students
+
+    def _examples(self, blocks: Examples, teacher: LoadedModel) -> Examples:
+        """Blocks of text, masked if the method reads masked text."""
+        recipe, mask = self.resolved.recipe, self.resolved.recipe.data.mask
+        if not _is_masked(recipe):
+            return blocks
+        tokens = tokens_of(teacher.tokenizer, teacher.source)
+        return Masked(blocks, tokens, mask.share, mask.whole_words, mask.static, recipe.train.seed)
+
+    def _scores(self) -> list[dict[str, Any]]:
+        """Evaluations of the fine-tuned teacher, students, and students copied from the teacher but not distilled."""
+        run, recipe, folder = self.run, self.resolved.recipe, self.folder / DOWNSTREAM
+        sources = {TEACHER: str(recipe.teacher)}
+        for name, shape in self.shapes.items():
+            sources[name] = str(self.model_folder(name))
+            copied = folder / as_directory(f"{name}{UNDISTILLED}".replace(" ", "-"))
+            sources[name + UNDISTILLED] = str(copied)
+            if run.session.is_main and not copied.exists():
+                fresh = load_encoder(str(recipe.teacher), trust_remote_code=run.session.trust_remote_code)
+                save_model(_build(recipe, fresh, shape).model, fresh.tokenizer, copied)
+        run.session.wait()
+        return scored(run.session, run.downstream, sources, folder)
+
+    def _report(self, outcome: Outcome, scores: list[dict[str, Any]], final: bool) -> None:
+        """Write the stage's report; the last one also shows the assistant, probes and measures latency."""
+        run, recipe, teacher = self.run, self.resolved.recipe, self.run.teacher
+        source = location(teacher.source)
+        cards = {TEACHER: describe(teacher.model, teacher.source, Path(source) if Path(source).is_dir() else None)}
+        notes = [f"{name}: {note}" for name, (task, _) in run.downstream.items() for note in task.notes if scores]
+        if self.assistant is not None:
+            cards[ASSISTANT] = RunResult.read(self.assistant.folder).report.models[ASSISTANT].model_dump()
+            notes.append(
+                "the held-out losses are against the assistant, from which the student also started; everything else "
+                "compares with a student copied from the teacher itself"
+            )
+        folders = {name: self.model_folder(name) for name in self.shapes}
+        cards |= {name: describe(self.students[name].encoder, str(f), f) for name, f in folders.items()}
+        subjects = [Subject(TEACHER, source), *(Subject(name, str(folder)) for name, folder in folders.items())]
+        latency = measure(subjects, recipe.measure, run.session) if final else Latency()
+        probes = self._demo_probes() if final and recipe.data.source == "demo" else {}
+        losses = held_out_losses(RunDir(self.folder), list(self.shapes))
+        write_report(
+            RunDir(self.folder),
+            command="distill",
+            recipe=recipe.model_dump(),
+            cards=cards,
+            folders=folders,
+            latency=latency,
+            outcome=outcome,
+            quality=quality_of(scores) | probes | {HELD_OUT: losses},
+            notes=notes,
+            auto_class="AutoModelForMaskedLM" if _is_masked(recipe) else "AutoModel",
+            evaluations=scores,
+        )
+
+    def _demo_probes(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Linear probes of the demo tasks: the teacher, every student, and its copy of the teacher before training."""
+        fresh = load_encoder(self.run.teacher.source)
+        probes = {TEACHER: probe_demo(fresh.model, fresh.tokenizer)}
+        for name, student in self.students.items():
+            copied = _build(self.resolved.recipe, fresh, self.shapes[name]).model
+            probes[name] = probe_demo(student.encoder.base_model, fresh.tokenizer)
+            probes[name + UNDISTILLED] = probe_demo(copied, fresh.tokenizer)
+        return {f"{task} probe": {name: p[task] for name, p in probes.items()} for task in probes[TEACHER]}
 
 
 def _build(recipe: DistillRecipe, teacher: LoadedModel, shape: ModelShape) -> InitializedStudent:
     settings = recipe.student
-    return build_student(
-        teacher.model.base_model,
-        shape,
-        init=settings.init,
-        layers=settings.layers,
-        dropout=settings.dropout,
-        seed=recipe.train.seed,
-    )
-
-
-def _scores(context: TextRun, leg: Stage) -> list[dict[str, Any]]:
-    """Evaluations of teacher, students and undistilled students, each fine-tuned alike in a run of its own.
-
-    The undistilled student is copied from the teacher itself, also where the student learnt from an assistant.
-    """
-    recipe, folder = leg.resolved.recipe, leg.folder / DOWNSTREAM
-    sources = {"teacher": str(recipe.teacher)} if context.downstream else {}
-    for name in leg.shapes if context.downstream else ():
-        sources[name] = str(leg.model_folder(name))
-        copied = folder / f"{name}{UNDISTILLED}".replace(" ", "-").replace(":", "_")
-        sources[name + UNDISTILLED] = str(copied)
-        if context.session.is_main and not copied.exists():
-            fresh = load_encoder(str(recipe.teacher), trust_remote_code=context.invocation.trust_remote_code)
-            save_model(_build(recipe, fresh, leg.shapes[name]).model, fresh.tokenizer, copied)
-    context.session.wait()
-    return scored(context.session, context.downstream, sources, folder)
-
-
-def _report(
-    context: TextRun,
-    leg: Stage,
-    final: bool,
-    earlier: RunResult | None,
-    of_leg: LoadedModel,
-    students: Mapping[str, Student],
-    outcome: Outcome,
-    scores: list[dict[str, Any]],
-) -> RunResult:
-    """The report of a leg; that of the last one also shows the assistant, probes and measures latency."""
-    recipe, teacher, run_dir = leg.resolved.recipe, context.teacher, RunDir(leg.folder)
-    source = location(teacher.source)
-    cards = {"teacher": describe(teacher.model, teacher.source, Path(source) if Path(source).is_dir() else None)}
-    if earlier:
-        cards |= {"assistant": earlier.report.models["assistant"].model_dump()}
-    folders = {name: leg.model_folder(name) for name in students}
-    for name, student in students.items():
-        cards[name] = describe(student.encoder, str(folders[name]), folders[name])
-    latency = Latency()
-    if final:
-        subjects = [Subject("teacher", source), *(Subject(name, str(folder)) for name, folder in folders.items())]
-        latency = measure(subjects, recipe.measure, context.session)
-    quality = {HELD_OUT: held_out_losses(run_dir, list(students))}
-    if final and recipe.data.source == "demo":
-        quality = _demo_quality(recipe, leg, teacher, students) | quality
-    quality = quality_of(scores) | quality
-    notes = [f"{name}: {note}" for name, (task, _) in context.downstream.items() for note in task.notes if scores]
-    if teacher.source != of_leg.source:
-        notes.append(
-            "the held-out losses are against the assistant, from which the student also started; everything else "
-            "compares with a student copied from the teacher itself"
-        )
-    return write_report(
-        run_dir,
-        command="distill",
-        recipe=recipe.model_dump(),
-        cards=cards,
-        folders=folders,
-        latency=latency,
-        outcome=outcome,
-        quality=quality,
-        notes=notes,
-        auto_class=("AutoModelForMaskedLM" if _is_masked(recipe) else "AutoModel"),
-        evaluations=scores,
-    )
+    how: dict[str, Any] = {"init": settings.init, "layers": settings.layers, "dropout": settings.dropout}
+    return build_student(teacher.model.base_model, shape, **how, seed=recipe.train.seed)
 
 
 def held_out_losses(run_dir: RunDir, names: list[str]) -> dict[str, dict[str, float]]:
-    """The losses of each student on what it was not trained on, before training and after, with their terms."""
-    found = [r["held_out"] for r in run_dir.read_log() if "held_out" in r]
+    """Held-out loss and terms of each student, before training (undistilled) and after, from the run's log."""
+    records = [r["held_out"] for r in run_dir.read_log() if "held_out" in r]
     quality: dict[str, dict[str, float]] = {}
     for name in names:
-        for label, losses in ((name + UNDISTILLED, found[0]), (name, found[-1])):
-            own = (
-                losses
-                if len(names) == 1
-                else {k.split("/", 1)[1]: v for k, v in losses.items() if k.startswith(f"{name}/")}
-            )
-            terms = {k: v for k, v in own.items() if k != "loss"}
+        prefix = f"{name}/" if len(names) > 1 else ""
+        for label, losses in ((name + UNDISTILLED, records[0]), (name, records[-1])):
+            terms = {k.removeprefix(prefix): v for k, v in losses.items() if k.startswith(prefix) and k != "loss"}
             quality[label] = {"loss": sum(terms.values())} | terms
     return quality
-
-
-def _demo_quality(
-    recipe: DistillRecipe, leg: Stage, teacher: LoadedModel, students: Mapping[str, Student]
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Linear probes of the demo tasks: the teacher, every student, and what copying the teacher alone would give."""
-    fresh = load_encoder(teacher.source)
-    probes = {"teacher": probe_demo(fresh.model, fresh.tokenizer)}
-    for name, student in students.items():
-        copied = _build(recipe, fresh, leg.shapes[name]).model
-        probes[name] = probe_demo(student.encoder.base_model, fresh.tokenizer)
-        probes[name + UNDISTILLED] = probe_demo(copied, fresh.tokenizer)
-    tasks = next(iter(probes.values()))
-    return {f"{task} probe": {name: of[task] for name, of in probes.items()} for task in tasks}
-
-
-def probe_text(context: TextRun) -> Estimate:
-    """Train every leg for a few steps, for what they take, and leave nothing behind.
-
-    The teacher's stand-in for a leg after an assistant is the assistant as it is before training.
-    """
-    schedule, teacher = context.schedule, context.teacher
-    stages = context.stages
-    found: list[StageEstimate] = []
-    cards = {"teacher": describe(teacher.model, teacher.source, None)}
-    for leg in stages:
-        students = _students(leg, teacher, context.corpus)
-        job = _job(context, leg, students, teacher)
-        passes = len(context.corpus.train) / schedule.batch_size
-        found.append(estimate_stage(context.session, job, schedule, leg.folder, passes))
-        cards |= {name: describe(s.encoder, str(leg.model_folder(name)), None) for name, s in students.items()}
-        first = next(iter(students.values())).encoder
-        teacher = LoadedModel(first, teacher.tokenizer, next(iter(leg.shapes.values())), str(leg.folder))
-    return Estimate(cards, found)

@@ -1,0 +1,86 @@
+"""`--ablate`: variants of one distillation on a task, each a run of its own, compared in one report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kdcli.bench.latency import Latency
+from kdcli.commands.distill.settings import TaskDistillRecipe
+from kdcli.commands.distill.stages import STUDENT, WITHOUT, TaskRun
+from kdcli.commands.distill.task import check_task, prepare_task
+from kdcli.downstream.task import quality_of
+from kdcli.errors import UsageError
+from kdcli.recipe.resolve import Resolved
+from kdcli.recipe.sections import Invocation
+from kdcli.report.finish import RunResult, write_report
+from kdcli.report.stages import run_stages
+from kdcli.report.views import TEACHER
+from kdcli.training.launch import choose_output_dir, claim, launch
+from kdcli.training.progress import Progress
+from kdcli.training.run_dir import RunDir
+from kdcli.training.session import track
+
+
+def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation: Invocation) -> RunResult | None:
+    """Distil on a task once for each variant, each in a directory of its own, and compare the students.
+
+    Returns:
+        The report that compares them; None in a process that prints nothing.
+    """
+    first = next(iter(variants.values()))
+    if invocation.dry_run:
+        raise UsageError("--ablate and --dry-run do not go together", "estimate the recipe itself: leave --ablate out")
+    for resolved in variants.values():
+        check_task(resolved.recipe)
+    session = launch(first.recipe.train.dtype, invocation)
+    if session is None:
+        return None
+    folder = choose_output_dir(f"ablate-{first.recipe.task}", first, invocation, session)
+
+    def prepared(name: str) -> TaskRun:
+        inside = replace(invocation, output_dir=folder / name, resume=not invocation.overwrite)
+        return prepare_task(variants[name], inside, session)
+
+    run = prepared(next(iter(variants)))
+    # Errors of later variants are found before the first one trains.
+    for resolved in variants.values():
+        replace(run, resolved=resolved).objective()
+    claim(replace(run, folder=folder, resolved=first, invocation=invocation), session)
+    track(session, folder)
+    for number, name in enumerate(variants):
+        Progress.log(f"variant {name}")
+        run = prepared(name) if number else run
+        claim(run, session)
+        run_stages(session, run)
+    result = combine(folder, list(variants)) if session.is_main else None
+    session.accelerator.end_training()
+    return result
+
+
+def combine(folder: Path, names: list[str]) -> RunResult:
+    """The report that compares the students of several variants with one teacher."""
+    reports = {name: RunResult.read(folder / name).report for name in names}
+    cards: dict[str, dict[str, Any]] = {}
+    evaluations: list[dict[str, Any]] = []
+    for name, report in reports.items():
+        for model, shown in ((TEACHER, TEACHER), (STUDENT, name), (WITHOUT, WITHOUT)):
+            # All variants share the teacher; the undistilled student too, up to its start.
+            if shown == name or shown not in {e["model"] for e in evaluations}:
+                evaluations += [e.model_dump() | {"model": shown} for e in report.evaluations if e.model == model]
+            if model in report.models and shown not in cards:
+                cards[shown] = report.models[model].model_dump()
+    return write_report(
+        RunDir(folder),
+        command="distill",
+        recipe=reports[names[0]].recipe,
+        cards=cards,
+        folders={},
+        latency=Latency(),
+        outcome=None,
+        quality=quality_of(evaluations),
+        notes=[f"{name}: {folder / name}" for name in names],
+        evaluations=evaluations,
+    )
