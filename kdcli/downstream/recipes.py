@@ -33,17 +33,6 @@ def as_finetune(recipe: OnTask, model: str, *, head: TaskHeadSettings | None = N
     return FinetuneRecipe(model=model, head=head, **shared)
 
 
-def as_finetune(recipe: OnTask, model: str, *, head: TaskHeadSettings | None = None) -> FinetuneRecipe:
-    """The part of a task recipe that trains or evaluates one of its models.
-
-    Args:
-        head: settings of the model's head; None is the recipe's without `label_map`, which belongs to the teacher.
-    """
-    shared = {key: getattr(recipe, key) for key in ("task", "keep", "choose_on", "data", "train", "measure")}
-    head = head or recipe.head.model_copy(update={"label_map": None})
-    return FinetuneRecipe(model=model, head=head, **shared)
-
-
 def downstream_recipe(settings: DownstreamSettings, task: str, seed: int) -> Resolved[FinetuneRecipe]:
     """The recipe of one task of `eval`: the shipped one, with the overrides.
 

@@ -72,7 +72,7 @@ def prepare(recipe: TaskRecipe, session: Session, *, new_head: bool = True) -> t
     train = Features.of(data.task, data.train, headed.tokenizer, **how)
     evaluator = Evaluator.of(data.task, data.sets, headed.tokenizer, choose_on=recipe.choose_on, **how)
     if isinstance(recipe, FinetuneRecipe):
-        evaluator = evaluator.with_metrics(recipe.metrics, trust_remote_code=trust_remote_code)
+        evaluator = evaluator.with_metrics(recipe.metrics, trust_remote_code=session.trust_remote_code)
     cut = train.rows.truncated / len(data.train)
     verb = "need more than one window of" if data.task.kind == "span" else "were cut at"
     notes.append(f"{cut:.1%} of the training examples {verb} {how['max_length']} tokens")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from transformers import PreTrainedModel
 
-from kdcli.models.layout import layout_for, starts_with_any
+from kdcli.models.layout import layout_for
 from kdcli.models.matrices import Matrix, matrices
 
 
@@ -158,7 +158,7 @@ def attach(
         model.requires_grad_(False)
     if embeddings == "frozen":
         for name, parameter in model.base_model.named_parameters():
-            if starts_with_any(name, layout_for(model.config).embeddings):
+            if name.startswith(layout_for(model.config).embeddings):
                 parameter.requires_grad_(False)
     for linear in {id(m.linear): m.linear for m in found}.values():
         if parametrize.is_parametrized(linear):

@@ -34,8 +34,8 @@ from kdcli.models.shape import InitializedStudent, build_student
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
 from kdcli.report.finish import RunResult, measure, write_report
+from kdcli.report.schema import ASSISTANT, TEACHER, UNDISTILLED
 from kdcli.report.stages import StageJob
-from kdcli.report.views import ASSISTANT, TEACHER, UNDISTILLED
 from kdcli.teachers.teacher import Teacher
 from kdcli.training.launch import choose_output_dir, make_schedule
 from kdcli.training.progress import Progress

@@ -23,10 +23,9 @@ from kdcli.errors import MachineError
 from kdcli.models.card import describe
 from kdcli.models.custom_class import is_custom
 from kdcli.models.heads import AUTO_CLASS, TaskModel
-from kdcli.models.layout import layout_for
+from kdcli.models.layout import PATHS, layout_for
 from kdcli.models.load import load_weights, location, save_model
 from kdcli.models.matrices import matrices
-from kdcli.models.layout import PATHS
 from kdcli.pruners.selection import down_to_one
 from kdcli.report.finish import measure, write_report
 from kdcli.report.text import bytes_of

@@ -46,8 +46,9 @@ class Windows:
     def take(self, rows: Array) -> Windows:
         """Some of the windows, in the order given."""
         at_T = self.rows.places(rows)
-        chars = {"char_begin_T": self.char_begin_T[at_T], "char_end_T": self.char_end_T[at_T]}
-        return replace(self, rows=self.rows.take(rows), cls=self.cls[rows], **chars)
+        begin_T, end_T = self.char_begin_T[at_T], self.char_end_T[at_T]
+        kept = self.rows.take(rows)
+        return replace(self, rows=kept, cls=self.cls[rows], char_begin_T=begin_T, char_end_T=end_T)
 
 
 @dataclass(frozen=True)
