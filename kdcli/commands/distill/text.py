@@ -204,7 +204,7 @@ class TextStage:
         if not run.invocation.dry_run:
             return _load(self.resolved.recipe, str(before.folder), run.session)
         # A dry run saves no assistant: the untrained one stands in.
-        ((name, student),) = before.students.items()
+        ((name, student),) = before._build_students(run.teacher).items()
         return LoadedModel(student.encoder, run.teacher.tokenizer, before.shapes[name], str(before.folder))
 
     def _build_students(self, teacher: LoadedModel) -> dict[str, Student]:
