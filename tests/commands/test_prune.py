@@ -229,10 +229,10 @@ def test_every_method_prunes(given, tmp_path, method):
     if exact:
         assert found.density == pytest.approx(0.5, abs=1e-3)
     assert any("no density that can be asked for" in note for note in report.notes) != exact
-    assert any("removes up to" in note for note in report.notes) == (method in ("movement", "cap"))
-    frozen = method == "smp"
-    assert report.recipe["head"]["kind"] == ("embedding" if frozen else "scratch")
-    assert (tmp_path / "out" / MASK).exists() == frozen
+    if method in ("movement", "smp"):
+        assert any("removes up to" in note for note in report.notes) == (method == "movement")
+    assert report.recipe["head"]["kind"] == defaults(method).head
+    assert (tmp_path / "out" / MASK).exists() == (defaults(method).head == "embedding")
     AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
 
 

@@ -12,7 +12,6 @@ from pruned import info_for, random_masks
 from transformers import AutoModelForSequenceClassification
 
 import kdcli
-from kdcli.models.matrices import matrices
 from kdcli.sparse.load import load, task_part
 from kdcli.sparse.mask_file import apply_masks, write_mask
 
@@ -24,16 +23,6 @@ def base(tmp_path):
     model.save_pretrained(tmp_path / "base")
     tiny_tokenizer().save_pretrained(tmp_path / "base")
     return model
-
-
-def test_bare_encoder_under_a_mask(base, tmp_path):
-    masks = random_masks(base, 0.3)
-    write_mask(tmp_path / "mask", info_for(base), masks)
-    found = kdcli.load(tmp_path / "base", mask=tmp_path / "mask")
-    assert type(found).__name__ == "BertModel"
-    assert not found.training
-    for m in matrices(found):
-        assert torch.equal(m.linear.weight != 0, masks[m.name])
 
 
 def test_head_and_settings_of_the_task_come_with_the_mask(base, tmp_path):
@@ -52,6 +41,7 @@ def test_head_and_settings_of_the_task_come_with_the_mask(base, tmp_path):
     # The masked matrices are no part of the head either.
     assert task_part(model, base)[0].keys() == head.keys()
     found = kdcli.load(tmp_path / "base", mask=tmp_path / "mask")
+    assert not found.training
     assert found.config.id2label == {0: "no", 1: "maybe", 2: "yes"}
     assert found.config.problem_type == "single_label_classification"
     ids = torch.randint(5, 64, (3, 9))
