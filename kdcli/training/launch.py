@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -17,7 +16,7 @@ from kdcli.training.device import choose_device, choose_dtype
 from kdcli.training.processes import fan_out, is_main, joined
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir, numbered
-from kdcli.training.session import Session, start, track
+from kdcli.training.session import Session, start
 from kdcli.types import Schedule
 
 
@@ -35,44 +34,6 @@ class Prepared(Protocol):
     @property
     def invocation(self) -> Invocation:
         """How it was asked for."""
-
-
-RunT = TypeVar("RunT", bound=Prepared)
-ResultT = TypeVar("ResultT")
-EstimateT = TypeVar("EstimateT")
-
-
-def run_command(
-    resolved: Any,
-    invocation: Invocation,
-    *,
-    prepare: Callable[[Any, Invocation, Session], RunT],
-    probe: Callable[[RunT], EstimateT],
-    run: Callable[[RunT], ResultT | None],
-) -> ResultT | EstimateT | None:
-    """What a training verb does, from its checked recipe on.
-
-    Args:
-        resolved: whose recipe has `train.dtype`.
-        prepare: checks and loads all there is, and writes nothing.
-        probe: estimates; a dry run ends with it.
-        run: trains and reports there.
-
-    Returns:
-        Of `run`, or the estimate of a dry run; None in a process that has nothing to print.
-    """
-    session = launch(resolved.recipe.train.dtype, invocation)
-    if session is None:
-        return None
-    prepared = prepare(resolved, invocation, session)
-    if invocation.dry_run:
-        return probe(prepared)
-    claim(prepared, session)
-    track(session, prepared.folder)
-    result = run(prepared)
-    session.wait()
-    session.accelerator.end_training()
-    return result if session.is_main else None
 
 
 def choose_output_dir(name: str, resolved: Any, invocation: Invocation, session: Session) -> Path:
