@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from kdcli.bench.latency import Latency
 from kdcli.commands.prune.job import Pruning, build_pruning
 from kdcli.commands.prune.save import COMPACT, DENSE, MASKED, save_and_report
 from kdcli.commands.prune.settings import PruneRecipe
@@ -23,13 +21,13 @@ from kdcli.models.heads import TaskModel
 from kdcli.pruners import check_settings, defaults
 from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.recipe.sections import Invocation
+from kdcli.report.combine import Part, combine_reports
 from kdcli.report.dry_run import Estimate
-from kdcli.report.finish import RunResult, write_report
+from kdcli.report.finish import RunResult
 from kdcli.report.stages import StageJob, run_command
 from kdcli.teachers.task_teacher import delete_signals, load_teacher
 from kdcli.training.launch import choose_output_dir
 from kdcli.training.progress import Progress
-from kdcli.training.run_dir import RunDir
 from kdcli.training.session import Session
 from kdcli.types import Outcome
 
@@ -168,30 +166,13 @@ def stage_recipes(recipes: Recipes, folder: Path) -> list[tuple[str, Resolved[Pr
 
 def combine(folder: Path, recipe: PruneRecipe, stages: Sequence[PruneStage]) -> None:
     """Write the report that compares the stages; latencies stay in each stage's own."""
-    cards: dict[str, dict[str, Any]] = {}
-    evaluations: list[dict[str, Any]] = []
-    pruning: list[dict[str, Any]] = []
+    parts = []
     for stage in stages:
-        report, name = RunResult.read(stage.folder).report, stage.name
+        result = RunResult.read(stage.folder)
         # The compact form shows the gain: with zeros every model is as big as the dense one.
-        form = COMPACT if COMPACT in report.models else MASKED
-        cards.setdefault(DENSE, report.models[DENSE].model_dump())
-        cards[name] = report.models[form].model_dump()
-        evaluations += [e.model_dump() | {"model": name} for e in report.evaluations if e.model == form]
-        pruning += [p.model_dump() | {"model": name} for p in report.pruning]
+        form = COMPACT if COMPACT in result.report.models else MASKED
+        parts.append(Part(stage.name, result, {DENSE: DENSE, form: stage.name}))
     first, *others = dict.fromkeys(stage.resolved.recipe.method for stage in stages)
     notes = [*stages[0].task.notes, *(f"{stage.name}: {stage.folder}" for stage in stages)]
     notes += [f"recipe.yaml here is that of {first}; each run has its own"] if others else []
-    write_report(
-        RunDir(folder),
-        command="prune",
-        recipe=recipe.model_dump(),
-        cards=cards,
-        folders={},
-        latency=Latency(),
-        outcome=None,
-        quality=tasks.quality_of(evaluations),
-        notes=notes,
-        evaluations=evaluations,
-        pruning=pruning,
-    )
+    combine_reports(folder, command="prune", recipe=recipe.model_dump(), parts=parts, notes=notes)
