@@ -109,7 +109,8 @@ def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
     notes = []
     for number, role in enumerate(ROLES):
         if role in given:
-            models[role], how = given[role], f"the weights of {sources[role]}"
+            # One tokenizer reads the text for both: equal vocabularies may still split words differently.
+            models[role], how = replace(given[role], tokenizer=tokenizer), f"the weights of {sources[role]}"
         else:
             seed, how = 2 * recipe.train.seed + number, "initialised at random"
             if community is not None:
