@@ -155,16 +155,13 @@ def test_a_narrower_head_keeps_the_dimensions_of_the_narrower_encoder():
 def test_a_random_head_is_a_function_of_its_seed():
     teacher = tiny_masked_lm("bert")
     shape = parse_shape("1x32", shape_of(teacher.config))
-
-    def dense(seed):
-        built = build_student(teacher.base_model, shape, init="random")
-        made = student_with_head(teacher, built, init="random", seed=seed)
-        assert made.notes == ["initialised at random", "head initialised at random"]
-        return made.model.cls.predictions.transform.dense.weight
-
-    assert torch.equal(dense(1), dense(1))
-    assert not torch.equal(dense(1), dense(2))
-    assert not torch.equal(dense(1), teacher.cls.predictions.transform.dense.weight)
+    built = [build_student(teacher.base_model, shape, init="random") for _ in range(3)]
+    made = [student_with_head(teacher, x, init="random", seed=seed) for x, seed in zip(built, (1, 1, 2), strict=True)]
+    assert made[0].notes == ["initialised at random", "head initialised at random"]
+    one, two, other = (x.model.cls.predictions.transform.dense.weight for x in made)
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
+    assert not torch.equal(one, teacher.cls.predictions.transform.dense.weight)
 
 
 def saved(model, folder):
