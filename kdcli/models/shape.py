@@ -93,8 +93,7 @@ def student_config(teacher: Any, shape: ModelShape, layers: list[int] | None = N
     """The teacher's configuration with the student's sizes; `layers` as in `build_student`.
 
     Raises:
-        UsageError: heads of an odd width, whose dimensions rotary embeddings cannot pair; a fixed attention width
-            (MobileBERT) that the heads do not divide.
+        UsageError: heads of an odd width under rotary embeddings, or that do not divide MobileBERT's fixed width.
     """
     inner = getattr(teacher, "true_hidden_size", shape.hidden)
     if inner % shape.heads:
