@@ -193,10 +193,10 @@ def test_half_precision_costs_what_it_costs_a_plain_linear(encoder_dir, model_ty
     plain = (states_BLD[:, 0].to(dtype) @ rows_CD.to(dtype).T).float()
     model.to(dtype)
     if model_type == "bert":
-        found = model.classifier(model.bert.pooler(states_BLD.to(dtype)))
+        logits = model.classifier(model.bert.pooler(states_BLD.to(dtype)))
     else:
-        found = model.classifier(states_BLD.to(dtype))
-    assert (found.float() - exact).abs().mean() < 3 * (plain - exact).abs().mean()
+        logits = model.classifier(states_BLD.to(dtype))
+    assert (logits.float() - exact).abs().mean() < 3 * (plain - exact).abs().mean()
 
 
 def test_a_norm_with_a_weight_of_zero_is_refused(tmp_path):
