@@ -52,7 +52,7 @@ def tiny_encoder(model_type: str, **changes: object) -> PreTrainedModel:
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a word: `w0` … `w57`, after [PAD] [UNK] [CLS] [SEP] [MASK]."""
+    """One token a word: `w0` ... `w58`, after [PAD] [UNK] [CLS] [SEP] [MASK]."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     vocabulary = {word: i for i, word in enumerate([*special, *(f"w{i}" for i in range(59))])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))

@@ -9,7 +9,7 @@ temperature T and times T², as in `kdcli.losses.vocabulary.soft_kl`.
 Relations: take it when there is no teacher yet, or to improve a large model with a small one. With a finished teacher
 the losses of `kdcli distill` cost one backward pass less.
 
-    weights: "1:1:1:4"
+    weights: [1, 1, 1, 4]
     mode: co-distillation
 """
 
@@ -128,10 +128,7 @@ def ctcd(
 def reverse_kl(frozen_PV: Tensor, model_PV: Tensor, temperature: float) -> Tensor:
     """T² · KL(softmax(model / T) ‖ softmax(frozen / T)), a mean over P positions: eq. 5 in its printed order.
 
-    Args:
-        frozen_PV: logits to learn from; no gradient reaches them.
-        model_PV: logits of the learner, in the compute dtype.
-        temperature: T > 0.
+    Logits are in the compute dtype, T > 0; no gradient reaches the frozen model.
     """
     rows, words = model_PV.shape
     at_once = max(1, CHUNK_LOGITS.get(model_PV.device.type, CHUNK_LOGITS["cuda"]) // words)

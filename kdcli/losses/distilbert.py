@@ -60,12 +60,10 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
             named["hidden"] = settings.hidden_weight * cosine
         return named
 
-    def needs(layers: int, *, logits: bool) -> Needs:
-        return Needs(hidden=frozenset({layers} if settings.hidden_weight else ()), masked_logits=logits)
-
+    last = [frozenset({layers} if settings.hidden_weight else ()) for layers in (teacher.layers, student.layers)]
     return Objective(
-        teacher_needs=needs(teacher.layers, logits=settings.soft_weight > 0),
-        student_needs=needs(student.layers, logits=settings.soft_weight + settings.mlm_weight > 0),
+        teacher_needs=Needs(hidden=last[0], masked_logits=settings.soft_weight > 0),
+        student_needs=Needs(hidden=last[1], masked_logits=settings.soft_weight + settings.mlm_weight > 0),
         projections=nn.ModuleDict(),
         terms=terms,
     )

@@ -15,11 +15,8 @@ def hard_loss(kind: Kind, logits: Tensor, labels: Tensor, mask_BL: Tensor | None
     Cross-entropy; `multi`: binary cross-entropy, a mean over classes; `score`: squared error; `span`: the mean of the
     cross-entropies of first and last token.
 
-    Args:
-        kind: see `kdcli.types.Kind`.
-        logits: `class` and `multi` [B, C]; `score` [B, 1]; `tokens` [B, L, C]; `span` [B, L, 2].
-        labels: as in the batch.
-        mask_BL: 1 = real token.
+    `logits`: `class` and `multi` [B, C]; `score` [B, 1]; `tokens` [B, L, C]; `span` [B, L, 2]. `labels`: see
+    `kdcli.types.Kind`. `mask_BL`: 1 = real token.
     """
     logits = logits.float()
     if kind == "multi":

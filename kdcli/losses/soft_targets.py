@@ -39,11 +39,7 @@ def soft_loss(
 ) -> Tensor:
     """Mean over what `kdcli.losses.hard.labelled` counts, a float32 scalar; no gradient reaches the teacher.
 
-    Args:
-        kind: of the task; shapes of both logits as in `hard_loss`.
-        labels: read for `tokens` only, where they say which words count.
-        mask_BL: 1 = real token; the softmax of a `span` runs over real tokens only.
-        temperature: T > 0.
+    Shapes are those of `hard_loss`; T > 0. `labels` are read for `tokens` only, to select the labelled words.
     """
     teacher, student = teacher.detach().float(), student.float()
     if kind == "score":

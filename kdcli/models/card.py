@@ -26,13 +26,9 @@ TOKENS = 128
 
 
 def describe(model: PreTrainedModel, name: str, folder: Path | None) -> dict[str, Any]:
-    """The CARD of an encoder; keys as in docs/artefacts.md.
+    """The CARD of an encoder; keys as in docs/artefacts.md. Parameters include the head, multiply-adds do not.
 
-    Args:
-        model: its parameters are counted with pooler and head, its multiply-adds without the head.
-        name: hub id or directory, for `id`.
-        folder: directory of its safetensors files. None if it was never saved: then `bytes` is the size in float32 and
-            `sha256` is None.
+    `folder` holds its safetensors files; None if it was never saved: `bytes` is then the size in float32.
     """
     layout = layout_for(model.config)
     shape = shape_of(model.config)

@@ -60,15 +60,12 @@ def empty_model(of_class: type[PreTrainedModel], config: PreTrainedConfig) -> Pr
 def load_tensors(model: PreTrainedModel, tensors: Mapping[str, Tensor], like: nn.Module) -> PreTrainedModel:
     """Put existing tensors into an empty model without copying them, and set eval mode.
 
-    Args:
-        tensors: everything that its `state_dict` names.
-        like: the encoder whose unsaved buffers (tables of positions) the model shares.
-
     Raises:
         RuntimeError: tensors are missing or of other sizes than the configuration's.
     """
     model.load_state_dict(tensors, assign=True)
     model.tie_weights()
+    # Buffers that no file holds (tables of positions) are shared with the encoder `like`.
     modules = dict(model.base_model.named_modules())
     for name, buffer in like.named_buffers():
         path, _, leaf = name.rpartition(".")

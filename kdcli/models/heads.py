@@ -33,8 +33,7 @@ PROBLEM: dict[Kind, str] = {
     "multi": "multi_label_classification",
     "score": "regression",
 }
-GENERIC = re.compile(r"LABEL_\d+")
-"""The name that transformers gives to an unnamed label."""
+GENERIC = re.compile(r"LABEL_\d+")  # transformers' name of an unnamed label
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def load_for_task(
     if own is None and type(config) not in auto._model_mapping:
         what = _what(task.kind)
         raise UsageError(f"{config.model_type} has no head for {what} in transformers, as {task.name} needs")
-    misfit = _misfit(source, config, task, label_map) if own_head else "another is asked for"
+    misfit = _misfit(source, config, task, label_map) if own_head else "a new one was requested"
     if misfit is not None and not new_head:
         raise UsageError(f"{source} cannot do task {task.name}: {misfit}", "fine-tune it first: kdcli finetune")
     if misfit is not None and label_map is not None:

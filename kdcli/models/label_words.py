@@ -41,7 +41,7 @@ SMALL = {"tanh": (2.0**-10, 1.0)} | dict.fromkeys(
 )
 """Activation -> the factor ε on its input and its slope at 0. A smaller ε would underflow in float16."""
 SHIFT = 16.0
-"""Shift of relu's input; the last states of encoders that end in a norm lie well within."""
+"""Shift of relu's input; the last states of encoders that end in a norm are well within."""
 HEAD_DROPOUT = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout", "qa_dropout", "pooler_dropout")
 TRAIN_ONE = "train one: --set head.kind=scratch"
 
@@ -55,7 +55,7 @@ def label_word_ids(tokenizer: PreTrainedTokenizerBase, task: Task, words: Sequen
     chosen = tuple(words) if words else task.words
     outputs = {"score": ("its score",), "span": ("start", "end")}.get(task.kind, task.labels)
     needed = f"one for each of {', '.join(outputs)}" if len(outputs) < 10 else f"{len(outputs)}, one a label"
-    hint = f"choose {needed}, each one token, in this order: --set head.words='[…]'"
+    hint = f"choose {needed}, each one token, in this order: --set head.words='[...]'"
     if not chosen:
         raise UsageError(f"task {task.name} has no label words", f"{hint}; or --set head.kind=scratch")
     if len(chosen) != len(outputs):

@@ -22,16 +22,16 @@ def load_masked_lm(source: str, *, otherwise: str, trust_remote_code: bool = Fal
     config = load_config(source, trust_remote_code=trust_remote_code)
     if type(config) not in AutoModelForMaskedLM._model_mapping:
         raise UsageError(f"{config.model_type} has no masked-language-model head in transformers", otherwise)
-    wanted = AutoModelForMaskedLM._model_mapping[type(config)].__name__
-    named = (config.architectures or [wanted])[0]
+    expected = AutoModelForMaskedLM._model_mapping[type(config)].__name__
+    named = (config.architectures or [expected])[0]
     # A `ForPreTraining` checkpoint has this head beside others (BERT) or another one instead (ELECTRA).
-    if named != wanted and not named.endswith("ForPreTraining"):
+    if named != expected and not named.endswith("ForPreTraining"):
         raise UsageError(f"{source} is {named}, without a masked-language-model head", otherwise)
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     try:
         model = load_weights(source, AutoModelForMaskedLM, trust_remote_code=trust_remote_code)
     except UsageError as error:
-        raise error.of(f"{source} cannot be read as {wanted}", otherwise) from None
+        raise error.of(f"{source} cannot be read as {expected}", otherwise) from None
     return LoadedModel(model.eval(), tokenizer, shape_of(model.config), source)
 
 

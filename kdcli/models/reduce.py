@@ -84,13 +84,13 @@ def _part(origin: Tensor, target: Tensor, sets: Sets, residual: tuple[int, Tenso
     if part.dim() != target.dim():
         return None
     wide, residual_D = residual
-    for dim, (size, wanted) in enumerate(zip(origin.shape, target.shape, strict=True)):
+    for dim, (size, narrow) in enumerate(zip(origin.shape, target.shape, strict=True)):
         index = sets.get(dim)
-        if index is None and size == wanted:
+        if index is None and size == narrow:
             continue
-        if index is None and (size, wanted) == (wide, len(residual_D)):
+        if index is None and (size, narrow) == (wide, len(residual_D)):
             index = residual_D
-        if index is None or len(index) != wanted:
+        if index is None or len(index) != narrow:
             return None
         before = part.norm()
         part = part.index_select(dim, index.to(part.device))
@@ -180,9 +180,9 @@ def _even_in_heads(heads: int, each: int, narrow_heads: int, narrow_each: int, r
     return (_spread(heads, narrow_heads)[:, None] * each + inside).reshape(-1)
 
 
-def _spread(size: int, wanted: int) -> Tensor:
-    """`wanted` evenly spaced numbers below `size`."""
-    return torch.arange(wanted) * size // wanted
+def _spread(size: int, count: int) -> Tensor:
+    """`count` evenly spaced numbers below `size`."""
+    return torch.arange(count) * size // count
 
 
 def _put_qkv(

@@ -93,8 +93,7 @@ def student_config(teacher: Any, shape: ModelShape, layers: list[int] | None = N
     """The teacher's configuration with the student's sizes; `layers` as in `build_student`.
 
     Raises:
-        UsageError: heads of an odd width, whose dimensions rotary embeddings cannot pair; a fixed attention width
-            (MobileBERT) that the heads do not divide.
+        UsageError: heads of an odd width under rotary embeddings, or that do not divide MobileBERT's fixed width.
     """
     inner = getattr(teacher, "true_hidden_size", shape.hidden)
     if inner % shape.heads:
@@ -118,8 +117,8 @@ def student_config(teacher: Any, shape: ModelShape, layers: list[int] | None = N
     key_heads = getattr(teacher, "num_key_value_heads", None)
     if key_heads is not None:
         # The teacher's ratio of query to key heads, or the next lower one that divides.
-        wanted = max(1, shape.heads * key_heads // teacher.num_attention_heads)
-        config.num_key_value_heads = max(g for g in range(1, wanted + 1) if shape.heads % g == 0)
+        most = max(1, shape.heads * key_heads // teacher.num_attention_heads)
+        config.num_key_value_heads = max(g for g in range(1, most + 1) if shape.heads % g == 0)
     if getattr(teacher, "head_dim", None) is not None:
         config.head_dim = shape.hidden // shape.heads
     if getattr(teacher, "layer_types", None) is not None:

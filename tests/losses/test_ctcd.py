@@ -69,10 +69,10 @@ def test_each_term_moves_one_model_and_leaves_the_other_exactly_alone(logits, la
 def test_the_gradient_of_the_whole_is_that_of_the_formula(logits, labels):
     teacher, student, frozen = logits[TEACHER], logits[STUDENT], drawn(3)
     whole = sum(weight * value for weight, value in terms(logits, labels).values())
-    found = torch.autograd.grad(whole, [teacher, student])
+    gradients = torch.autograd.grad(whole, [teacher, student])
     plain = F.cross_entropy(student, labels) + 2 * kl(teacher.detach(), student) + 5 * kl(frozen, student)
     plain = plain + 3 * F.cross_entropy(teacher, labels) + 4 * kl(student.detach(), teacher) + 5 * kl(frozen, teacher)
-    for one, other in zip(found, torch.autograd.grad(plain, [teacher, student]), strict=True):
+    for one, other in zip(gradients, torch.autograd.grad(plain, [teacher, student]), strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
 
@@ -106,12 +106,12 @@ def test_the_printed_order_turns_the_arguments_round(dtype, monkeypatch):
     monkeypatch.setitem(CHUNK_LOGITS, "cpu", 2 * V)
     frozen, model = drawn(3, dtype), drawn(1, dtype).requires_grad_()
     frozen.requires_grad_()
-    found = reverse_kl(frozen, model, T)
+    value = reverse_kl(frozen, model, T)
     plain_model = model.detach().float().requires_grad_()
     plain = kl(plain_model, frozen.detach().float())
-    torch.testing.assert_close(found, plain.detach())
+    torch.testing.assert_close(value, plain.detach())
     (gradient,) = torch.autograd.grad(plain, plain_model)
-    found.backward()
+    value.backward()
     assert frozen.grad is None
     torch.testing.assert_close(model.grad.float(), gradient, atol=2e-3 if dtype == torch.bfloat16 else 1e-6, rtol=2e-2)
     assert reverse_kl(torch.zeros(0, V), torch.zeros(0, V, requires_grad=True), T) == 0

@@ -27,11 +27,11 @@ def test_maps(text, n, m, expected):
 @pytest.mark.parametrize("text", STRATEGIES)
 @pytest.mark.parametrize("m", [1, 2, 5, 6, 11, 12])
 def test_every_strategy_maps_every_layer_in_order_into_the_teacher(text, m):
-    found = layer_map(text, 12, m)
-    assert list(found) == list(range(m + 1))
-    assert found[0] == 0
-    assert all(1 <= a < b <= 12 for a, b in zip(list(found.values())[1:], list(found.values())[2:], strict=False))
-    assert text == "bottom" or found[m] == 12
+    pairs = layer_map(text, 12, m)
+    assert list(pairs) == list(range(m + 1))
+    assert pairs[0] == 0
+    assert all(1 <= a < b <= 12 for a, b in zip(list(pairs.values())[1:], list(pairs.values())[2:], strict=False))
+    assert text == "bottom" or pairs[m] == 12
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ def test_what_is_written_out_comes_back(pairs, embedding, random):
 
 
 @given(st.text(alphabet="0123456789:, -;.x\n", max_size=12))
-def test_any_text_is_a_map_of_layers_that_are_there_or_a_value_error(text):
+def test_any_text_is_a_map_of_layers_that_exist_or_a_value_error(text):
     try:
-        found = layer_map(text, 6, 3)
+        pairs = layer_map(text, 6, 3)
     except ValueError:
         return
-    assert found
-    assert all((m == 0 and n == 0) or (1 <= m <= 3 and 1 <= n <= 6) for m, n in found.items())
+    assert pairs
+    assert all((m == 0 and n == 0) or (1 <= m <= 3 and 1 <= n <= 6) for m, n in pairs.items())

@@ -52,8 +52,8 @@ def test_value_and_gradient_are_those_of_the_formula(width):
             errors += [(x / x.norm() - y / y.norm()) ** 2]
     expected = 50 * torch.stack(errors).mean()
     torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-7)
-    for found, wanted in zip(gradients, torch.autograd.grad(expected, trained), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+    for one, other in zip(gradients, torch.autograd.grad(expected, trained), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
     assert all(x.grad is None for x in t.hidden.values())
 
 

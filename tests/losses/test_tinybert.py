@@ -53,8 +53,8 @@ def test_terms_and_gradients_are_the_papers_sums_over_layers(layers, pairs, weig
     assert got.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(got[name].double(), value, rtol=1e-5, atol=1e-6)
-    for found, wanted in zip(gradients, torch.autograd.grad(sum(expected.values()), trained), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+    for one, other in zip(gradients, torch.autograd.grad(sum(expected.values()), trained), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 def test_micro_batches_weighted_by_their_tokens_add_up_to_the_batch():

@@ -55,39 +55,28 @@ def test_values_and_gradients_equal_the_float64_references(rows, words, chunk, t
             torch.testing.assert_close(x.grad.double(), exact.grad, rtol=1e-5, atol=1e-6 * temperature)
 
 
-def test_no_gradient_reaches_the_teacher_and_none_is_made_where_none_is_wanted():
-    t, s = logits(4, 7, 1).requires_grad_(), logits(4, 7, 2).requires_grad_()
-    soft_kl(t, s, 2.0).backward()
-    assert t.grad is None
-    assert s.grad is not None
-    with torch.no_grad():
-        assert not soft_kl(t, s, 2.0).requires_grad
-
-
-def test_zero_when_the_student_is_the_teacher():
-    t = logits(4, 50, 1)
-    s = t.clone().requires_grad_()
+def test_a_perfect_student_has_no_loss_and_the_teacher_no_gradient():
+    t = logits(4, 50, 1).requires_grad_()
+    s = t.detach().clone().requires_grad_()
     loss = soft_kl(t, s, 2.0)
     loss.backward()
     assert loss.item() == pytest.approx(0, abs=1e-6)
     assert s.grad.abs().max() < 1e-7
-
-
-def test_what_is_added_to_all_logits_of_a_row_changes_nothing():
-    t, s, y = logits(4, 50, 1), logits(4, 50, 2), labels(4, 50)
-    far = torch.tensor([0.0, 1e3, -1e3, 5e3])[:, None]
-    torch.testing.assert_close(soft_kl(t + far, s - far, 1.0), soft_kl(t, s, 1.0), rtol=1e-3, atol=0)
-    torch.testing.assert_close(masked_ce(s + far, y), masked_ce(s, y), rtol=1e-3, atol=0)
+    assert t.grad is None
+    with torch.no_grad():
+        assert not soft_kl(t, s, 2.0).requires_grad
 
 
 def test_extreme_logits_stay_finite_and_exact():
     t, s, y = logits(5, 40, 1, scale=200), logits(5, 40, 2, scale=200).requires_grad_(), labels(5, 40)
-    soft, hard = soft_kl(t, s, 1.0), masked_ce(s, y)
+    # What is added to all logits of a row changes nothing.
+    far = torch.tensor([0.0, 1e3, -1e3, 5e3, 0.0])[:, None]
+    soft, hard = soft_kl(t + far, s - far, 1.0), masked_ce(s + far, y)
     (soft + hard).backward()
     assert s.grad.isfinite().all()
     log_p, log_q = t.double().log_softmax(-1), s.detach().double().log_softmax(-1)
-    torch.testing.assert_close(soft.double(), (log_p.exp() * (log_p - log_q)).sum() / 5, rtol=1e-5, atol=0)
-    torch.testing.assert_close(hard.double(), -log_q.gather(1, y[:, None]).mean(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(soft.double(), (log_p.exp() * (log_p - log_q)).sum() / 5, rtol=1e-3, atol=0)
+    torch.testing.assert_close(hard.double(), -log_q.gather(1, y[:, None]).mean(), rtol=1e-3, atol=0)
 
 
 def test_nothing_labelled_is_zero_with_an_empty_gradient():
@@ -128,21 +117,7 @@ def test_a_second_backward_pass_is_an_error_and_not_a_wrong_gradient():
         loss.backward()
 
 
-def test_two_losses_of_the_same_logits_add_up():
-    t, y = logits(4, 9, 1), labels(4, 9)
-    apart = []
-    for loss in (
-        lambda x: soft_kl(t, x, 2.0),
-        lambda x: masked_ce(x, y),
-        lambda x: soft_kl(t, x, 2.0) + masked_ce(x, y),
-    ):
-        x = logits(4, 9, 2).requires_grad_()
-        loss(x).backward()
-        apart.append(x.grad)
-    torch.testing.assert_close(apart[0] + apart[1], apart[2])
-
-
-def test_logits_of_two_vocabularies_and_labels_of_other_rows_are_refused():
+def test_logits_and_labels_of_other_shapes_are_refused():
     with pytest.raises(ValueError, match="cannot be compared"):
         soft_kl(logits(3, 5), logits(3, 6), 1.0)
     with pytest.raises(ValueError, match="do not fit"):
@@ -150,7 +125,7 @@ def test_logits_of_two_vocabularies_and_labels_of_other_rows_are_refused():
 
 
 def test_labels_come_in_the_order_of_the_tokens():
-    found = labels_of(Signals(labels=torch.tensor([[IGNORED, 4, IGNORED], [7, IGNORED, 2]])))
-    assert found.tolist() == [4, 7, 2]
+    flat = labels_of(Signals(labels=torch.tensor([[IGNORED, 4, IGNORED], [7, IGNORED, 2]])))
+    assert flat.tolist() == [4, 7, 2]
     with pytest.raises(ValueError, match="has no labels"):
         labels_of(Signals())

@@ -43,6 +43,7 @@ def test_only_what_is_needed_is_kept(kind):
     assert (set(captured.q), set(captured.k), set(captured.v), set(captured.hidden)) == ({2}, set(), set(), {1})
     assert captured.logits is None
     assert captured.mask is BATCH["attention_mask"]
+    assert len(capture(tiny_encoder("bert"), only(1)).state_dict()) == len(tiny_encoder("bert").state_dict())
     without = {"input_ids": BATCH["input_ids"]}
     assert capture(tiny_encoder(kind), only(1))(without).mask is None
 
@@ -151,8 +152,3 @@ def test_a_captured_student_trains_under_ddp(tmp_path):
         assert all(p.grad is not None for p in trained)
     finally:
         dist.destroy_process_group()
-
-
-def test_a_captured_model_is_saved_once():
-    model = tiny_encoder("bert")
-    assert len(capture(model, only(1)).state_dict()) == len(model.state_dict())

@@ -171,9 +171,12 @@ def test_logits_of_other_tasks_are_dot_products_too(encoder_dir, tmp_path, model
     assert_same_model(AUTO_CLASS[kind].from_pretrained(saved(headed, tmp_path)).eval(), headed.model, batch)
 
 
-@pytest.mark.parametrize("activation", [*SMALL, "relu"])
-def test_every_activation_that_is_listed_is_made_the_identity(encoder_dir, activation):
-    model = load(encoder_dir("deberta-v2", pooler_hidden_act=activation)).model
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [*(("deberta-v2", {"pooler_hidden_act": name}) for name in (*SMALL, "relu")), ("modernbert", {"norm_bias": True})],
+)
+def test_every_transform_is_made_the_identity(encoder_dir, model_type, changes):
+    model = load(encoder_dir(model_type, **changes)).model
     batch = batch_of(model)
     torch.testing.assert_close(logits_of(model, batch), dot_products(model, WORDS, batch)[:, 0], **CLOSE)
 
@@ -190,17 +193,10 @@ def test_half_precision_costs_what_it_costs_a_plain_linear(encoder_dir, model_ty
     plain = (states_BLD[:, 0].to(dtype) @ rows_CD.to(dtype).T).float()
     model.to(dtype)
     if model_type == "bert":
-        found = model.classifier(model.bert.pooler(states_BLD.to(dtype)))
+        logits = model.classifier(model.bert.pooler(states_BLD.to(dtype)))
     else:
-        found = model.classifier(states_BLD.to(dtype))
-    assert (found.float() - exact).abs().mean() < 3 * (plain - exact).abs().mean()
-
-
-def test_modernberts_second_norm_is_made_the_identity_with_a_bias_too(encoder_dir):
-    model = load(encoder_dir("modernbert", norm_bias=True)).model
-    batch = batch_of(model)
-    assert model.model.final_norm.bias.abs().max() > 0.1
-    torch.testing.assert_close(logits_of(model, batch), dot_products(model, WORDS, batch)[:, 0], **CLOSE)
+        logits = model.classifier(states_BLD.to(dtype))
+    assert (logits.float() - exact).abs().mean() < 3 * (plain - exact).abs().mean()
 
 
 def test_a_norm_with_a_weight_of_zero_is_refused(tmp_path):
@@ -222,23 +218,19 @@ def test_another_head_of_the_checkpoint_is_replaced(encoder_dir, tmp_path):
 # What gives no such head.
 
 
-@pytest.mark.parametrize("model_type", ["electra", "albert", "mobilebert"])
-def test_embeddings_of_another_width_are_refused(encoder_dir, model_type):
-    with pytest.raises(UsageError, match=r"embeddings of .* are 16 wide and its states 32") as error:
-        load(encoder_dir(model_type, embedding_size=16))
+@pytest.mark.parametrize(
+    ("model_type", "changes", "kind", "message"),
+    [
+        *((t, {"embedding_size": 16}, "class", "are 16 wide and its states 32") for t in ("electra", "albert")),
+        ("mobilebert", {}, "class", "MobileBertForSequenceClassification cannot be made of label words"),
+        ("splinter", {}, "span", "SplinterForQuestionAnswering cannot be made of label words"),
+        ("deberta-v2", {"pooler_hidden_act": "mish"}, "class", "activation mish, which cannot be made the identity"),
+    ],
+)
+def test_a_head_that_cannot_be_made_of_label_words_is_refused(encoder_dir, model_type, changes, kind, message):
+    with pytest.raises(UsageError, match=message) as error:
+        load(encoder_dir(model_type, **changes), kind)
     assert "head.kind=scratch" in error.value.hint
-
-
-def test_a_type_without_a_head_that_can_be_made_so_is_refused(encoder_dir):
-    with pytest.raises(UsageError, match="MobileBertForSequenceClassification cannot be made of label words"):
-        load(encoder_dir("mobilebert", embedding_size=32))
-    with pytest.raises(UsageError, match="SplinterForQuestionAnswering cannot be made of label words"):
-        load(encoder_dir("splinter"), "span")
-
-
-def test_an_activation_that_is_straight_nowhere_is_refused(encoder_dir):
-    with pytest.raises(UsageError, match="activation mish, which cannot be made the identity"):
-        load(encoder_dir("deberta-v2", pooler_hidden_act="mish"))
 
 
 # The masked-language-model head.
@@ -298,12 +290,8 @@ def test_mlm_is_read_elsewhere_with_the_code_beside_it(masked_dir, tmp_path, mon
     elsewhere.save_pretrained(tmp_path / "again")
     again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "again", trust_remote_code=True).eval()
     assert_same_model(again, elsewhere, batch)
-
-
-def test_mlm_computes_no_loss(masked_dir):
-    model = load(masked_dir("bert"), head="mlm").model
     with pytest.raises(TypeError, match="LabelWordsBertForMaskedLM computes no loss"):
-        model(**batch_of(model), labels=torch.zeros(6, dtype=torch.long))
+        again(**batch, labels=torch.zeros(6, dtype=torch.long))
 
 
 def test_another_head_on_its_encoder_leaves_nothing_of_the_words(masked_dir, tmp_path):

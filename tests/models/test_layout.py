@@ -76,10 +76,10 @@ def test_each_weight_of_the_layers_linears_is_in_one_matrix(kind):
 
 def test_bert_base_has_84_9_million_masked_weights_in_72_matrices():
     with torch.device("meta"):
-        found = matrices(BertModel(BertConfig()))
-    assert len(found) == 72
-    assert sum(m.numel for m in found) == 84_934_656
-    assert [m.name for m in found[:7]] == ["1.Q", "1.K", "1.V", "1.O", "1.U", "1.D", "2.Q"]
+        masked = matrices(BertModel(BertConfig()))
+    assert len(masked) == 72
+    assert sum(m.numel for m in masked) == 84_934_656
+    assert [m.name for m in masked[:7]] == ["1.Q", "1.K", "1.V", "1.O", "1.U", "1.D", "2.Q"]
 
 
 def test_the_parts_of_fused_linears_are_what_the_model_splits_them_into():

@@ -84,7 +84,6 @@ BAD = {
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "has no model.safetensors"),
     "pickled weights": (pickled, r"weights as a pickle \(pytorch_model.bin\)"),
     "truncated header": (lambda d: cut(d / "model.safetensors", 100), "are damaged"),
-    "truncated weights": (lambda d: cut(d / "model.safetensors", 50_000), "are damaged"),
     "last bytes missing": (lambda d: cut(d / "model.safetensors", -10), "are damaged"),
     "pointer of git-lfs": (
         lambda d: (d / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\nsize 3\n"),
@@ -223,13 +222,8 @@ def test_a_full_disk_leaves_nothing_half_written(what, tmp_path, monkeypatch):
 
 def run(hub, home, *sources, **environment):  # noqa: F811
     """Load the sources in a process of its own; print a line for each: the loaded shape or the error."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *sources],
-        env=hub.environment(home, **environment),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command, environment = [sys.executable, "-c", PROGRAM, *sources], hub.environment(home, **environment)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
