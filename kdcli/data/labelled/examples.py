@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from kdcli.types import Answer, Example, Kind, Task
 
 IDS = ("id", "idx", "guid")  # Columns that may name an example.
 CLASSES_LISTED = 12
+_short = reprlib.repr
 _COLUMNS = "a column of another name is given by --set data.columns.ROLE=NAME, with --task own"
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _REAL = re.compile(r"[+-]?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf|infinity)", re.IGNORECASE)
@@ -129,8 +131,3 @@ _LABELS: Mapping[Kind, Callable[[Task, str, Any, tuple[str, ...]], Any]] = {
     "tokens": _word_labels,
     "span": _answers,
 }
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
