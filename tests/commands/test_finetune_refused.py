@@ -91,11 +91,11 @@ def changed(rows, number, **values):
     ("file", "number", "values", "said"),
     [
         ("train", 7, {"label": ...}, "column 'label' is not there; there are text"),
-        ("train", 7, {"text": ...}, "column 'text' is not there; there are label"),
+        ("train", 7, {"text": ...}, "the column 'text', which is not there; there are label"),
         ("train", 7, {"label": None}, "the label 'label' is missing"),
         ("train", 7, {"label": ["calm"]}, "the label 'label' is a list, ['calm'], but a string at"),
         ("train", 7, {"label": 3}, "the label 'label' is a number, 3, but a string at"),
-        ("train", 7, {"text": 5}, "column 'text' holds a number, not a text"),
+        ("train", 7, {"text": 5}, "column 'text' must hold text, got int"),
         ("validation", 7, {"label": ...}, "column 'label', the label of task own, is not there"),
         ("validation", 7, {"label": "wild"}, "must be one of 0 (brisk), 1 (calm), got 'wild'"),
         ("validation", 7, {"label": 2}, "must be one of 0 (brisk), 1 (calm), got 2"),
@@ -227,7 +227,7 @@ def test_words_and_tags_of_different_number(encoder, tmp_path):
     path = write(data / "train.jsonl", changed(lines, 9, ner_tags=["O"]))
     message = refused(tmp_path, encoder, "--task", "own", "--data", data, *QUICK)
     assert f"{path}:10:" in message
-    assert "words but 1 labels in 'ner_tags'" in message
+    assert "'ner_tags' must hold a label for each of the" in message
 
 
 def misplace(lines, numbers):

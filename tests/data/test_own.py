@@ -281,7 +281,7 @@ def test_unclear_columns_are_named_with_the_option(rows, columns, message, hint)
         (labelled(1, 10**400), {}, "train.jsonl:2: the label in 'label' is not a finite number"),
         (labelled("0.5", "1.5", "NaN"), {}, "train.jsonl:3: the label in 'label' is not a finite number"),
         (labelled("1", "1e999"), {"kind": "class"}, "train.jsonl:2: the label in 'label' is not a finite number"),
-        ([*labelled(0, 1), {"text": "a"}], {}, "train.jsonl:3: the label 'label' is missing"),
+        ([*labelled(0, 1), {"text": "a"}], {}, "train.jsonl:3: column 'label' is not there; there are text"),
         (labelled("x", "x"), {}, "train.jsonl:1: from here on every example has the label x in 'label': nothing to le"),
         (labelled("1", "1.0"), {"kind": "score"}, "has the label 1, 1.0 in 'label': nothing to learn"),
         (labelled(2, 2), {"kind": "score"}, "every example has the label 2 in 'label': nothing to learn"),

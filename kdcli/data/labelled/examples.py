@@ -55,9 +55,13 @@ def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> 
 
 def _texts(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]:
     for column in task.texts:
-        if not isinstance(values.get(column), str):
-            there = f"got {type(values[column]).__name__}" if column in values else f"there are {', '.join(values)}"
-            raise UsageError(f"{where}: column '{column}' of task {task.name} must hold text; {there}", _COLUMNS)
+        if column not in values:
+            missing = f"reads the column '{column}', which is not there; there are {', '.join(values)}"
+            raise UsageError(f"{where}: task {task.name} {missing}", _COLUMNS)
+        if not isinstance(values[column], str):
+            raise UsageError(
+                f"{where}: column '{column}' must hold text, got {type(values[column]).__name__}", _COLUMNS
+            )
     return tuple(whole_text(where, column, values[column]) for column in task.texts)
 
 
