@@ -61,23 +61,11 @@ def examples(texts, labels=None):
     ]
 
 
-def augmented(
-    path, task, given, source=None, *, probability=0.4, copies=6, seed=0, fingerprint="f", count=3, **changes
-):
+def augmented(path, task, given, source=None, **changes):
     source = source or FakeWords()
-    asked = {"masked_words": source, "neighbours": source, "tokenizer": tokenizer_of("word pieces")} | changes
-    return augment(
-        task,
-        given,
-        copies=copies,
-        probability=probability,
-        candidates=count,
-        seed=seed,
-        folder=path / "candidates",
-        fingerprint=fingerprint,
-        log=source.log.append,
-        **asked,
-    )
+    words = {"masked_words": source, "neighbours": source, "tokenizer": tokenizer_of("word pieces")}
+    numbers = {"copies": 6, "probability": 0.4, "candidates": 3, "seed": 0, "fingerprint": "f"}
+    return augment(task, given, folder=path / "candidates", log=source.log.append, **words | numbers | changes)
 
 
 def copies_of(found: Augmented, given):
@@ -109,7 +97,7 @@ def undone(text: str, copy: str, choices) -> int | None:
 def test_all_but_replaced_words_stays_as_it_was(tmp_path_factory, words, between, probability):
     text = between.join(words)
     given = examples([text])
-    found = augmented(tmp_path_factory.mktemp("a"), SINGLE, given, probability=probability, count=2)
+    found = augmented(tmp_path_factory.mktemp("a"), SINGLE, given, probability=probability, candidates=2)
     choices = [(s.begin, s.end, NEW[:2] if i % 3 else ["viele", "wenige"]) for i, s in enumerate(words_in(text))]
     changed = [undone(text, copy.texts[0], choices) for copy in copies_of(found, given)]
     assert None not in changed
@@ -232,7 +220,8 @@ def test_a_finished_cache_is_read_and_left_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "texts"), [({"fingerprint": "g"}, TEXTS), ({"count": 2}, TEXTS), ({}, [*TEXTS[:-1], "another mat"])]
+    ("changes", "texts"),
+    [({"fingerprint": "g"}, TEXTS), ({"candidates": 2}, TEXTS), ({}, [*TEXTS[:-1], "another mat"])],
 )
 def test_other_texts_and_settings_have_another_cache(tmp_path, changes, texts):
     augmented(tmp_path, SINGLE, examples(TEXTS))
@@ -260,10 +249,10 @@ def test_with_a_real_model_candidates_are_whole_words(tmp_path, kind):
     torch.manual_seed(0)
     config = tiny_config("bert", vocab_size=len(tokenizer), initializer_range=0.3)
     model = AutoModelForMaskedLM.from_config(config)
-    asked = MaskedWords(model, tokenizer, torch.device("cpu"))
+    masked = MaskedWords(model, tokenizer, torch.device("cpu"))
     near = Neighbours.of_embeddings(model, tokenizer)
     given = examples([*TEXTS, "runners ran", "who ran? rivers!"])
-    changes = {"masked_words": asked, "neighbours": near, "tokenizer": tokenizer, "probability": 1.0}
+    changes = {"masked_words": masked, "neighbours": near, "tokenizer": tokenizer, "probability": 1.0}
     found = augmented(tmp_path, SINGLE, given, **changes)
     for copy, original in zip(copies_of(found, given), (e for e in given for _ in range(6)), strict=True):
         (new,), (old,) = copy.texts, original.texts

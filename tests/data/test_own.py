@@ -314,7 +314,7 @@ def test_labels_that_are_no_task_are_named(rows, columns, message):
 
 
 @pytest.mark.parametrize(
-    ("labels", "columns", "said", "hints"),
+    ("labels", "columns", "message", "hints"),
     [
         ([f"n{n}" for n in range(9999)], {}, f"more than {MOST_CLASSES} different labels in 9999 examples", ""),
         (range(9999), {}, f"more than {MOST_CLASSES} different labels in 9999 examples", "kind=score"),
@@ -324,11 +324,11 @@ def test_labels_that_are_no_task_are_named(rows, columns, message):
         (range(MANY_ROWS), {}, f"{MANY_ROWS} different labels in {MANY_ROWS} exam", "kind=score"),
     ],
 )
-def test_too_many_labels_are_no_classes(labels, columns, said, hints):
+def test_too_many_labels_are_no_classes(labels, columns, message, hints):
     with pytest.raises(UsageError) as error:
         found(labelled(*labels), **columns)
     assert "too many for classes" in error.value.message
-    assert said in error.value.message
+    assert message in error.value.message
     assert "data.columns.label=NAME" in error.value.hint
     assert hints in error.value.hint
 

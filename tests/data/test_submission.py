@@ -63,7 +63,7 @@ def test_the_nine_are_taken_and_no_other():
         assert "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli" in caught.value.hint
 
 
-def test_a_full_disk_is_said_and_keeps_the_old_file(tmp_path, monkeypatch):
+def test_a_full_disk_is_named_and_keeps_the_old_file(tmp_path, monkeypatch):
     write_submission(tmp_path, task_of("sst2"), "", [1])
 
     def full(*_):
