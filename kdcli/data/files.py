@@ -100,10 +100,11 @@ def open_source(source: str) -> Source:
         return Source(source, {})
     path = Path(source).expanduser()
     if path.is_file():
-        _format(path)
+        if not _format(path):
+            raise UsageError(f"{path} has no known format; known: {', '.join('.' + f for f in FORMATS)}, each also .gz")
         return Source(source, {"train": (path,)})
     if path.is_dir():
-        known = sorted(p for p in path.iterdir() if p.is_file() and _is_known(p) and not p.name.startswith("."))
+        known = sorted(p for p in path.iterdir() if p.is_file() and _format(p) and not p.name.startswith("."))
         named = {s: tuple(p for p in known if _split(p) == s) for s in dict.fromkeys(map(_split, known)) if s}
         if not known:
             endings = ", ".join("." + f for f in FORMATS)
@@ -133,20 +134,15 @@ def held_by(folder: Path) -> str:
     return (", ".join(names[:NAMES_LISTED]) or "nothing") + (" ..." if len(names) > NAMES_LISTED else "")
 
 
-def _is_known(path: Path) -> bool:
-    return path.name.removesuffix(".gz").rsplit(".", 1)[-1] in FORMATS
-
-
 def _split(path: Path) -> str | None:
     """The split of a file: `train.jsonl.gz`, `train-00000-of-00002.parquet` of the hub, `test_matched.csv`."""
     stem = path.name.split(".")[0].split("-")[0]
     return stem if SPLIT.fullmatch(stem) else None
 
 
-def _format(path: Path) -> str:
-    if not _is_known(path):
-        raise UsageError(f"{path} has no known format; known: {', '.join('.' + f for f in FORMATS)}, each also .gz")
-    return path.name.removesuffix(".gz").rsplit(".", 1)[-1]
+def _format(path: Path) -> str | None:
+    ending = path.name.removesuffix(".gz").rsplit(".", 1)[-1]
+    return ending if ending in FORMATS else None
 
 
 def _texts(rows: Iterator[Row], column: str | None) -> Iterator[str]:
@@ -177,7 +173,7 @@ def _rows(path: Path) -> Iterator[Row]:
     readers = {"txt": _txt, "jsonl": _jsonl, "csv": _csv, "parquet": _parquet}
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            yield from readers[_format(path)](path, file)  # type: ignore[arg-type]  # GzipFile reads like any file
+            yield from readers[str(_format(path))](path, file)  # type: ignore[arg-type]  # GzipFile reads like any file
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UsageError(f"{path} is not a whole gzip file: {error}") from None
     except OSError as error:

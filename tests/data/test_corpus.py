@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 
 
 def python(code, *arguments, cache):
-    """Run code in another process that can import the tests' helpers, with this cache."""
+    """Run code in another process with this cache and the tests' helpers."""
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         env=os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "KDCLI_CACHE": str(cache)},

@@ -108,7 +108,7 @@ def bad_parquet(damage):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("a.txt", b"", r"a\.txt holds no text"),
         ("a.txt.gz", b"", r"a\.txt\.gz holds no text"),
@@ -134,8 +134,8 @@ def bad_parquet(damage):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_malformed_data_is_named_with_file_and_line(tmp_path, name, content, said):
-    with pytest.raises(UsageError, match=said) as caught:
+def test_malformed_data_is_named_with_file_and_line(tmp_path, name, content, message):
+    with pytest.raises(UsageError, match=message) as caught:
         documents(put(tmp_path, name, content))
     assert "\n" not in caught.value.message
 

@@ -79,7 +79,7 @@ def test_a_header_and_words_with_spaces_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         ([*LINES, "cow 1 2"], ":8: 2 numbers where the lines before have 3"),
         ([*LINES, "", "cow 1 2 3"], ":8: 0 numbers"),
@@ -90,9 +90,9 @@ def test_a_header_and_words_with_spaces_are_read(tmp_path):
         (b"", "holds no word vectors"),
     ],
 )
-def test_a_broken_line_is_named(tmp_path, lines, said):
+def test_a_broken_line_is_named(tmp_path, lines, message):
     path = glove(tmp_path, lines)
-    with pytest.raises(UsageError, match=said) as error:
+    with pytest.raises(UsageError, match=message) as error:
         Neighbours.of_glove(path, {"cat"})
     assert str(path) in error.value.message
 

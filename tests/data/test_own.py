@@ -281,7 +281,7 @@ def test_unclear_columns_are_named_with_the_option(rows, columns, message, hint)
         (labelled(1, 10**400), {}, "train.jsonl:2: the label in 'label' is not a finite number"),
         (labelled("0.5", "1.5", "NaN"), {}, "train.jsonl:3: the label in 'label' is not a finite number"),
         (labelled("1", "1e999"), {"kind": "class"}, "train.jsonl:2: the label in 'label' is not a finite number"),
-        ([*labelled(0, 1), {"text": "a"}], {}, "train.jsonl:3: the label 'label' is missing"),
+        ([*labelled(0, 1), {"text": "a"}], {}, "train.jsonl:3: column 'label' is not there; there are text"),
         (labelled("x", "x"), {}, "train.jsonl:1: from here on every example has the label x in 'label': nothing to le"),
         (labelled("1", "1.0"), {"kind": "score"}, "has the label 1, 1.0 in 'label': nothing to learn"),
         (labelled(2, 2), {"kind": "score"}, "every example has the label 2 in 'label': nothing to learn"),
@@ -314,7 +314,7 @@ def test_labels_that_are_no_task_are_named(rows, columns, message):
 
 
 @pytest.mark.parametrize(
-    ("labels", "columns", "said", "hints"),
+    ("labels", "columns", "message", "hints"),
     [
         ([f"n{n}" for n in range(9999)], {}, f"more than {MOST_CLASSES} different labels in 9999 examples", ""),
         (range(9999), {}, f"more than {MOST_CLASSES} different labels in 9999 examples", "kind=score"),
@@ -324,11 +324,11 @@ def test_labels_that_are_no_task_are_named(rows, columns, message):
         (range(MANY_ROWS), {}, f"{MANY_ROWS} different labels in {MANY_ROWS} exam", "kind=score"),
     ],
 )
-def test_too_many_labels_are_no_classes(labels, columns, said, hints):
+def test_too_many_labels_are_no_classes(labels, columns, message, hints):
     with pytest.raises(UsageError) as error:
         found(labelled(*labels), **columns)
     assert "too many for classes" in error.value.message
-    assert said in error.value.message
+    assert message in error.value.message
     assert "data.columns.label=NAME" in error.value.hint
     assert hints in error.value.hint
 

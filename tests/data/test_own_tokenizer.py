@@ -31,8 +31,8 @@ def source(tmp_path):
     return str(path)
 
 
-def trained(source, size=70, said=print):
-    return own_tokenizer(source, None, size, 512, log=said)
+def trained(source, size=70, log=print):
+    return own_tokenizer(source, None, size, 512, log=log)
 
 
 def test_size_pieces_and_frame(source):
@@ -67,11 +67,11 @@ def test_another_process_trains_the_same(source, cache):
 
 
 def test_it_is_trained_once_for_each_text_and_size(source, cache):
-    said = []
-    first = trained(source, said=said.append)
-    assert trained(source, said=said.append).get_vocab() == first.get_vocab()
-    assert len(said) == 1
-    assert trained(source, 60, said.append).get_vocab() != first.get_vocab()
+    log = []
+    first = trained(source, log=log.append)
+    assert trained(source, log=log.append).get_vocab() == first.get_vocab()
+    assert len(log) == 1
+    assert trained(source, 60, log.append).get_vocab() != first.get_vocab()
     assert len(list((cache / "tokenizers").iterdir())) == 2
 
 
@@ -84,9 +84,9 @@ def test_saved_it_is_the_same(source, tmp_path):
 
 
 def test_a_short_text_makes_fewer_words_and_says_so(source):
-    said = []
-    assert len(trained(source, 5000, said.append)) < 200
-    assert "not 5,000" in said[-1]
+    log = []
+    assert len(trained(source, 5000, log.append)) < 200
+    assert "not 5,000" in log[-1]
 
 
 def test_rare_letters_do_not_fill_a_small_vocabulary(tmp_path):
@@ -100,10 +100,10 @@ def test_rare_letters_do_not_fill_a_small_vocabulary(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "size", "said"), [(TEXT, 9, "a vocabulary of 9 is too small"), ("  \n. .", 80, "too few")]
+    ("text", "size", "message"), [(TEXT, 9, "a vocabulary of 9 is too small"), ("  \n. .", 80, "too few")]
 )
-def test_refused(tmp_path, text, size, said):
+def test_refused(tmp_path, text, size, message):
     path = tmp_path / "some.txt"
     path.write_text(text, "utf-8")
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         trained(str(path), size)

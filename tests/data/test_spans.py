@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -184,11 +183,6 @@ def test_a_stride_that_leaves_no_room_is_refused(max_length, stride, hint):
         windows_of([asking(LONG)], max_length=max_length, stride=stride)
 
 
-def test_the_largest_stride_works():
-    found = windows_of([asking(LONG, "ran 7 cat", question="who ran " * 50)], max_length=40, stride=16)
-    assert found.rows.lengths.max() == 40
-
-
 def test_a_tokenizer_without_offsets_is_refused():
     with pytest.raises(UsageError, match="CanineTokenizer"):
         windows([asking(LONG)], CanineTokenizer(), max_length=60, stride=20, token_types=True)
@@ -239,11 +233,3 @@ def test_portions_make_no_difference(monkeypatch):
     assert parts.rows.labels.tolist() == whole.rows.labels.tolist()
     assert parts.rows.ids_T.tolist() == whole.rows.ids_T.tolist()
     assert parts.char_end_T.tolist() == whole.char_end_T.tolist()
-
-
-def test_batches_carry_the_labels():
-    examples = mixed(4)
-    found = windows_of(examples, max_length=50, stride=16).by_length()
-    batch = found.rows.batch(np.array([0, len(found) - 1]))
-    assert batch["labels"].tolist() == found.rows.labels[[0, -1]].tolist()
-    assert batch["input_ids"].shape == batch["token_type_ids"].shape == (2, found.rows.lengths[-1])

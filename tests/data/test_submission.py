@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import replace
 
 import pytest
 
@@ -39,22 +38,12 @@ def test_mnli_has_a_file_for_each_set_and_words(tmp_path, of_set, file):
     assert path.read_bytes() == b"index\tprediction\n0\tcontradiction\n1\tentailment\n2\tneutral\n"
 
 
-def test_a_set_alone_still_goes_to_its_own_file(tmp_path):
-    task = replace(task_of("mnli"), sets=("mismatched",))
-    assert write_submission(tmp_path, task, "mismatched", [0]).name == "MNLI-mm.tsv"
-
-
 def test_scores_are_clipped_to_what_the_server_takes(tmp_path):
     path = write_submission(tmp_path, task_of("stsb"), "", [-0.2, 0.0, 2.34567, 5.0, 5.01, 1e-9, -0.0001])
     assert path.name == "STS-B.tsv"
     assert path.read_bytes() == (
         b"index\tprediction\n0\t0.000\n1\t0.000\n2\t2.346\n3\t5.000\n4\t5.000\n5\t0.000\n6\t0.000\n"
     )
-
-
-def test_every_row_is_there_once_and_in_order(tmp_path):
-    path = write_submission(tmp_path, task_of("sst2"), "", [i % 2 for i in range(1821)])
-    assert path.read_text("utf-8").splitlines()[1:] == [f"{i}\t{i % 2}" for i in range(1821)]
 
 
 def test_a_file_of_before_is_replaced_whole(tmp_path):
@@ -64,19 +53,17 @@ def test_a_file_of_before_is_replaced_whole(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["SST-2.tsv"]
 
 
-@pytest.mark.parametrize("name", [*FILES, "mnli", "stsb"])
-def test_the_nine_are_taken(name):
-    check_submission(task_of(name))
-
-
-@pytest.mark.parametrize("name", sorted(set(tasks()) - {*FILES, "mnli", "stsb"}))
-def test_no_other_task_is(name):
-    with pytest.raises(UsageError, match=f"task {name} is not one of GLUE's") as caught:
+def test_the_nine_are_taken_and_no_other():
+    nine = {*FILES, "mnli", "stsb"}
+    for name in nine:
         check_submission(task_of(name))
-    assert "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli" in (caught.value.hint or "")
+    for name in set(tasks()) - nine:
+        with pytest.raises(UsageError, match=f"task {name} is not one of GLUE's") as caught:
+            check_submission(task_of(name))
+        assert "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli" in caught.value.hint
 
 
-def test_a_full_disk_is_said_and_keeps_the_old_file(tmp_path, monkeypatch):
+def test_a_full_disk_is_named_and_keeps_the_old_file(tmp_path, monkeypatch):
     write_submission(tmp_path, task_of("sst2"), "", [1])
 
     def full(*_):
@@ -86,9 +73,3 @@ def test_a_full_disk_is_said_and_keeps_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(MachineError, match=r"the disk is full: .*SST-2\.tsv"):
         write_submission(tmp_path, task_of("sst2"), "", [0])
     assert (tmp_path / "SST-2.tsv").read_bytes() == b"index\tprediction\n0\t1\n"
-
-
-def test_a_folder_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(MachineError, match="could not be written"):
-        write_submission(tmp_path / "file" / "glue", task_of("sst2"), "", [0])

@@ -105,9 +105,3 @@ def test_an_unknown_task_gets_the_nearest_name(given, meant):
     assert f"unknown task '{given}'" in error.value.message
     assert f"did you mean '{meant}'?" in error.value.message
     assert all(name in error.value.hint for name in (*GLUE, "xnli", "own"))
-
-
-def test_a_name_near_to_none_has_no_suggestion():
-    with pytest.raises(UsageError) as error:
-        task_of("zzzzzz")
-    assert "did you mean" not in error.value.message

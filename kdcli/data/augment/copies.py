@@ -1,15 +1,9 @@
-"""Copies of labelled examples with words replaced: TinyBERT's data augmentation, https://arxiv.org/abs/1909.10351,
-algorithm 1.
+"""Copies of labelled examples with words replaced: TinyBERT's augmentation (https://arxiv.org/abs/1909.10351, alg. 1).
 
-Each word has candidates: what a masked language model predicts with this one word masked or, for a word of several
-tokens, its nearest neighbours among word vectors. A copy replaces each word with a probability by one of its candidates
-at random. All other characters and the label stay.
-
-* A copy of a pair changes one text and leaves the other; copies take turns, and which text begins is drawn.
-* Of a question about a context only the question changes, so answers stay where they are.
-* Of labelled words each stays one word, so labels stay with theirs.
-
-Candidates belong to a text: they are computed once for each different text and cached. Copies are drawn anew.
+A copy replaces each word with a probability by one of its candidates: what a masked language model predicts with this
+one word masked or, for a word of several tokens, its nearest neighbours among word vectors. All other characters and
+the label stay. Copies of a pair change one text in turn; of a question about a context only the question changes; of
+labelled words each stays one word. Candidates are cached for each different text, copies are drawn anew.
 """
 
 from __future__ import annotations

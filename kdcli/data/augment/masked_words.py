@@ -8,8 +8,7 @@ queries are computed once, and the head computes the masked positions alone.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,23 +127,17 @@ class MaskedWords:
     def logits(self, rows_BL: Tensor, places_B: Tensor) -> Tensor:
         """The logits at one position of each unpadded row, [B, V] float32; the head computes no others."""
         rows_BL, places_B = rows_BL.to(self.device), places_B.to(self.device)
-        autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
-        with _head_at(self.model, places_B), autocast:
-            out = self.model(input_ids=rows_BL, attention_mask=torch.ones_like(rows_BL), return_dict=True)
+
+        def gather(module: torch.nn.Module, arguments: Any, out: Any) -> Any:
+            # The head gets [B, 1, D] in place of [B, L, D].
+            out.last_hidden_state = out.last_hidden_state[torch.arange(len(places_B)), places_B][:, None]
+            return out
+
+        handle = self.model.base_model.register_forward_hook(gather)
+        try:
+            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+                out = self.model(input_ids=rows_BL, attention_mask=torch.ones_like(rows_BL), return_dict=True)
+        finally:
+            handle.remove()
         logits_BV: Tensor = out.logits[:, 0].float()
         return logits_BV
-
-
-@contextmanager
-def _head_at(model: PreTrainedModel, places_B: Tensor) -> Iterator[None]:
-    """The encoder hands its head only the states at these positions: [B, 1, D] for [B, L, D]."""
-
-    def gather(module: torch.nn.Module, arguments: Any, out: Any) -> Any:
-        out.last_hidden_state = out.last_hidden_state[torch.arange(len(places_B)), places_B][:, None]
-        return out
-
-    handle = model.base_model.register_forward_hook(gather)
-    try:
-        yield
-    finally:
-        handle.remove()

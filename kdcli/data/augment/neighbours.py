@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kdcli.data.augment.words import check_fast, whole_words, words_in
+from kdcli.data.augment.words import IDS_ONLY, whole_words, words_in
 from kdcli.errors import UsageError
 
 # Lines of a GloVe file whose words may be neighbours: the rest are names and misspellings, and would cost a gigabyte.
@@ -57,7 +57,6 @@ class Neighbours:
         Raises:
             UsageError: the tokenizer is a slow one, or has no whole words.
         """
-        check_fast(tokenizer)
         known = {number: word for number, (word, _) in whole_words(tokenizer).items()}
         if not known:
             raise UsageError("the tokenizer has no token that is a word, so that there are no neighbours to choose")
@@ -67,8 +66,7 @@ class Neighbours:
 
         def vector_of(words: Sequence[str]) -> Vectors:
             # A space before, as within a text: byte-level tokenizers hold it in the first piece.
-            texts = [f" {word}" for word in words]
-            ids = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+            ids = tokenizer([f" {word}" for word in words], **IDS_ONLY)["input_ids"]
             pieces = [[i for i in row if i not in special] for row in ids]
             zero_D = np.zeros(table_VD.shape[1], dtype=np.float32)
             return np.stack([table_VD[row].mean(0) if row else zero_D for row in pieces])
@@ -96,8 +94,14 @@ class Neighbours:
         for number, (where, word, values) in enumerate(_lines(path)):
             if word in place or not (number < MOST_FREQUENT or word in words or word in lowered):
                 continue
+            try:
+                vector_D = np.array([float(value) for value in values], dtype=np.float32)
+            except ValueError as error:
+                raise UsageError(f"{where}: {error}", _FORM) from None
+            if not np.isfinite(vector_D).all():
+                raise UsageError(f"{where}: a number of the vector is not finite", _FORM)
             place[word] = len(rows)
-            rows.append(_numbers(values, where))
+            rows.append(vector_D)
             frequent += number < MOST_FREQUENT
         known = sum(word in place or word.lower() in place for word in words)
         if not known:
@@ -130,11 +134,7 @@ def _is_word(text: str) -> bool:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str, list[str]]]:
-    """`file:line`, the word and its numbers as strings of each line: most are not needed.
-
-    Raises:
-        UsageError: the file cannot be read, holds nothing, or has a broken line.
-    """
+    """`file:line`, the word and its numbers as strings: most are not needed. Broken lines are UsageErrors."""
     width = 0
     try:
         with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as file:
@@ -156,13 +156,3 @@ def _lines(path: Path) -> Iterator[tuple[str, str, list[str]]]:
         raise UsageError(f"{path} cannot be read: {error}") from None
     if not width:
         raise UsageError(f"{path} holds no word vectors", _FORM)
-
-
-def _numbers(fields: Sequence[str], where: str) -> Vectors:
-    try:
-        vector_D = np.array([float(field) for field in fields], dtype=np.float32)
-    except ValueError as error:
-        raise UsageError(f"{where}: {error}", _FORM) from None
-    if not np.isfinite(vector_D).all():
-        raise UsageError(f"{where}: a number of the vector is not finite", _FORM)
-    return vector_D

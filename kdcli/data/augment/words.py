@@ -26,6 +26,9 @@ _PART = rf"(?P<part>(?:[[\p{{L}}--[{_SPACELESS}]]\p{{N}}_]{_MARKS})+)"
 _RUNS = regex.compile(rf"(?V1){_PART}(?:['’]{_PART})*|(?P<spaceless>(?:[[{_SPACELESS}]&&[\p{{L}}\p{{M}}]]{_MARKS})+)")
 _DIGIT = regex.compile(r"[\p{N}_]")
 _AFTER_APOSTROPHE = 3
+IDS_ONLY: dict[str, bool] = dict.fromkeys(
+    ("add_special_tokens", "return_attention_mask", "return_token_type_ids", "verbose"), False
+)
 
 
 @dataclass(frozen=True)
@@ -73,15 +76,7 @@ def read(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Read]
     check_fast(tokenizer)
     if not texts:
         return []
-    encoded = tokenizer(
-        list(texts),
-        add_special_tokens=False,
-        return_offsets_mapping=True,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        truncation=False,
-        verbose=False,
-    )
+    encoded = tokenizer(list(texts), return_offsets_mapping=True, truncation=False, **IDS_ONLY)
     prefix = _continuation(tokenizer)
     reads = []
     for text, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
@@ -166,6 +161,6 @@ def _encoded_as_themselves(tokenizer: PreTrainedTokenizerBase, words: dict[int, 
         rest = {number: word for number, word in words.items() if number not in kept}
         if rest:
             texts = [before + word for word in rest.values()]
-            ids = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+            ids = tokenizer(texts, **IDS_ONLY)["input_ids"]
             kept |= {n: word for (n, word), encoded in zip(rest.items(), ids, strict=True) if encoded == [n]}
     return dict(sorted(kept.items()))

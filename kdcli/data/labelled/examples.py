@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from kdcli.types import Answer, Example, Kind, Task
 
 IDS = ("id", "idx", "guid")  # Columns that may name an example.
 CLASSES_LISTED = 12
+_short = reprlib.repr
 _COLUMNS = "a column of another name is given by --set data.columns.ROLE=NAME, with --task own"
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _REAL = re.compile(r"[+-]?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf|infinity)", re.IGNORECASE)
@@ -53,9 +55,13 @@ def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> 
 
 def _texts(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]:
     for column in task.texts:
-        if not isinstance(values.get(column), str):
-            there = f"got {type(values[column]).__name__}" if column in values else f"there are {', '.join(values)}"
-            raise UsageError(f"{where}: column '{column}' of task {task.name} must hold text; {there}", _COLUMNS)
+        if column not in values:
+            missing = f"reads the column '{column}', which is not there; there are {', '.join(values)}"
+            raise UsageError(f"{where}: task {task.name} {missing}", _COLUMNS)
+        if not isinstance(values[column], str):
+            raise UsageError(
+                f"{where}: column '{column}' must hold text, got {type(values[column]).__name__}", _COLUMNS
+            )
     return tuple(whole_text(where, column, values[column]) for column in task.texts)
 
 
@@ -129,8 +135,3 @@ _LABELS: Mapping[Kind, Callable[[Task, str, Any, tuple[str, ...]], Any]] = {
     "tokens": _word_labels,
     "span": _answers,
 }
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

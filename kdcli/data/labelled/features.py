@@ -68,8 +68,7 @@ class Encoded:
     def places(self, rows: Array) -> Array:
         """Where the tokens of these rows stand in `ids_T`, row after row."""
         lengths = self.lengths[rows]
-        places_T: Array = np.arange(lengths.sum()) + np.repeat(self.ends[rows] - np.cumsum(lengths), lengths)
-        return places_T
+        return np.asarray(np.arange(lengths.sum()) + np.repeat(self.ends[rows] - np.cumsum(lengths), lengths))
 
     def take(self, rows: Array) -> Encoded:
         """Some of the rows, in the order given."""

@@ -74,7 +74,9 @@ def own_task(rows: Iterable[Row], columns: Mapping[str, str | list[str]], log: L
     kind, texts, label = _Columns(head, given).read(kind)
     labels = _Labels(label, kind)
     for where, row in itertools.chain(head, rest):
-        labels.add(where, row.get(label))
+        if label not in row:
+            raise UsageError(f"{where}: column '{label}' is not there; there are {', '.join(row)}")
+        labels.add(where, row[label])
     kind, names = labels.decide()
     impossible = kind == "span" and labels.empty > 0
     metrics = IMPOSSIBLE_METRICS if impossible else _METRICS[kind]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import cast
 
@@ -47,8 +47,7 @@ class Windows:
         """Some of the windows, in the order given."""
         at_T = self.rows.places(rows)
         begin_T, end_T = self.char_begin_T[at_T], self.char_end_T[at_T]
-        kept = self.rows.take(rows)
-        return replace(self, rows=kept, cls=self.cls[rows], char_begin_T=begin_T, char_end_T=end_T)
+        return Windows(self.rows.take(rows), self.cls[rows], begin_T, end_T, self.misplaced)
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Decoded:
 
 
 def misplaced(example: Example) -> str | None:
-    """The first gold answer that is not in its place, as a message; None when all are."""
+    """A message on the first gold answer that is not in its place; None when all are."""
     context = example.texts[1]
     for answer in _answers(example):
         if not answer.text.strip():

@@ -47,14 +47,12 @@ def open_labelled(
     """Read a task's examples.
 
     Args:
-        name: of a task, or `own`.
+        name: of a task, or `own`, whose `columns` are role -> column.
         source: what `--data` takes; None for the hub, or the demo.
         train_source: where the training split is, if elsewhere (cross-lingual tasks).
-        columns: role -> column, of an own task.
-        split: to evaluate on: `validation` or `test`.
+        split: to evaluate on: `validation` or `test`; `withheld` if it has no labels.
         train_rows, judged_rows: only this many, always the same ones, so that runs compare.
         training: read the training split.
-        withheld: the evaluated split has no labels.
         labels: class names of an own task from elsewhere, taken where they cover those of its rows.
 
     Raises:
@@ -149,8 +147,7 @@ def _training(task: Task, source: str | None, train_source: str | None) -> tuple
     if source is None:
         where = task.hub_train or task.hub
         return (open_source("demo") if where is None else _hub(where, "")), "train", name
-    folders = _folders(task, source)
-    opened = _files(source, folders)
+    opened, folders = _folders(task, source)
     if opened is not None and (opened.has("train") or not folders):
         return opened, "train", name
     # Only folders of sets: the first one, English, is what cross-lingual tasks are trained on.
@@ -163,19 +160,15 @@ def _training(task: Task, source: str | None, train_source: str | None) -> tuple
     return first, "train", folders[0]
 
 
-def _folders(task: Task, source: str) -> list[str]:
-    """The sets that have a folder of their own."""
-    return [name for name in task.sets if (Path(source) / name).is_dir()]
-
-
-def _files(source: str, folders: list[str]) -> Source | None:
-    """A source itself; None where it is nothing but folders of sets."""
+def _folders(task: Task, source: str) -> tuple[Source | None, list[str]]:
+    """A source, None where it is nothing but folders of sets, and the sets that have a folder of their own."""
+    folders = [name for name in task.sets if (Path(source) / name).is_dir()]
     try:
-        return open_source(source)
+        return open_source(source), folders
     except NotFound:
         if not folders:
             raise
-        return None
+        return None, folders
 
 
 def _evaluated(task: Task, source: str | None, split: str, training: bool, log: Log) -> dict[str, tuple[Source, str]]:
@@ -185,11 +178,10 @@ def _evaluated(task: Task, source: str | None, split: str, training: bool, log: 
     if source is None and task.hub is not None:
         named = task.split if split == "validation" else task.split.replace("validation", split)
         return {s: (_hub(task.hub, s), named.replace("{set}", s)) for s in task.sets or ("",)}
-    folders = _folders(task, str(source))
+    whole, folders = _folders(task, str(source))
     opened = {name: open_source(str(Path(str(source)) / name)) for name in folders}
     places = {name: (of_set, split) for name, of_set in opened.items() if of_set.has(split)}
-    whole = None if places else _files(str(source), folders)
-    if whole is not None:
+    if whole is not None and not places:
         if not training and list(whole.files) == ["train"]:
             # One file, or files without a split in their names: all there is to evaluate on.
             return {"": (whole, "train")}
