@@ -268,8 +268,8 @@ def _batch(model: PreTrainedModel, inputs: Sequence[str], rows: int, length: int
     mask_BL = (place_L < length - torch.arange(rows)[:, None] * (length // (rows + 1))).long()
     ids_BL = torch.where(mask_BL.bool(), ids_BL, config.pad_token_id or 0)
     types_BL = mask_BL * (place_L > length // 3)
-    whole = {"input_ids": ids_BL, "attention_mask": mask_BL, "token_type_ids": types_BL}
-    return {name: whole[name].to(model.device) for name in inputs}
+    arrays = {"input_ids": ids_BL, "attention_mask": mask_BL, "token_type_ids": types_BL}
+    return {name: arrays[name].to(model.device) for name in inputs}
 
 
 @contextmanager
