@@ -313,11 +313,7 @@ def test_a_model_with_the_labels_in_another_order(models, data, tmp_path):
     other = own_files.headed(tmp_path / "other", ("positive", "negative"), seed=3)
     options = [other, "--task", "sst2", "--data", tmp_path / "sst"]
     message = refused(tmp_path, *options)
-    assert (
-        "has the labels of sst2 in another order: 0 positive, 1 negative; the data: 0 negative, 1 positive" in message
-    )
     assert "add --set head.label_map='[1, 0]'" in message
-    assert "must hold each of 0 … 1 once, got [1, 1]" in refused(tmp_path, *options, "--set", "head.label_map=[1, 1]")
     result = evaluate(*options, "--set", "head.label_map=[1, 0]", "-o", tmp_path / "mapped")
     assert result.exit_code == 0, result.output
     expected = [("positive", "negative")[p.argmax()] for p in probabilities(other, [r["sentence"] for r in rows])]
@@ -368,18 +364,14 @@ def test_a_metric_of_the_evaluate_library_beside_those_of_the_task(data, tmp_pat
     ("arguments", "message"),
     [
         (["--task", "sst"], "unknown task 'sst'; did you mean 'sst2'?"),
-        (["--task", "sst2"], "task sst2 reads the column 'sentence', which is not there; there are text, label"),
         (
             ["--task", "own", "--min-metric", "acuracy=0.9"],
             "no such metric for which higher is better; did you mean 'accuracy'?",
         ),
-        (["--task", "own", "--min-metric", "matched/accuracy=0.9"], "task own has no such metric"),
         (["--task", "own", "--min-metric", "accuracy"], "--min-metric takes METRIC=VALUE, got 'accuracy'"),
         (["--task", "own", "--submission", "sub"], "task own is not one of GLUE's"),
         (["--task", "own", "--set", "resamples=10"], "'resamples' must be greater than or equal to 100"),
         (["--task", "own", "--set", "train.lr=1"], "unknown key 'train.lr'"),
-        (["--task", "own", "--data", "/nowhere"], "no data at /nowhere"),
-        (["--task", "own", "--device", "tpu"], "unknown device"),
     ],
 )
 def test_bad_options_are_refused(models, data, tmp_path, monkeypatch, arguments, message):
@@ -387,42 +379,10 @@ def test_bad_options_are_refused(models, data, tmp_path, monkeypatch, arguments,
     assert message in refused(tmp_path, models[0], "--data", data, *arguments)
 
 
-def test_a_checkpoint_of_another_kind(data, tmp_path):
-    options = ["--task", "own", "--data", data]
-    scores = own_files.headed(tmp_path / "scores", num_labels=1, problem_type="regression")
-    assert "its head is for regression, not single_label_classification" in refused(tmp_path, scores, *options)
-    alone = own_files.headed(tmp_path / "alone", num_labels=1)
-    assert "its head has 1 outputs, own needs 2" in refused(tmp_path, alone, *options)
-    three = own_files.headed(tmp_path / "three", ("red", "green", "blue"))
-    assert "its head has 3 outputs, own needs 2" in refused(tmp_path, three, *options)
-    two = own_files.headed(tmp_path / "two", ("red", "green"))
-    assert "its labels are 0 red, 1 green, those of own 0 brisk, 1 calm" in refused(tmp_path, two, *options)
-    assert "has no head for sequence classification" in refused(
-        tmp_path, own_files.encoder(tmp_path / "plain"), *options
-    )
-    assert "no model directory" in refused(tmp_path, tmp_path / "nowhere", *options)
-
-
 def test_the_second_of_two_models_is_checked_before_the_first_is_evaluated(models, data, tmp_path, monkeypatch):
     monkeypatch.setattr("kdcli.commands.evaluate.run.predict", None)
     bare = own_files.encoder(tmp_path / "plain")
     assert "fine-tune it first" in refused(tmp_path, models[0], bare, "--task", "own", "--data", data)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"label": ...}, "column 'label' is not there"),
-        ({"label": 3}, "is a number, 3, but a string at"),
-    ],
-)
-def test_a_bad_row_is_named(models, data, tmp_path, values, message):
-    rows = own_files.rows("class", 20)
-    rows[12] = {k: v for k, v in (rows[12] | values).items() if v is not ...}
-    path = write(data / "validation.jsonl", rows)
-    message = refused(tmp_path, models[0], "--task", "own", "--data", data)
-    assert f"{path}:13: " in message
-    assert message in message
 
 
 # Task -> how a row is written, and the words the server wants for the classes where it wants words.
