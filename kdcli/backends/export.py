@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kdcli.backends.sessions import Array, Caller, library, onnx_caller, openvino_caller
-from kdcli.disk import disk_errors
 from kdcli.errors import MachineError, UsageError
 from kdcli.models.shape import positions_of
 from kdcli.types import Batch
@@ -71,16 +70,16 @@ def export_onnx(model: PreTrainedModel, folder: Path, *, int8: bool = False) -> 
 
     Raises:
         UsageError: torch cannot export this architecture.
-        MachineError: a library is missing, the disk is full, or the file differs from torch.
+        MachineError: a library is missing, or the file differs from torch.
+        OSError: the folder cannot be written.
     """
     library("onnxruntime", "onnx")
     file, plain = folder / "model.onnx", folder / ("float.onnx" if int8 else "model.onnx")
-    with disk_errors(folder):
-        inputs, outputs = _write_onnx(model, plain, "onnx")
-        errors = _compare(model, inputs, outputs, onnx_caller(plain, threads=0), "fp32")
-        if int8:
-            _quantise(plain, file)
-            errors = _compare(model, inputs, outputs, onnx_caller(file, threads=0), "int8")
+    inputs, outputs = _write_onnx(model, plain, "onnx")
+    errors = _compare(model, inputs, outputs, onnx_caller(plain, threads=0), "fp32")
+    if int8:
+        _quantise(plain, file)
+        errors = _compare(model, inputs, outputs, onnx_caller(file, threads=0), "int8")
     return ModelFile(file, inputs, outputs, *errors)
 
 
@@ -93,16 +92,14 @@ def export_openvino(model: PreTrainedModel, folder: Path, *, int8: bool = False)
     """
     openvino = library("openvino", "openvino")
     file, plain = folder / "model.xml", folder / "graph.onnx"
-    with disk_errors(folder):
-        inputs, outputs = _write_onnx(model, plain, "openvino")
-        graph = openvino.Core().read_model(plain)
-        if int8:
-            _quantise_openvino(graph)
-        openvino.save_model(graph, file, compress_to_fp16=False)
-        del graph
-        _remove(plain)
-        call = openvino_caller(file, threads=0)
-        errors = _compare(model, inputs, outputs, call, "int8" if int8 else "fp32")
+    inputs, outputs = _write_onnx(model, plain, "openvino")
+    graph = openvino.Core().read_model(plain)
+    if int8:
+        _quantise_openvino(graph)
+    openvino.save_model(graph, file, compress_to_fp16=False)
+    del graph
+    _remove(plain)
+    errors = _compare(model, inputs, outputs, openvino_caller(file, threads=0), "int8" if int8 else "fp32")
     return ModelFile(file, inputs, outputs, *errors)
 
 
@@ -268,8 +265,8 @@ def _batch(model: PreTrainedModel, inputs: Sequence[str], rows: int, length: int
     mask_BL = (place_L < length - torch.arange(rows)[:, None] * (length // (rows + 1))).long()
     ids_BL = torch.where(mask_BL.bool(), ids_BL, config.pad_token_id or 0)
     types_BL = mask_BL * (place_L > length // 3)
-    whole = {"input_ids": ids_BL, "attention_mask": mask_BL, "token_type_ids": types_BL}
-    return {name: whole[name].to(model.device) for name in inputs}
+    arrays = {"input_ids": ids_BL, "attention_mask": mask_BL, "token_type_ids": types_BL}
+    return {name: arrays[name].to(model.device) for name in inputs}
 
 
 @contextmanager

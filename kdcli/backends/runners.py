@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from kdcli.backends.export import LIMITS as FILE_LIMITS
 from kdcli.backends.export import OUTPUTS, difference, export_onnx, export_openvino, first_line
 from kdcli.backends.sessions import Array, Caller, library, onnx_caller, openvino_caller
+from kdcli.disk import disk_errors
 from kdcli.errors import MachineError, UsageError, did_you_mean
 from kdcli.models.capture import prepare_teacher
 from kdcli.sparse.csr import sparsify
@@ -98,10 +99,11 @@ def runner(
         raise UsageError(f"backend {backend} runs on the CPU only, not on {device}", "add --device cpu")
     if backend == "sparse":
         return _torch_runner(sparsify(model), precision, device, compiled=False)
+    with disk_errors(folder):
+        export = export_onnx if backend == "onnx" else export_openvino
+        file = export(model, folder, int8=precision == "int8").path
     if backend == "onnx":
-        file = export_onnx(model, folder, int8=precision == "int8").path
         return _engine_runner(onnx_caller(file, threads=threads))
-    file = export_openvino(model, folder, int8=precision == "int8").path
     # With int8 weights, softmax and normalisation stay in float32.
     hint = "bf16" if precision == "bf16" else "f32"
     return _engine_runner(openvino_caller(file, threads=threads, precision=hint))

@@ -30,8 +30,8 @@ class Caller:
         """The inputs of the file as arrays on the CPU; a missing mask or missing token types are filled in."""
         ids_BL = batch["input_ids"]
         absent = {"attention_mask": torch.ones_like(ids_BL), "token_type_ids": torch.zeros_like(ids_BL)}
-        whole = absent | batch
-        return {name: np.ascontiguousarray(whole[name].cpu().numpy()) for name in self.names}
+        inputs = absent | batch
+        return {name: np.ascontiguousarray(inputs[name].cpu().numpy()) for name in self.names}
 
     def __call__(self, inputs: Mapping[str, Array]) -> list[Array]:
         return self._run(inputs)

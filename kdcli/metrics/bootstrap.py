@@ -31,13 +31,13 @@ def paired_bootstrap(
     """
     if n < 1 or resamples < 1:
         raise ValueError(f"cannot draw {resamples} times from {n} examples")
-    of_model, of_baseline = model(np.arange(n)), baseline(np.arange(n))
-    if list(of_model) != list(of_baseline):
-        raise ValueError(f"metrics {list(of_model)} of the model, {list(of_baseline)} of the baseline")
+    ours, theirs = model(np.arange(n)), baseline(np.arange(n))
+    if list(ours) != list(theirs):
+        raise ValueError(f"metrics {list(ours)} of the model, {list(theirs)} of the baseline")
     generator = np.random.default_rng(seed)
-    differences = np.empty((resamples, len(of_model)))
+    differences = np.empty((resamples, len(ours)))
     for row in differences:
         indices = generator.integers(n, size=n)
         row[:] = np.subtract(list(model(indices).values()), list(baseline(indices).values()))
     bounds = np.percentile(differences, [2.5, 97.5], axis=0).T.tolist()
-    return {name: (of_model[name] - of_baseline[name], *b) for name, b in zip(of_model, bounds, strict=True)}
+    return {name: (ours[name] - theirs[name], *b) for name, b in zip(ours, bounds, strict=True)}

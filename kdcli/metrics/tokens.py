@@ -46,9 +46,9 @@ def _counts(predicted: Sequence[str], true: Sequence[str]) -> tuple[int, int, in
     """Counts of a sentence: entities found, predicted and true; words labelled right, and all words."""
     if len(predicted) != len(true):
         raise ValueError(f"{len(predicted)} predictions for {len(true)} words")
-    of_prediction, of_truth = (set(get_entities([_prefixed(tag) for tag in tags])) for tags in (predicted, true))
+    ours, theirs = (set(get_entities([_prefixed(tag) for tag in tags])) for tags in (predicted, true))
     right = sum(p == t for p, t in zip(predicted, true, strict=True))
-    return len(of_prediction & of_truth), len(of_prediction), len(of_truth), right, len(true)
+    return len(ours & theirs), len(ours), len(theirs), right, len(true)
 
 
 def _prefixed(tag: str) -> str:

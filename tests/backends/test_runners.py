@@ -152,12 +152,11 @@ def test_unknown_backend_or_precision(name, precision, message):
     assert all(allowed in caught.value.hint for allowed in BACKENDS.get(name, BACKENDS))
 
 
-@pytest.mark.parametrize(("name", "lacking"), [("onnx", "onnxscript"), ("openvino", "openvino")])
-def test_missing_library(name, lacking, monkeypatch):
-    monkeypatch.setitem(sys.modules, lacking, None)
-    with pytest.raises(MachineError, match=lacking) as caught:
-        check_backend(name, "fp32")
-    assert caught.value.hint == f"pip install 'kdcli[{name}]'"
+def test_missing_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(MachineError, match="onnxscript") as caught:
+        check_backend("openvino", "fp32")
+    assert caught.value.hint == "pip install 'kdcli[openvino]'"
 
 
 def test_bf16_a_processor_lacks(monkeypatch):

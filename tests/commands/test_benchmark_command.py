@@ -27,7 +27,7 @@ def run(*arguments):
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def requests(monkeypatch):
     """Every request to a worker; each subject takes half as long as the one before, the first 8 ms."""
     requests = []
 
@@ -60,11 +60,11 @@ def row(subject, protocol, batch_size, seq_len, ms, status="ok"):
     }
 
 
-def test_every_backend_has_a_worker_with_the_baseline_in_it(asked, tmp_path):
+def test_every_backend_has_a_worker_with_the_baseline_in_it(requests, tmp_path):
     backends = ["--backend", "torch", "--backend", "compile", "--backend", "torch-bf16"]
     result = run(SMALL[1], "--baseline", SMALL[0], *backends, "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    names = [[(s.name, s.backend, s.precision) for s in subjects] for subjects, _ in asked]
+    names = [[(s.name, s.backend, s.precision) for s in subjects] for subjects, _ in requests]
     plain, bf16 = ("torch", "fp32"), ("torch", "bf16")
     assert names == [
         [(SMALL[0], *plain), (SMALL[1], *plain), (SMALL[0], *bf16), (SMALL[1], *bf16)],
@@ -88,7 +88,7 @@ def test_models_and_cells(settings, models, cells):
     assert command.models_and_cells(BenchmarkRecipe(**settings)) == (models, cells)
 
 
-def test_gates_are_held_after_the_table_is_printed(asked, tmp_path):
+def test_gates_are_held_after_the_table_is_printed(requests, tmp_path):
     result = run(*SMALL, "--min-speedup", "1.5", "--max-latency-ms", "5", "--strict", "-o", tmp_path / "a")
     assert result.exit_code == 0, result.output
     result = run(*SMALL, "--min-speedup", "2.5", "-o", tmp_path / "b")
@@ -125,9 +125,16 @@ def test_ctrl_c_keeps_what_was_measured(monkeypatch, tmp_path):
 
 def test_a_wrong_backend_is_an_error_and_the_rest_is_reported(monkeypatch, tmp_path):
     def wrong(subjects, protocol):
-        said = {"model": SMALL[1], "backend": "torch", "dtype": "bf16", "max_abs": 9.0, "relative": 0.5, "cosine": 0.1}
+        message = {
+            "model": SMALL[1],
+            "backend": "torch",
+            "dtype": "bf16",
+            "max_abs": 9.0,
+            "relative": 0.5,
+            "cosine": 0.1,
+        }
         rows = [row(s, protocol, 1, 16, 1.0) for s in subjects if s.precision == "fp32"]
-        return Latency(rows=rows, agreements=[said | {"limit": 0.1, "wrong": True}])
+        return Latency(rows=rows, agreements=[message | {"limit": 0.1, "wrong": True}])
 
     monkeypatch.setattr(command, "measure_latency", wrong)
     result = run(*SMALL, *FEW, "--backend", "torch-bf16", "-o", tmp_path / "out")
@@ -136,15 +143,15 @@ def test_a_wrong_backend_is_an_error_and_the_rest_is_reported(monkeypatch, tmp_p
     assert (tmp_path / "out" / "report.html").is_file()
 
 
-def test_lengths_of_real_data(asked, tmp_path, model_dir, text_file):
+def test_lengths_of_real_data(requests, tmp_path, model_dir, text_file):
     result = run(model_dir, SMALL[0], "--padding", "data", "--data", text_file, "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    (_, protocol), *_ = asked
+    (_, protocol), *_ = requests
     assert set(protocol.lengths) == {4}, "four words a line"
     assert len(protocol.texts) == 16
 
 
-def test_projections_stand_apart(asked, tmp_path):
+def test_projections_stand_apart(requests, tmp_path):
     result = run("12x768", "6x384", "--project", "p100", "-o", tmp_path / "out", "--batch-size", "128")
     assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
@@ -154,13 +161,13 @@ def test_projections_stand_apart(asked, tmp_path):
     assert all(r["device"] == "cpu" for r in report["latency"])
 
 
-def test_runs_side_by_side(asked, tmp_path):
+def test_runs_side_by_side(requests, tmp_path):
     for name in ("one", "two"):
         assert run(*SMALL, "-o", tmp_path / name).exit_code == 0
-    before = len(asked)
+    before = len(requests)
     result = run("--compare", tmp_path / "one", "--compare", tmp_path / "two" / "report.json", "-o", tmp_path / "both")
     assert result.exit_code == 0, result.output
-    assert len(asked) == before, "nothing is measured"
+    assert len(requests) == before, "nothing is measured"
     report = json.loads((tmp_path / "both" / "report.json").read_text("utf-8"))
     assert list(report["models"])[:2] == [f"one: {SMALL[0]}", f"one: {SMALL[1]}"]
     assert len(report["latency"]) == 2 * len(json.loads((tmp_path / "one" / "report.json").read_text())["latency"])
@@ -174,7 +181,7 @@ def test_the_runner_for_old_machines(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([*SMALL, "--padding", "data"], "needs --data"),
         ([SMALL[0], SMALL[0]], "two models are called"),
@@ -184,11 +191,11 @@ def test_the_runner_for_old_machines(tmp_path):
         (["./nowhere", "--portable", "old"], "is a model"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_and_nothing_written(asked, tmp_path, monkeypatch, arguments, said):
+def test_what_cannot_be_measured_is_refused_and_nothing_written(requests, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     result = run(*arguments, "-o", "out")
     assert result.exit_code == 2, result.output
-    assert said in result.stderr.replace("\n", " ")
+    assert message in result.stderr.replace("\n", " ")
     assert not (tmp_path / "out").exists()
 
 
@@ -217,15 +224,15 @@ def test_a_damaged_report_is_named(tmp_path):
 
 
 @pytest.fixture
-def judged_on(tmp_path):
+def on_task(tmp_path):
     """A model with a random head, and arguments that judge it on 40 examples."""
     model = own_files.headed(tmp_path / "model", tuple(sorted(own_files.NAMES)), seed=3)
     own_files.write(tmp_path / "data" / "validation.jsonl", own_files.rows("class", 40, seed=1))
     return [model, "--task", "own", "--data", tmp_path / "data", "-o", tmp_path / "out"]
 
 
-def test_a_task_is_judged_on_every_backend(asked, judged_on, tmp_path):
-    result = run(*judged_on, "--backend", "torch", "--backend", "torch-bf16", "--backend", "onnx")
+def test_a_task_is_judged_on_every_backend(requests, on_task, tmp_path):
+    result = run(*on_task, "--backend", "torch", "--backend", "torch-bf16", "--backend", "onnx")
     assert result.exit_code == 0, result.output
     found = own_files.report_of(tmp_path / "out")
     assert [e.model for e in found.evaluations] == ["model", "model on torch bf16", "model on onnx fp32"]
@@ -233,16 +240,16 @@ def test_a_task_is_judged_on_every_backend(asked, judged_on, tmp_path):
     plain, _, onnx = found.evaluations
     assert 0 < plain.metrics["accuracy"] < 1
     assert onnx.metrics == pytest.approx(plain.metrics)
-    own = own_files.kdcli("evaluate", *judged_on[:-1], tmp_path / "own")
+    own = own_files.kdcli("evaluate", *on_task[:-1], tmp_path / "own")
     assert own.exit_code == 0, own.output
     assert own_files.report_of(tmp_path / "own").evaluations[0].metrics == pytest.approx(plain.metrics)
     assert {c.model for c in found.comparisons} == {"model on torch bf16", "model on onnx fp32"}
     assert "model on onnx fp32" in result.stdout
     # The real texts on which outputs are compared are the task's.
-    assert own_files.rows("class", 40, seed=1)[0]["text"] in asked[0][1].texts
+    assert own_files.rows("class", 40, seed=1)[0]["text"] in requests[0][1].texts
 
 
-def test_a_less_accurate_backend_is_an_error(asked, judged_on, tmp_path, monkeypatch):
+def test_a_less_accurate_backend_is_an_error(requests, on_task, tmp_path, monkeypatch):
     made = backend_scores.runner
 
     def spoilt(model, backend, precision, **settings):
@@ -252,7 +259,7 @@ def test_a_less_accurate_backend_is_an_error(asked, judged_on, tmp_path, monkeyp
         return replace(runner, output=lambda found: [-x for x in runner.output(found)])
 
     monkeypatch.setattr(backend_scores, "runner", spoilt)
-    result = run(*judged_on, "--backend", "torch-bf16", "--set", "max_drop=0.01")
+    result = run(*on_task, "--backend", "torch-bf16", "--set", "max_drop=0.01")
     assert result.exit_code == 3
     accuracy = [e.metrics["accuracy"] for e in own_files.report_of(tmp_path / "out").evaluations]
     assert accuracy[1] == pytest.approx(1 - accuracy[0])
@@ -260,8 +267,8 @@ def test_a_less_accurate_backend_is_an_error(asked, judged_on, tmp_path, monkeyp
     assert "less accurate than torch in float32 by more than max_drop 0.01: model on torch bf16" in result.output
 
 
-def test_a_shape_has_no_score(judged_on):
-    result = run("2x24:48@12", *judged_on[1:])
+def test_a_shape_has_no_score(on_task):
+    result = run("2x24:48@12", *on_task[1:])
     assert result.exit_code == 2
     assert "--task own needs trained models, 2x24:48@12 is a shape" in result.output
 
@@ -272,8 +279,8 @@ def test_what_the_portable_runner_brings_back_is_reported(tmp_path):
     assert wrote.exit_code == 0, wrote.output
     result = tmp_path / "k80.json"
     runner = script(tmp_path / "old" / "measure_encoders.py", "--out", result)
-    said = runner.communicate()
-    assert runner.returncode == 0, said
+    message = runner.communicate()
+    assert runner.returncode == 0, message
     found = run("--compare", result, "-o", tmp_path / "out")
     assert found.exit_code == 0, found.output
     report = own_files.report_of(tmp_path / "out")

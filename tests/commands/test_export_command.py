@@ -73,10 +73,10 @@ def code_of(folder):
 
 def snippet(folder):
     """What the README's lines print, run as they stand."""
-    said = io.StringIO()
-    with contextlib.chdir(folder), contextlib.redirect_stdout(said):
+    text = io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(text):
         exec(code_of(folder), {"__name__": "__main__"})
-    return said.getvalue().strip()
+    return text.getvalue().strip()
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,8 @@ def test_a_compacted_directory_keeps_its_head(saved, tmp_path):
     assert (done.facts["kind"], done.facts["outputs"], done.facts["notes"]) == ("class", ["logits"], [])
     texts = AutoTokenizer.from_pretrained(tmp_path / "small")(list(ONE), padding=True, return_tensors="pt")
     with torch.no_grad():
-        said = [NAMES[i] for i in model(**texts).logits.argmax(-1).tolist()]
-    assert snippet(tmp_path / "out") == str(said)
+        text = [NAMES[i] for i in model(**texts).logits.argmax(-1).tolist()]
+    assert snippet(tmp_path / "out") == str(text)
 
 
 def test_only_an_export_is_replaced(saved, tmp_path, monkeypatch):

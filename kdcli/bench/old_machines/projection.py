@@ -120,15 +120,15 @@ def table(
     for card, cell in itertools.product(map(find_card, devices), cells):
         seconds = {name: sum(project(sizes, card, *cell).values()) for name, sizes in models.items()}
         baseline = next(iter(seconds.values()))
-        for name, of_model in seconds.items():
-            speedup, printed = baseline / of_model, published.get((card["name"], tuple(cell), name))
+        for name, total in seconds.items():
+            speedup, printed = baseline / total, published.get((card["name"], tuple(cell), name))
             rows.append(
                 {
                     "model": name,
                     "device": card["name"],
                     "batch_size": cell[0],
                     "seq_len": cell[1],
-                    "milliseconds": of_model * 1e3,
+                    "milliseconds": total * 1e3,
                     "speedup": speedup,
                     "published": printed,
                     "error": speedup / printed - 1 if printed else None,

@@ -24,7 +24,7 @@ def benchmark(
     seq_len: Annotated[list[int] | None, typer.Option(help="Tokens; may be repeated.")] = None,
     padding: Annotated[str | None, typer.Option(help="full, random, or data (lengths of --data).")] = None,
     task: Annotated[str | None, typer.Option(help="Evaluate every backend on this task too.")] = None,
-    project: Annotated[str | None, typer.Option(metavar="CARD,…", help="Estimate for cards, e.g. p100,k80.")] = None,
+    project: Annotated[str | None, typer.Option(metavar="CARD,...", help="Estimate for cards, e.g. p100,k80.")] = None,
     portable: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a runner for old machines.")] = None,
     compare: Annotated[
         list[Path] | None, typer.Option(metavar="RUN", help="Report runs side by side, measure nothing; repeatable.")

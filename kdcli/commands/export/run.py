@@ -7,6 +7,7 @@ export.json with the measured error. It is written atomically.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,13 +128,17 @@ def run(
     check_folder(folder, overwrite)
     model, tokenizer, kind, notes = _load(source, trust_remote_code)
     Progress.log(f"exporting {short(source)} to {format}, {precision}")
-    with atomic_dir(folder.resolve()) as aside:
+    target, here = folder.resolve(), Path.cwd()
+    with atomic_dir(target) as aside:
         file = {"onnx": export_onnx, "openvino": export_openvino}[format](model, aside, int8=int8)
         facts = _facts(source, format, precision, model, kind, file, notes)
         model.config.save_pretrained(aside)
         tokenizer.save_pretrained(aside)
         write_atomic(aside / "README.md", _readme(facts, model, kind))
         write_atomic(aside / FACTS, json.dumps(facts, indent=2))
+    if target == here:
+        os.chdir(target)
+        Progress.log("the current directory was replaced; `cd .` shows the shell the new one")
     return Exported(facts, folder)
 
 
