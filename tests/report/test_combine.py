@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pruning_reports import prune_values
-from reports import card, evaluation, finetune_values, report_values, run_row, selection_values
+from reports import card, evaluation, finetune_values, prune_values, report_values, run_row, selection_values
 
 from kdcli.report.combine import Part, combine_reports
 from kdcli.report.finish import RunResult

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 
 import pytest
-from pruning_reports import prune_values, pruned_values, sparsities_values
-from reports import Page, printed, words
+from reports import Page, printed, prune_values, pruned_values, sparsities_values, words
 
-from kdcli.report.pictures.curves import pictures
+from kdcli.report.pictures.charts import pictures
 from kdcli.report.pictures.drawing import MOST_NUMBERS
 from kdcli.report.pictures.pruning import MOST_RIDGES, density_curve, head_map, model_pictures, score_ridges, type_map
 from kdcli.report.schema import Pruning, Report
-from kdcli.report.sections.overview import overview
+from kdcli.report.sections.overview import overview, title
 from kdcli.report.sections.pruning import best_pruned, by_layer, by_type, density_points, kept, types_of
-from kdcli.report.sections.title import title
 from kdcli.report.text import Picture, percent
 from kdcli.report.views import html, markdown, model_card
 
@@ -87,8 +85,7 @@ def test_types_keep_their_order_and_unknown_ones_come_last():
 
 
 @pytest.mark.parametrize(
-    ("share", "text"),
-    [(None, ""), (0.0, "0.00"), (1e-6, "<0.01"), (5e-5, "0.01"), (0.12345, "12.35"), (1.0, "100.00")],
+    ("share", "text"), [(None, ""), (0.0, "0.00"), (1e-6, "<0.01"), (5e-5, "0.01"), (0.12345, "12.35"), (1.0, "100.00")]
 )
 def test_percent(share, text):
     assert percent(share) == text

@@ -12,11 +12,10 @@ from reports import HOSTILE, Page, card, evaluation, finetune_values, printed, w
 from rich.console import Console
 
 from kdcli.errors import MachineError
-from kdcli.report.pictures.curves import pictures
+from kdcli.report.pictures.charts import pictures
 from kdcli.report.schema import Report
 from kdcli.report.sections.latency import latency_csv
-from kdcli.report.sections.overview import overview
-from kdcli.report.sections.title import title
+from kdcli.report.sections.overview import overview, title
 from kdcli.report.text import Section, Table, View, bytes_of, number
 from kdcli.report.views import FittedTable, html, markdown, model_card, short, shown, write_views
 
@@ -261,12 +260,7 @@ def test_short_name_of_a_directory_is_its_last_part(monkeypatch, tmp_path):
     (tmp_path / "models" / "mine").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert short("models/mine") == short("./models/mine/") == "mine"
-    for name in (
-        "google-bert/bert-base-uncased",
-        "bert-base-uncased",
-        "demo",
-        "Salesforce/wikitext:wikitext-103",
-    ):
+    for name in ("google-bert/bert-base-uncased", "bert-base-uncased", "demo", "Salesforce/wikitext:wikitext-103"):
         assert short(name) == name
 
 

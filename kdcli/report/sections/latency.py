@@ -6,7 +6,6 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Callable
 
 from kdcli.report.schema import Agreement, Failure, LatencyRow, Report, Speedup
 from kdcli.report.text import Section, Table, View, bytes_of, filled, names_of, number
@@ -73,13 +72,10 @@ def latency(report: Report) -> list[Section]:
     """A table a cell, and how it was measured. Reports of other verbs have the medians in their main table."""
     if not report.latency:
         return []
-    columns = _columns(report)
     found = [
         Section(
             cell_name(cell),
-            filled(
-                [name for name, _ in columns], [[text(row) for _, text in columns] for row in rows], 7, style="tight"
-            ),
+            filled([_facts(report, row) for row in rows], narrow=7, style="tight"),
             open=not number or len(cells(report)) <= FEW_CELLS,
         )
         for number, (cell, rows) in enumerate(cells(report).items())
@@ -88,27 +84,26 @@ def latency(report: Report) -> list[Section]:
     return [Section("Latency", sentences=_remarks(report), parts=found, least=least)]
 
 
-def _columns(report: Report) -> list[tuple[str, Callable[[LatencyRow], str]]]:
-    """What is known of a row: first what a terminal has room for; device and padding where they differ."""
-    alone = len(_ran_on(report)) == 1
-    devices, paddings = ({getattr(row, key) for row in report.latency} for key in ("device", "padding"))
-    return [
-        ("model", lambda row: row.model if alone else ran_as(row)),
-        ("p50 ms", lambda row: _ms(row.p50_ms)),
-        ("p90 ms", lambda row: _ms(row.p90_ms)),
-        ("p99 ms", lambda row: _ms(row.p99_ms)),
-        ("tokens/s", lambda row: "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"),
-        ("speed-up", lambda row: _ratio(report, row)),
-        ("status", lambda row: row.status),
-        ("p95 ms", lambda row: _ms(row.p95_ms)),
-        ("IQR / p50", lambda row: f"{row.iqr_over_p50:.0%}"),
-        ("peak memory", lambda row: "" if row.peak_memory_bytes is None else bytes_of(row.peak_memory_bytes)),
-        ("first call ms", lambda row: _ms(row.first_call_ms)),
-        ("load s", lambda row: "" if row.load_seconds is None else f"{row.load_seconds:.2f}"),
-        ("runs", lambda row: f"{row.n:,}"),
-        ("device", lambda row: row.device if len(devices) > 1 else ""),
-        ("padding", lambda row: row.padding if len(paddings) > 1 else ""),
-    ]
+def _facts(report: Report, row: LatencyRow) -> dict[str, str]:
+    """All of a row: first what a terminal has room for; device and padding where they differ."""
+    differ = {key: len({getattr(r, key) for r in report.latency}) > 1 for key in ("device", "padding")}
+    baseline = row.model == next(iter(report.models)) and (row.backend, row.dtype) in PLAIN
+    return {
+        "model": row.model if len(_ran_on(report)) == 1 else ran_as(row),
+        "p50 ms": _ms(row.p50_ms),
+        "p90 ms": _ms(row.p90_ms),
+        "p99 ms": _ms(row.p99_ms),
+        "tokens/s": "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}",
+        "speed-up": "1 (baseline)" if baseline else interval(speedup_of(report, row)),
+        "status": row.status,
+        "p95 ms": _ms(row.p95_ms),
+        "IQR / p50": f"{row.iqr_over_p50:.0%}",
+        "peak memory": "" if row.peak_memory_bytes is None else bytes_of(row.peak_memory_bytes),
+        "first call ms": _ms(row.first_call_ms),
+        "load s": "" if row.load_seconds is None else f"{row.load_seconds:.2f}",
+        "runs": f"{row.n:,}",
+        **{key: getattr(row, key) if several else "" for key, several in differ.items()},
+    }
 
 
 def _ran_on(report: Report) -> list[str]:
@@ -117,11 +112,6 @@ def _ran_on(report: Report) -> list[str]:
 
 def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}" if value < 100 else f"{value:,.1f}"
-
-
-def _ratio(report: Report, row: LatencyRow) -> str:
-    baseline = row.model == next(iter(report.models)) and (row.backend, row.dtype) in PLAIN
-    return "1 (baseline)" if baseline else interval(speedup_of(report, row))
 
 
 def _remarks(report: Report) -> list[str]:
@@ -158,16 +148,19 @@ def not_measured(report: Report) -> list[Section]:
 def agreements(report: Report) -> list[Section]:
     """How far outputs are from those of torch in float32."""
     rows = [
-        [
-            *(ran_as(a), _finite(a.relative), f"{a.limit:g}", _finite(a.max_abs)),
-            "not a number" if a.cosine is None else f"{a.cosine:.6f}",
-            *(number(a.metric), "wrong" if a.wrong else "ok"),
-        ]
+        {
+            "model": ran_as(a),
+            "relative error": _finite(a.relative),
+            "limit": f"{a.limit:g}",
+            "largest error": _finite(a.max_abs),
+            "cosine": "not a number" if a.cosine is None else f"{a.cosine:.6f}",
+            "metric": number(a.metric),
+            "output": "wrong" if a.wrong else "ok",
+        }
         for a in report.agreements
     ]
-    header = ["model", "relative error", "limit", "largest error", "cosine", "metric", "output"]
     note = "Beside the outputs of the same weights under torch in float32. What is beyond the limit is not measured."
-    return [Section("Agreement of outputs", filled(header, rows, note=note))] if rows else []
+    return [Section("Agreement of outputs", filled(rows, note=note))] if rows else []
 
 
 def _finite(value: float | None) -> str:
@@ -176,22 +169,23 @@ def _finite(value: float | None) -> str:
 
 def projections(report: Report) -> list[Section]:
     """What was calculated for devices that were not there."""
-    if not report.projections:
-        return []
     rows = [
-        [
-            *(p.model, p.device, f"{p.batch_size} × {p.seq_len}", _ms(p.milliseconds), f"{p.speedup:.2f}x"),
-            "" if p.published is None else f"{p.published:.2f}x",
-            "" if p.error is None else f"{p.error:+.0%}",
-        ]
+        {
+            "model": p.model,
+            "device": p.device,
+            "batch × tokens": f"{p.batch_size} × {p.seq_len}",
+            "projected ms": _ms(p.milliseconds),
+            "projected": f"{p.speedup:.2f}x",
+            "published": "" if p.published is None else f"{p.published:.2f}x",
+            "off by": "" if p.error is None else f"{p.error:+.0%}",
+        }
         for p in report.projections
     ]
-    header = ["model", "device", "batch × tokens", "projected ms", "projected", "published", "off by"]
     notes = ["Calculated, not run: the device was not here."]
     if any(p.error is not None for p in report.projections):
         notes.append("“Off by” is the projected speed-up relative to the published one.")
     notes += dict.fromkeys(f"{p.device}: {p.note.rstrip('.')}." for p in report.projections if p.note)
-    return [Section("Projected, not measured", filled(header, rows, note=" ".join(notes)))]
+    return [Section("Projected, not measured", filled(rows, note=" ".join(notes)))] if rows else []
 
 
 def published_speedups(report: Report) -> list[Section]:
@@ -210,17 +204,16 @@ def published_speedups(report: Report) -> list[Section]:
         for name in [n for n, c in others if f"{c.layers}x{c.hidden}" == found[0] != shape]:
             first = {p.device: p for p in reversed(report.projections) if p.model == name}
             projected = ", ".join(f"{p.speedup:.2f}x ({p.device})" for p in reversed(first.values()))
-            ours = [f"{row.values['speed-up']:g}x", interval(measured.get(name)), projected]
-            rows.append([name, *ours, row.row, row.source])
+            ratios = {"published": f"{row.values['speed-up']:g}x", "measured": interval(measured.get(name))}
+            rows.append({"model": name} | ratios | {"projected": projected, "row": row.row, "source": row.source})
     if not rows or report.command != BENCHMARK:
         return []
-    header = ["model", "published", "measured", "projected", "row", "source"]
     over = baseline if baseline == shape else f"{baseline}, {shape}"
     note = f"Published: over BERT-base, 12x768, on the papers' devices. Ours: over {over}"
     if beside:
         cell = cell_name((beside[0].batch_size, beside[0].seq_len))
         note += f"; measured with {cell} on {beside[0].backend} {beside[0].dtype}"
-    return [Section("Published speed-ups", filled(header, rows, 5, note=f"{note}.", style="papers"))]
+    return [Section("Published speed-ups", filled(rows, narrow=5, note=f"{note}.", style="papers"))]
 
 
 def published(report: Report) -> list[Section]:
