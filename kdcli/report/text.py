@@ -43,14 +43,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """What every view shows in its own way.
-
-    Attributes:
-        items: a sentence each, with the texts that are quoted below it.
-        draw: makes the pictures; only HTML has them.
-        least: the first view that shows the section.
-        open: whether HTML unfolds the section where it is part of another.
-    """
+    """What every view from `least` on shows in its own way. `items` are sentences, each with the texts quoted below it;
+    `draw` makes the pictures, for HTML alone; a part of a section is unfolded in HTML where it is `open`."""
 
     title: str
     table: Table | None = None

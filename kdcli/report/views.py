@@ -48,10 +48,10 @@ def write_views(folder: Path, report: Report) -> None:
     write_atomic(folder / "report.json", report.to_json())
 
 
-def shown(found: Iterable[Section], view: View) -> list[Section]:
+def shown(everything: Iterable[Section], view: View) -> list[Section]:
     """The sections that a view shows; Markdown counts the parts that only HTML shows."""
     kept = []
-    for section in found:
+    for section in everything:
         parts = shown(section.parts, view)
         hidden = len(section.parts) - len(parts) if view is View.MARKDOWN else 0
         sentences = [*section.sentences, *([f"{hidden} more in report.html."] if hidden else [])]

@@ -22,14 +22,14 @@ MARKERS = "os^Dv"
 
 def pictures(report: Report) -> list[Picture]:
     """Those that the report has numbers for; the ones of a pruned model stand with its numbers."""
-    found = [*_beside_curves(report), _loss_curve(report), _metric_curve(report), _setting_curve(report)]
+    drawn = [*_beside_curves(report), _loss_curve(report), _metric_curve(report), _setting_curve(report)]
     if report.command == BENCHMARK:
-        found += [quality_against(report, "latency"), quality_against(report, "size")]
-        found += [latency_over(report, "tokens"), latency_over(report, "batch size")]
+        drawn += [quality_against(report, "latency"), quality_against(report, "size")]
+        drawn += [latency_over(report, "tokens"), latency_over(report, "batch size")]
     if len(report.pruning) > 1:
-        found += [quality_against(report, "density"), quality_against(report, "size")]
-    found.append(size_latency(report))
-    return [p for p in found if p is not None]
+        drawn += [quality_against(report, "density"), quality_against(report, "size")]
+    drawn.append(size_latency(report))
+    return [p for p in drawn if p is not None]
 
 
 def _ends(lines: list[Line]) -> str:
@@ -66,7 +66,7 @@ def _beside_curves(report: Report) -> list[Picture]:
     compared with; none where there are no such runs. The start, from which all come, would hide what differs."""
     curves = {TOGETHER: report.curve, **report.beside}
     here = _held_out(report.curve)
-    found = []
+    drawn = []
     for term in [name for name in (here[0][1] if here and report.beside else {}) if name.endswith(HARD)]:
         model = term.removesuffix(HARD)
         styles = zip(COLOURS, itertools.cycle(DASHES), strict=False)
@@ -78,8 +78,8 @@ def _beside_curves(report: Report) -> list[Picture]:
             continue
         drawing, _ = line_chart(lines, "step", f"held-out loss of {cut(model, 24)}", columns=2)
         since = f"step {here[0][0]:,} on"
-        found.append(Picture(svg(drawing), f"{model}: held-out loss against the labels, {since}: {_ends(lines)}."))
-    return found
+        drawn.append(Picture(svg(drawing), f"{model}: held-out loss against the labels, {since}: {_ends(lines)}."))
+    return drawn
 
 
 def _held_out(curve: list[CurvePoint]) -> list[tuple[int, dict[str, float]]]:
@@ -114,10 +114,10 @@ def _setting_curve(report: Report) -> Picture | None:
     key = differ[0]
     points = []
     for settings, runs in groups:
-        value, found = settings.get(key), [run.metrics[metric] for run in runs if metric in run.metrics]
-        if isinstance(value, str) or value is None or not found:
+        value, values = settings.get(key), [run.metrics[metric] for run in runs if metric in run.metrics]
+        if isinstance(value, str) or value is None or not values:
             return None
-        points.append((value, *spread(found)))
+        points.append((value, *spread(values)))
     points.sort()
     places, means = [value for value, *_ in points], [mean for _, mean, _ in points]
     line = Line("", list(zip(places, means, strict=True)), COLOURS[0])
@@ -221,19 +221,19 @@ def _costs(report: Report, what: Literal["latency", "size", "density"]) -> tuple
 
 def _most_scored(report: Report, models: list[str]) -> tuple[str, str, dict[str, float]]:
     """The task and metric that most of the models have, and their values; of metrics that more is better of."""
-    found = [
+    candidates = [
         (task, metric, {m: values[m][metric] for m in models if metric in values.get(m, {})})
         for task, values in report.quality.items()
         for metric in names_of(values.values())
         if metric not in LOWER_IS_BETTER
     ]
-    return max(found, key=lambda one: len(one[2]), default=("", "", {}))
+    return max(candidates, key=lambda one: len(one[2]), default=("", "", {}))
 
 
 def _front(points: dict[str, tuple[float, float]]) -> list[str]:
     """The names, by rising cost, of those (cost, quality) that beat everything cheaper."""
-    found: list[str] = []
+    front: list[str] = []
     for name in sorted(points, key=lambda name: (points[name][0], -points[name][1])):
-        if not found or points[name][1] > points[found[-1]][1]:
-            found.append(name)
-    return found
+        if not front or points[name][1] > points[front[-1]][1]:
+            front.append(name)
+    return front

@@ -29,10 +29,10 @@ Cell = tuple[int, int]
 
 def cells(report: Report) -> dict[Cell, list[LatencyRow]]:
     """The rows of each cell, both in the order they were measured in."""
-    found: dict[Cell, list[LatencyRow]] = {}
+    by_cell: dict[Cell, list[LatencyRow]] = {}
     for row in report.latency:
-        found.setdefault((row.batch_size, row.seq_len), []).append(row)
-    return found
+        by_cell.setdefault((row.batch_size, row.seq_len), []).append(row)
+    return by_cell
 
 
 def cell_name(cell: Cell) -> str:
@@ -50,8 +50,8 @@ def speedup_of(report: Report, row: LatencyRow) -> Speedup | None:
     cell = (row.batch_size, row.seq_len)
     name = row.model if (row.backend, row.dtype) in PLAIN else f"{row.model}/{row.backend}-{row.dtype}"
     # In a comparison of runs each has a baseline of its own.
-    own = (found for key, found in report.speedup.items() if key.startswith(f"{name}_vs_"))
-    return next((found for found in own if (found.batch_size, found.seq_len) == cell), None)
+    own = (ratio for key, ratio in report.speedup.items() if key.startswith(f"{name}_vs_"))
+    return next((ratio for ratio in own if (ratio.batch_size, ratio.seq_len) == cell), None)
 
 
 def interval(speedup: Speedup | None) -> str:
@@ -72,7 +72,7 @@ def latency(report: Report) -> list[Section]:
     """A table a cell, and how it was measured. Reports of other verbs have the medians in their main table."""
     if not report.latency:
         return []
-    found = [
+    tables = [
         Section(
             cell_name(cell),
             filled([_facts(report, row) for row in rows], narrow=7, style="tight"),
@@ -81,7 +81,7 @@ def latency(report: Report) -> list[Section]:
         for number, (cell, rows) in enumerate(cells(report).items())
     ]
     least = View.TERMINAL if report.command == BENCHMARK else View.MARKDOWN
-    return [Section("Latency", sentences=_remarks(report), parts=found, least=least)]
+    return [Section("Latency", sentences=_remarks(report), parts=tables, least=least)]
 
 
 def _facts(report: Report, row: LatencyRow) -> dict[str, str]:
@@ -198,10 +198,10 @@ def published_speedups(report: Report) -> list[Section]:
     measured = {row.model: ratio for row in beside if (ratio := speedup_of(report, row))}
     rows = []
     for row in report.published:
-        found = re.search(r"\b\d+x\d+\b", row.row)
-        if found is None or "speed-up" not in row.values:
+        named = re.search(r"\b\d+x\d+\b", row.row)
+        if named is None or "speed-up" not in row.values:
             continue
-        for name in [n for n, c in others if f"{c.layers}x{c.hidden}" == found[0] != shape]:
+        for name in [n for n, c in others if f"{c.layers}x{c.hidden}" == named[0] != shape]:
             first = {p.device: p for p in reversed(report.projections) if p.model == name}
             projected = ", ".join(f"{p.speedup:.2f}x ({p.device})" for p in reversed(first.values()))
             ratios = {"published": f"{row.values['speed-up']:g}x", "measured": interval(measured.get(name))}
@@ -238,7 +238,7 @@ def latency_csv(report: Report) -> str:
     writer = csv.DictWriter(text, [*LatencyRow.model_fields, *names], lineterminator="\n")
     writer.writeheader()
     for row in report.latency:
-        found = speedup_of(report, row)
-        values = (found.median, found.low, found.high) if found else (None, None, None)
+        ratio = speedup_of(report, row)
+        values = (ratio.median, ratio.low, ratio.high) if ratio else (None, None, None)
         writer.writerow(row.model_dump() | dict(zip(names, values, strict=True)))
     return text.getvalue()

@@ -160,8 +160,8 @@ def _row_of(report: Report, name: str, cell: Cell) -> LatencyRow | None:
 
 def _quality(report: Report) -> dict[str, dict[str, dict[str, float]]]:
     """Quality but that of the sets of a task with many, which have a table of their own."""
-    many = [found for found in tasks(report).values() if len({e.set for e in found}) > FEW_SETS]
-    left_out = {set_name(e.task, e.set) for found in many for e in found}
+    many = [same_task for same_task in tasks(report).values() if len({e.set for e in same_task}) > FEW_SETS]
+    left_out = {set_name(e.task, e.set) for same_task in many for e in same_task}
     return {task: models for task, models in report.quality.items() if task not in left_out}
 
 
@@ -203,26 +203,26 @@ def facts(report: Report) -> list[tuple[str, str]]:
     first, name = next(iter(report.models)), foremost(report)
     card, baseline = report.models[name], report.models[first]
     pruned = [p for p in report.pruning if p.model == name] or report.pruning[:1]
-    found = [(f"{percent(p.density, 1)} %", f"of the layers' weights kept, {p.method}", "") for p in pruned]
+    shown = [(f"{percent(p.density, 1)} %", f"of the layers' weights kept, {p.method}", "") for p in pruned]
     for task, models in (_quality(report) | _means(report)).items():
         own, before, other = (models.get(n, {}) for n in (name, name + UNDISTILLED, first))
         # The first metric of a task is the one that matters.
         metric = next(iter(own), "loss")
         if metric != "loss":
-            found.append((number(own[metric]), f"{metric} on {task}", number(other.get(metric))))
+            shown.append((number(own[metric]), f"{metric} on {task}", number(other.get(metric))))
         elif own.get("loss") and "loss" in before:
-            found.append((f"{before['loss'] / own['loss']:.1f}×", f"lower {task} than before distillation", ""))
+            shown.append((f"{before['loss'] / own['loss']:.1f}×", f"lower {task} than before distillation", ""))
     if fastest := _fastest(report):
         best, row = fastest
         ran = ran_as(row) if report.command == BENCHMARK else row.model
         where = f"{best.batch_size} × {best.seq_len} tokens ({best.low:.1f}–{best.high:.1f})"
-        found.append((f"{best.median:.1f}×", f"the speed of {first}: {ran}, {where}", ""))
+        shown.append((f"{best.median:.1f}×", f"the speed of {first}: {ran}, {where}", ""))
     rows = [row for row in report.latency if row.model == name and not pruned and not fastest]
-    found += [(f"{row.p50_ms:.1f} ms", f"{row.batch_size} × {row.seq_len} tokens", "") for row in rows[:1]]
-    found.append((on_disk(card), "on disk", on_disk(baseline)))
+    shown += [(f"{row.p50_ms:.1f} ms", f"{row.batch_size} × {row.seq_len} tokens", "") for row in rows[:1]]
+    shown.append((on_disk(card), "on disk", on_disk(baseline)))
     if card.multiply_adds != baseline.multiply_adds:
-        found.append((count(card.multiply_adds), "multiply-adds", count(baseline.multiply_adds)))
-    return [(v, f"{what}; {first} {beside}" if beside and first != name else what) for v, what, beside in found]
+        shown.append((count(card.multiply_adds), "multiply-adds", count(baseline.multiply_adds)))
+    return [(v, f"{what}; {first} {beside}" if beside and first != name else what) for v, what, beside in shown]
 
 
 def _fastest(report: Report) -> tuple[Speedup, LatencyRow] | None:
@@ -236,11 +236,11 @@ def _fastest(report: Report) -> tuple[Speedup, LatencyRow] | None:
 
 def _means(report: Report) -> dict[str, dict[str, dict[str, float]]]:
     """Means over the sets of a task with many, as `quality`."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    quality: dict[str, dict[str, dict[str, float]]] = {}
     for task, evaluations in tasks(report).items():
         sets = len({e.set for e in evaluations})
         for model in dict.fromkeys(e.model for e in evaluations) if sets > FEW_SETS else ():
             own = [e.metrics for e in evaluations if e.model == model]
             means = {metric: fmean(m[metric] for m in own) for metric in own[0] if all(metric in m for m in own)}
-            found.setdefault(f"{task} (mean of {sets} sets)", {})[model] = means
-    return found
+            quality.setdefault(f"{task} (mean of {sets} sets)", {})[model] = means
+    return quality
