@@ -49,7 +49,7 @@ def test_shares_over_all_count_weights_and_not_matrices():
 
 def test_table_by_type_has_a_row_a_model(sparsities):
     made = by_type(sparsities)
-    assert made.header == ["model", "Q", "K", "V", "O", "U", "D", "all", "requested"]
+    assert made.header == ["model", "Q", "K", "V", "O", "U", "D", "all", "target"]
     assert [row[0] for row in made.rows] == ["0.5", "0.9", "0.97"]
     assert [row[-1] for row in made.rows] == ["50.00", "10.00", "3.00"]
     for row, one in zip(made.rows, sparsities.pruning, strict=True):

@@ -38,14 +38,14 @@ def kept_by_layer(pruned: Pruning) -> list[list[float | None]]:
 
 
 def by_type(report: Report) -> Table:
-    """A row a pruned model: the share kept of each type and of all, beside the share that was requested."""
+    """A row a pruned model: the share kept of each type and of all, beside the target."""
     types = types_of(*report.pruning)
     rows = [
         [p.model, *(percent(kept(p, kind=kind)) for kind in types), percent(kept(p)), percent(1 - p.sparsity)]
         for p in report.pruning
     ]
     meanings = ", ".join(f"{kind}: {TYPES[kind]}" for kind in types if kind in TYPES)
-    header = ["model", *types, ALL, "requested"]
+    header = ["model", *types, ALL, "target"]
     return Table(header, rows, f"Of the weights of the layers' matrices. {meanings}.", style="shares")
 
 
