@@ -13,7 +13,7 @@ from kdcli.report.pictures.pruning import MOST_RIDGES, density_curve, head_map, 
 from kdcli.report.schema import Pruning, Report
 from kdcli.report.sections.overview import overview, title
 from kdcli.report.sections.pruning import best_pruned, by_layer, by_type, density_points, kept, types_of
-from kdcli.report.text import Picture, percent
+from kdcli.report.text import Picture
 from kdcli.report.views import html, markdown, model_card
 
 
@@ -82,13 +82,6 @@ def test_types_keep_their_order_and_unknown_ones_come_last():
     kinds = ("Z", "P2", "P", "D", "Q")
     matrices = [{"name": f"1.{k}", "layer": 1, "kind": k, "weights": 4, "kept": 1} for k in kinds]
     assert types_of(entry(matrices=matrices)) == ["Q", "D", "P", "P2", "Z"]
-
-
-@pytest.mark.parametrize(
-    ("share", "text"), [(None, ""), (0.0, "0.00"), (1e-6, "<0.01"), (5e-5, "0.01"), (0.12345, "12.35"), (1.0, "100.00")]
-)
-def test_percent(share, text):
-    assert percent(share) == text
 
 
 def test_titles(pruned, sparsities, tmp_path):
@@ -268,14 +261,6 @@ def test_a_rare_score_does_not_widen_the_picture():
 def test_nothing_or_everything_kept(share):
     matrices = [{"name": "1.Q", "layer": 1, "kind": "Q", "weights": 10, "kept": int(10 * share)}]
     assert len(model_pictures(entry(matrices=matrices, heads=[[share, share]], density=share))) == 4
-
-
-def test_pictures_take_the_colour_of_the_page_and_do_not_change(pruned):
-    (one,) = pruned.pruning
-    for picture in model_pictures(one):
-        assert "currentColor" in picture.svg
-        assert not [part for part in ("#778899", "#000000", "<image") if part in picture.svg]
-    assert model_pictures(one) == model_pictures(one)
 
 
 def test_quality_against_density_and_size(sparsities, pruned):
