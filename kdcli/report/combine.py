@@ -15,14 +15,8 @@ from kdcli.types import Outcome
 
 @dataclass(frozen=True)
 class Part:
-    """A finished run and what a combined report shows of it.
-
-    Attributes:
-        name: the run's name in the combined report: of its pruning, and of its curve where that is drawn.
-        result: the run.
-        models: name of a model in the run's report -> its name in the combined one; other models are left out.
-        beside: draw the run's held-out curve beside that of the combined run.
-    """
+    """A finished run and what a combined report shows of it: `name` is that of its pruning and, with `beside`, of its
+    held-out curve; `models` maps names in the run's report to names in the combined one, others are left out."""
 
     name: str
     result: RunResult
@@ -48,13 +42,12 @@ def combine_reports(
 ) -> RunResult:
     """Write the report of `folder` over the models, scores and prunings of several runs.
 
-    A name is shown once: the first part that has it gives its card and its scores; `cards`, `evaluations` and
-    `quality` of the combined run itself come before all parts. The last model of `cards` stays last, since the
-    report's first numbers are about the last model. A model in `folders` has that directory as its id.
+    Each name is shown once, as in the first part that has it. The last model of `cards` stays last, since the report's
+    first numbers are about the last model. A model in `folders` has that directory as its id.
 
     Args:
-        recipe: of the combined run; None takes the first part's.
-        cards, evaluations, quality: models trained here, in no part.
+        recipe: None takes the first part's.
+        cards, evaluations, quality: models trained here, before all parts.
         folders, latency, outcome, selection, auto_class: as in `write_report`.
     """
     folders = folders or {}

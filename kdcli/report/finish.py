@@ -15,6 +15,7 @@ from kdcli.disk import write_atomic
 from kdcli.recipe.sections import MeasureSettings
 from kdcli.report.published import published_for
 from kdcli.report.schema import Report, Training
+from kdcli.report.sections.evaluations import set_name
 from kdcli.report.views import model_card, terminal, write_views
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import REPORT, RunDir
@@ -50,12 +51,8 @@ def measure(subjects: Iterable[Subject], settings: MeasureSettings, session: Ses
     if not settings.latency:
         return Latency()
     Progress.log("measuring latency")
-    protocol = Protocol(
-        device=str(session.device),
-        min_runs=settings.min_runs,
-        min_seconds=settings.min_seconds,
-        trust_remote_code=session.trust_remote_code,
-    )
+    trusted, runs, seconds = session.trust_remote_code, settings.min_runs, settings.min_seconds
+    protocol = Protocol(device=str(session.device), min_runs=runs, min_seconds=seconds, trust_remote_code=trusted)
     return measure_latency(list(subjects), protocol)
 
 
@@ -63,7 +60,7 @@ def quality_of(evaluations: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, 
     """Evaluations as `quality` of a report: task and set -> model -> metric -> value."""
     quality: dict[str, dict[str, dict[str, float]]] = {}
     for e in evaluations:
-        quality.setdefault(f"{e['task']} {e['set']}".strip(), {})[e["model"]] = dict(e["metrics"])
+        quality.setdefault(set_name(e["task"], e["set"]), {})[e["model"]] = dict(e["metrics"])
     return quality
 
 
@@ -123,7 +120,8 @@ def write_report(
             "failures": latency.failures,
             "agreements": latency.agreements,
             "projections": list(projections),
-            "published": published_for(shapes),
+            # The papers' tasks are not the user's own.
+            "published": published_for(() if recipe.get("task") == "own" else shapes),
             "notes": list(notes),
             "evaluations": evaluations,
             "comparisons": list(comparisons),

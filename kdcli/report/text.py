@@ -43,14 +43,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """What every view shows in its own way.
-
-    Attributes:
-        items: a sentence each, with the texts that are quoted below it.
-        draw: makes the pictures; only HTML has them.
-        least: the first view that shows the section.
-        open: whether HTML unfolds the section where it is part of another.
-    """
+    """What every view from `least` on shows in its own way. `items` are sentences, each with the texts quoted below it;
+    `draw` makes the pictures, for HTML alone; a part of a section is unfolded in HTML where it is `open`."""
 
     title: str
     table: Table | None = None
@@ -62,13 +56,11 @@ class Section:
     open: bool = True
 
 
-def filled(
-    header: list[str], rows: list[list[str]], narrow: int | None = None, note: str = "", style: str = ""
-) -> Table:
-    """A table without its empty columns; `narrow` counts the columns before."""
-    keep = [i for i in range(len(header)) if any(row[i] for row in rows)]
-    few = None if narrow is None else sum(i < narrow for i in keep)
-    return Table([header[i] for i in keep], [[row[i] for i in keep] for row in rows], note, narrow=few, style=style)
+def filled(rows: list[dict[str, str]], narrow: int | None = None, note: str = "", style: str = "") -> Table:
+    """A table with the columns of the first row, without the empty ones; `narrow` counts the columns before."""
+    header = [name for name in rows[0] if any(row.get(name) for row in rows)]
+    few = None if narrow is None else sum(name in header for name in list(rows[0])[:narrow])
+    return Table(header, [[row.get(name, "") for name in header] for row in rows], note, narrow=few, style=style)
 
 
 def number(value: float | None) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
 from markupsafe import Markup
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
@@ -20,9 +20,8 @@ from kdcli.report.schema import FINETUNED, TEACHER, UNDISTILLED, Report
 from kdcli.report.sections.contents import sections
 from kdcli.report.sections.evaluations import MOST_LABELS, scores
 from kdcli.report.sections.latency import latency_csv
-from kdcli.report.sections.overview import about, facts, models_section
+from kdcli.report.sections.overview import about, facts, how_made, models_section, origin, title
 from kdcli.report.sections.selection import how_chosen
-from kdcli.report.sections.title import how_made, origin, title
 from kdcli.report.text import Section, Table, View, count, cut, plain, short
 
 __all__ = ["FINETUNED", "TEACHER", "UNDISTILLED", "html", "markdown", "model_card", "short", "terminal", "write_views"]
@@ -49,10 +48,10 @@ def write_views(folder: Path, report: Report) -> None:
     write_atomic(folder / "report.json", report.to_json())
 
 
-def shown(found: Iterable[Section], view: View) -> list[Section]:
+def shown(everything: Iterable[Section], view: View) -> list[Section]:
     """The sections that a view shows; Markdown counts the parts that only HTML shows."""
     kept = []
-    for section in found:
+    for section in everything:
         parts = shown(section.parts, view)
         hidden = len(section.parts) - len(parts) if view is View.MARKDOWN else 0
         sentences = [*section.sentences, *([f"{hidden} more in report.html."] if hidden else [])]
@@ -156,7 +155,7 @@ def html(report: Report) -> str:
     """report.html: one file, nothing loaded from elsewhere, everything from outside escaped."""
     # A pruning is named by its title, which holds the method.
     method = "" if report.pruning else report.recipe.get("method") or ""
-    return _template().render(
+    return _template("report.html.jinja").render(
         report=report,
         title=title(report),
         method=method,
@@ -171,11 +170,15 @@ def html(report: Report) -> str:
 
 
 @functools.cache
-def _template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("kdcli.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    return environment.get_template("report.html.jinja")
+def _template(name: str) -> Template:
+    # Markdown is escaped by `plain`.
+    return Environment(
+        loader=PackageLoader("kdcli.report", "."),
+        autoescape=select_autoescape(["html.jinja"]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    ).get_template(name)
 
 
 def drawn(section: Section) -> list[tuple[str, Markup]]:
@@ -192,56 +195,29 @@ def model_card(report: Report, name: str, auto_class: str = "AutoModel", *, own_
         auto_class: the class of transformers that loads the model with its head; `AutoModel` when it has none.
         own_code: its class is in the file beside its weights, not in transformers.
     """
-    trusted = ", trust_remote_code=True" if own_code else ""
     card, source, has_head = report.models[name], origin(report), auto_class != "AutoModel"
     front: dict[str, object] = {"library_name": "transformers", "tags": ["kdcli", report.command, card.model_type]}
     if auto_class in PIPELINES:
         front["pipeline_tag"] = PIPELINES[auto_class]
     if re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source) and source != "demo" and not Path(source).exists():
         front["base_model"] = source
-    what = title(report) if has_head else f"{card.layers}x{card.hidden} {card.model_type}"
+    classes = [e.confusion.labels if e.confusion else list(e.per_class) for e in report.evaluations if e.model == name]
     results = (scores(report, name) if has_head else []) or [models_section(report)]
     if report.selection:
         results.append(Section("How it was chosen", sentences=[how_chosen(report.selection)]))
-    return "\n".join(
-        [
-            "---",
-            yaml.safe_dump(front, sort_keys=False).strip(),
-            "---",
-            plain(f"# {what}, made by kdcli {report.command}"),
-            "",
-            f"{count(card.params_total)} parameters ({count(card.params_embedding)} of them embeddings),",
-            f"{plain(how_made(report))}.",
-            "",
-            "```python",
-            f"from transformers import {auto_class}, AutoTokenizer",
-            "",
-            f'model = {auto_class}.from_pretrained("path/to/this/directory"{trusted})',
-            'tokenizer = AutoTokenizer.from_pretrained("path/to/this/directory")',
-            "```",
-            "",
-            *_head(report, name, source, has_head),
-            "",
-            "## Results",
-            "",
-            *(line for section in results for line in _written(section, "###")),
-            "## Repeat it",
-            "",
-            f"`kdcli {report.command} --recipe recipe.yaml -o NEW_DIRECTORY`",
-            "with the recipe.yaml beside this file or one directory up.",
-            "",
-            f"Versions: {', '.join(f'{k} {v}' for k, v in report.versions.items())}.",
-            "",
-        ]
+    return _template("model_card.md.jinja").render(
+        report=report,
+        front=yaml.safe_dump(front, sort_keys=False).strip(),
+        what=title(report) if has_head else f"{card.layers}x{card.hidden} {card.model_type}",
+        parameters=count(card.params_total),
+        embedding=count(card.params_embedding),
+        made=how_made(report),
+        auto_class=auto_class,
+        own_code=own_code,
+        has_head=has_head,
+        labels=next(filter(None, classes), []),
+        most=MOST_LABELS,
+        origin=source and short(source),
+        results=[line for section in results for line in _written(section, "###")],
+        plain=plain,
     )
-
-
-def _head(report: Report, name: str, source: str, has_head: bool) -> list[str]:
-    """What the model predicts, or that it predicts nothing yet."""
-    if not has_head:
-        return ["It has no task head: fine-tune it as you would its teacher, whose licence and limits it inherits."]
-    found = [e.confusion.labels if e.confusion else list(e.per_class) for e in report.evaluations if e.model == name]
-    labels = next(filter(None, found), [])
-    more = f" and {len(labels) - MOST_LABELS} more" if len(labels) > MOST_LABELS else ""
-    classes = [plain(f"Classes: {', '.join(labels[:MOST_LABELS])}{more}."), ""] if labels else []
-    return [*classes, plain(f"It inherits licence and limits of {short(source)}.")] if source else classes

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from benchmark_reports import benchmark_values, compared_benchmark_values, hostile_benchmark_values
-from pruning_reports import hostile_prune_values, odd_values, prune_values, sparsities_values
 from reports import (
+    benchmark_values,
+    compared_benchmark_values,
     evaluate_values,
     evaluation,
     finetune_values,
+    hostile_benchmark_values,
+    hostile_prune_values,
     hostile_values,
     many_labels,
+    odd_values,
+    prune_values,
     report_values,
     selection_values,
+    sparsities_values,
 )
 
 from kdcli.report.schema import Report

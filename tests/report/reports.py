@@ -1,4 +1,4 @@
-"""Reports to show: a plain one, and one in which everything that comes from outside is hostile."""
+"""Values of reports of every verb, and the same with hostile names from outside."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 from rich.console import Console
 
 from kdcli.report.published import published_for
@@ -134,9 +135,7 @@ def hostile_values() -> dict[str, object]:
     values["published"] = [{"row": HOSTILE, "source": HOSTILE, "values": {HOSTILE: 1.0}}]
     values["evaluations"] = [hostile_evaluation("teacher", ""), hostile_evaluation(HOSTILE, HOSTILE)]
     interval = {"metric": HOSTILE, "difference": 0.1, "low": 0.05, "high": 0.2}
-    values["comparisons"] = [
-        {"model": HOSTILE, "baseline": HOSTILE, "task": HOSTILE, "set": HOSTILE, **interval},
-    ]
+    values["comparisons"] = [{"model": HOSTILE, "baseline": HOSTILE, "task": HOSTILE, "set": HOSTILE, **interval}]
     run = {"settings": {HOSTILE: 0.1}, "seed": 0, "metrics": {HOSTILE: 0.5}}
     other = {"settings": {HOSTILE: 0.2}, "seed": 0, "metrics": {HOSTILE: 0.6}}
     chosen = {"metric": HOSTILE, "on": HOSTILE, "settings": {HOSTILE: 0.2}, "seed": 0}
@@ -148,26 +147,17 @@ def hostile_evaluation(model: str, part: str) -> dict[str, object]:
     score = {"precision": 0.5, "recall": 0.5, "f1": 0.5, "support": 1}
     mistake = {"id": HOSTILE, "texts": [HOSTILE], "label": HOSTILE, "predicted": HOSTILE, "badness": 1.0}
     return {
-        "model": model,
-        "task": HOSTILE,
-        "set": part,
-        "split": HOSTILE,
-        "n": 1,
-        "metrics": {HOSTILE: 0.5},
+        **{"model": model, "task": HOSTILE, "set": part, "split": HOSTILE, "n": 1, "metrics": {HOSTILE: 0.5}},
         "confusion": {"labels": [HOSTILE, "other"], "counts": [[0, 1], [0, 0]]},
-        "per_class": {HOSTILE: score},
-        "worst": [mistake],
+        **{"per_class": {HOSTILE: score}, "worst": [mistake]},
     }
 
 
 def evaluation(model: str, task: str = "sst2", part: str = "", **changes: object) -> dict[str, object]:
     """872 examples of two classes, 800 of them right."""
+    long = "a thoroughly strange and " + "very " * 100 + "long film"
     values = {
-        "model": model,
-        "task": task,
-        "set": part,
-        "split": "validation",
-        "n": 872,
+        **{"model": model, "task": task, "set": part, "split": "validation", "n": 872},
         "metrics": {"accuracy": 800 / 872},
         "confusion": {"labels": ["negative", "positive"], "counts": [[388, 40], [32, 412]]},
         "per_class": {
@@ -177,7 +167,7 @@ def evaluation(model: str, task: str = "sst2", part: str = "", **changes: object
         "worst": [
             {
                 "id": str(i),
-                "texts": ["a thoroughly strange and " + "very " * 100 + "long film", "second text"],
+                "texts": [long, "second"],
                 "label": "positive",
                 "predicted": "negative",
                 "badness": 7.5 - i,
@@ -270,3 +260,240 @@ def evaluate_values(parts: tuple[str, ...] = ("",), task: str = "sst2") -> dict[
             for metric, values in interval.items()
         ],
     }
+
+
+LATENCY_SHAPES = {"12x768": 60.0, "6x384": 10.0, "3x384": 6.0}
+"""Milliseconds of one sequence of 128 tokens under torch in float32."""
+
+BACKENDS = {("torch", "fp32"): 1.0, ("onnx", "fp32"): 0.8, ("onnx", "int8"): 0.5}
+"""Milliseconds relative to those."""
+
+
+def benchmark_row(
+    model: str, on: tuple[str, str], batch_size: int, seq_len: int, **changes: object
+) -> dict[str, object]:
+    p50 = LATENCY_SHAPES.get(model, 6.0) * BACKENDS[on] * batch_size * seq_len / 128
+    of_verb = {
+        **{"backend": on[0], "dtype": on[1], "seq_len": seq_len, "padding": "random", "p99_ms": p50 * 1.3},
+        **{"tokens_per_second": 0.6 * 1e3 * batch_size * seq_len / p50, "load_seconds": 0.42},
+        **{"first_call_ms": p50 * 3, "peak_memory_bytes": 120_000_000},
+    }
+    return latency_row(model, batch_size, p50) | of_verb | changes
+
+
+def benchmark_values(
+    cells: tuple[tuple[int, int], ...] = ((1, 128), (8, 128), (1, 32), (1, 512)),
+    on: tuple[tuple[str, str], ...] = tuple(BACKENDS),
+) -> dict[str, object]:
+    """A benchmark of two shapes beside BERT-base; one does not fit once, one is wrong on ONNX in int8."""
+    sizes: dict[str, dict[str, object]] = {
+        "12x768": {},
+        "6x384": {"layers": 6, "hidden": 384, "params_total": 22_713_216, "bytes": 90_900_000},
+        "3x384": {"layers": 3, "hidden": 384, "params_total": 17_389_824, "bytes": 69_600_000},
+    }
+    papers = {"paper_params_embedding": 23_440_896, "paper_params_transformer": 85_054_464}
+    measured = [
+        (model, backend, cell)
+        for cell in cells
+        for backend in on
+        for model in LATENCY_SHAPES
+        if (model, backend) != ("6x384", ("onnx", "int8"))
+    ]
+    rows = [benchmark_row(model, backend, *cell) for model, backend, cell in measured]
+    rows[1] |= {"status": "noisy", "iqr_over_p50": 0.2}
+    speedup = {}
+    for model, backend, cell in measured:
+        if (model, backend) == ("12x768", ("torch", "fp32")):
+            continue
+        name = model if backend == ("torch", "fp32") else f"{model}/{backend[0]}-{backend[1]}"
+        ratio = 60.0 / (LATENCY_SHAPES[model] * BACKENDS[backend])
+        where = "" if cell == cells[0] else f"@{cell[0]}x{cell[1]}"
+        speedup[f"{name}_vs_12x768{where}"] = {
+            **{"median": ratio, "low": 0.9 * ratio, "high": 1.2 * ratio},
+            **{"batch_size": cell[0], "seq_len": cell[1]},
+        }
+    agreement = {"backend": "onnx", "dtype": "int8", "max_abs": 0.5, "cosine": 0.999, "limit": 0.1, "wrong": False}
+    return report_values() | {
+        "command": "benchmark",
+        "recipe": {"models": ["6x384", "3x384"], "baseline": "12x768"},
+        "models": {name: card(id=name, **changes, **papers) for name, changes in sizes.items()},
+        "training": None,
+        "curve": [],
+        "quality": {},
+        "latency": rows,
+        "speedup": speedup,
+        "published": published_for(sizes),
+        "notes": [],
+        "failures": [
+            {"model": "12x768", "backend": "torch", "dtype": "fp32", "batch_size": 64, "seq_len": 512}
+            | {"reason": "out of memory"},
+            {"model": "3x384", "backend": "openvino", "dtype": "int8", "reason": "openvino is not installed"},
+        ],
+        "agreements": [
+            agreement | {"model": "3x384", "relative": 0.02},
+            agreement | {"model": "6x384", "relative": 0.31, "wrong": True},
+        ],
+        "projections": [
+            {"model": "6x384", "device": "p100", "batch_size": 1, "seq_len": 128, "milliseconds": 2.5, "speedup": 5.1}
+            | {"published": 5.3, "error": -0.0377, "note": "projection, memory-bound"},
+            {"model": "6x384", "device": "k80", "batch_size": 1, "seq_len": 128, "milliseconds": 12.5, "speedup": 5.6},
+        ],
+    }
+
+
+def report_of(**changes: object) -> Report:
+    """The benchmark with some of it changed."""
+    return Report.model_validate(benchmark_values() | changes)
+
+
+def compared_benchmark_values() -> dict[str, object]:
+    """A benchmark of runs that were judged too; `slow` is beaten in everything."""
+    values = benchmark_values(((1, 128),), (("torch", "fp32"),))
+    accuracy = {"12x768": 0.93, "6x384": 0.91, "3x384": 0.88, "slow": 0.87}
+    slow = benchmark_row("slow", ("torch", "fp32"), 1, 128, p50_ms=30.0)
+    models = {**values["models"], "slow": card(id="slow", layers=6, bytes=270_000_000)}  # type: ignore[dict-item]
+    return values | {
+        "models": models,
+        "latency": [*values["latency"], slow],  # type: ignore[misc]
+        "quality": {
+            "held-out loss": {name: {"loss": 0.5} for name in accuracy},
+            "sst2": {name: {"accuracy": value} for name, value in accuracy.items()},
+        },
+    }
+
+
+def hostile_benchmark_values() -> dict[str, object]:
+    """The same of a benchmark."""
+    values = hostile_values() | {"command": "benchmark"}
+    on = {"backend": HOSTILE, "dtype": HOSTILE}
+    cell = {"batch_size": 1, "seq_len": 128}
+    row = latency_row(HOSTILE, 1, 6.0) | on
+    strange = on | {"device": HOSTILE, "padding": HOSTILE}
+    lengths = (128, 256)
+    values["latency"] = [row | {"seq_len": n, "model": m} for n in lengths for m in ("teacher", HOSTILE)]
+    values["latency"] += [latency_row(HOSTILE, batch, 6.0) | strange for batch in (1, 8)]
+    ratio = {"median": 2.0, "low": 1.0, "high": 3.0}
+    values["speedup"] = {f"{HOSTILE}/{HOSTILE}-{HOSTILE}_vs_teacher": ratio | cell}
+    values["quality"] = {HOSTILE: {"teacher": {HOSTILE: 0.9}, HOSTILE: {HOSTILE: 0.8}}}
+    values["published"] = [{"row": f"3x768 {HOSTILE}", "source": HOSTILE, "values": {"speed-up": 2.0, HOSTILE: 1.0}}]
+    values["failures"] = [{"model": HOSTILE, "reason": HOSTILE} | on | cell]
+    said = {"max_abs": 1.0, "relative": 1.0, "cosine": 0.0, "limit": 0.1, "metric": 0.5}
+    values["agreements"] = [{"model": HOSTILE, "wrong": True} | on | said]
+    calculated = {"milliseconds": 1.0, "speedup": 2.0, "published": 3.0, "error": 0.1}
+    values["projections"] = [{"model": HOSTILE, "device": HOSTILE, "note": HOSTILE} | calculated | cell]
+    return values
+
+
+SIZES = {"Q": 147_456, "K": 147_456, "V": 147_456, "O": 147_456, "U": 589_824, "G": 589_824, "D": 589_824}
+"""Weights of the matrices of a layer of width 384."""
+
+
+def pruned_values(
+    model: str = "masked",
+    sparsity: float = 0.9,
+    kinds: str = "QKVOUD",
+    layers: int = 6,
+    number_of_heads: int = 12,
+    scores: bool = True,
+    **changes: object,
+) -> dict[str, object]:
+    """Shares that grow towards the middle layers and differ between types and heads; a cubic schedule."""
+    density, values = 1 - sparsity, np.random.default_rng(0)
+    matrices = []
+    for layer in range(1, layers + 1):
+        hill = 1.2 - 1.2 * abs(layer / (layers + 1) - 0.5)
+        for number, kind in enumerate(kinds):
+            share = min(1.0, density * hill * (0.7 + 0.08 * number))
+            size = SIZES[kind]
+            matrices.append(
+                {"name": f"{layer}.{kind}", "layer": layer, "kind": kind, "weights": size, "kept": round(size * share)}
+            )
+    kept = sum(int(m["kept"]) for m in matrices) / sum(int(m["weights"]) for m in matrices)
+    steps = list(range(0, 1001, 50))
+    curve = [{"step": s, "density": max(kept, kept + (1 - kept) * (1 - s / 600) ** 3)} for s in steps[:-1]]
+    histograms = []
+    for step in steps if scores else []:
+        spread = values.normal(-0.1, 0.5, 4000) * step / 1000 * np.where(values.random(4000) < 0.2, 1, 0.3)
+        low, high = (float(spread.min()), float(spread.max())) if step else (0.0, 1.0)
+        counts, edges = np.histogram(spread, 40, (low, high))
+        histograms.append({"step": step, "edges": edges.tolist(), "counts": counts.tolist()})
+    shares = np.clip(density * values.uniform(0.3, 1.7, (layers, number_of_heads)), 0, 1)
+    return {
+        **{"model": model, "method": "smp", "masking": "proportional", "sparsity": sparsity, "density": kept},
+        **{"matrices": matrices, "heads": shares.tolist()},
+        "curve": [*curve, {"step": 1000, "density": kept}],
+        "histograms": histograms,
+    } | changes
+
+
+def _values(models: dict[str, dict[str, object]], accuracies: dict[str, float]) -> dict[str, object]:
+    """A report of `prune` on sst2."""
+    return report_values() | {
+        "command": "prune",
+        "recipe": {"model": "bert-base-uncased", "task": "sst2", "method": "smp", "sparsity": [0.9]},
+        "models": models,
+        "curve": [{"step": step, "loss": 0.7 / (1 + step / 200), "held_out": None} for step in range(50, 1001, 50)],
+        "quality": {"sst2": {name: {"accuracy": value} for name, value in accuracies.items()}},
+        "latency": [],
+        "speedup": {},
+        "published": [],
+        "evaluations": [evaluation(name, metrics={"accuracy": value}) for name, value in accuracies.items()],
+    }
+
+
+def prune_values() -> dict[str, object]:
+    """One sparsity: the dense model, the masked one, the compacted one, and the sparse form that has no card."""
+    shape = {"layers": 6, "hidden": 384, "bytes": 90_900_000, "params_total": 22_713_216}
+    models = {
+        "dense": card(id="bert-base-uncased", **shape, params_nonzero=22_700_000),
+        "masked": card(id="out", **shape, params_nonzero=13_100_000),
+        "compact": card(id="out/compact", **shape | {"bytes": 71_000_000}, params_nonzero=13_090_000),
+    }
+    ratios = {"masked": 1.0, "compact": 1.4, "sparse/sparse-fp32": 1.6}
+    return _values(models, {"masked": 0.9, "compact": 0.9}) | {
+        "latency": [
+            latency_row("dense", 1, 10.0),
+            latency_row("masked", 1, 10.1),
+            latency_row("compact", 1, 7.1),
+            latency_row("sparse", 1, 6.2) | {"backend": "sparse", "dtype": "fp32"},
+        ],
+        "speedup": {
+            f"{name}_vs_dense": {"median": r, "low": r - 0.1, "high": r + 0.1, "batch_size": 1, "seq_len": 128}
+            for name, r in ratios.items()
+        },
+        "pruning": [pruned_values()],
+    }
+
+
+def sparsities_values() -> dict[str, object]:
+    """Three sparsities, each a model of its own; the sizes differ."""
+    asked = {"0.5": 0.5, "0.9": 0.9, "0.97": 0.97}
+    models = {"dense": card(id="bert-base-uncased", layers=6, hidden=384, bytes=90_900_000)}
+    models |= {
+        name: card(id=name, layers=6, hidden=384, bytes=int(90_900_000 * (1 - s / 2))) for name, s in asked.items()
+    }
+    values = _values(models, {"0.5": 0.91, "0.9": 0.9, "0.97": 0.85})
+    recipe = values["recipe"] | {"sparsity": list(asked.values())}  # type: ignore[operator]
+    pruning = [pruned_values(name, s) for name, s in asked.items()]
+    return values | {"recipe": recipe, "training": None, "curve": [], "pruning": pruning}
+
+
+def odd_values() -> dict[str, object]:
+    """Gates, as many heads as no number fits for, and layers that are not alike; a method without scores."""
+    other = pruned_values("gates", 0.5, "QKVOUGD", layers=4, number_of_heads=24, scores=False, method="magnitude")
+    left_out = ("1.G", "3.D")
+    matrices = [m for m in other["matrices"] if m["name"] not in left_out]  # type: ignore[attr-defined]
+    matrices[0] |= {"kept": 1}
+    heads = [other["heads"][0][:6], *other["heads"][1:]]  # type: ignore[index]
+    return prune_values() | {"pruning": [other | {"model": "masked", "matrices": matrices, "heads": heads}]}
+
+
+def hostile_prune_values() -> dict[str, object]:
+    """Names of models, methods and matrices that try to become markup."""
+    values = hostile_values()
+    other = {"name": HOSTILE, "layer": 1, "kind": HOSTILE, "weights": 10, "kept": 1}
+    entry = pruned_values(HOSTILE, method=HOSTILE, masking=HOSTILE)
+    second = entry | {"matrices": [*entry["matrices"], other], "model": "teacher"}  # type: ignore[misc]
+    recipe = {"model": HOSTILE, "task": HOSTILE, "method": HOSTILE, "sparsity": [0.9]}
+    quality = {HOSTILE: {"teacher": {HOSTILE: 0.9}, HOSTILE: {HOSTILE: 0.8}}}
+    return values | {"command": "prune", "recipe": recipe, "quality": quality, "pruning": [entry, second]}

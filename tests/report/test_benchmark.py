@@ -7,11 +7,9 @@ import io
 import re
 
 import pytest
-from benchmark_reports import benchmark_row, benchmark_values, compared_benchmark_values, report_of
-from reports import HOSTILE, card, printed, words
+from reports import HOSTILE, benchmark_row, benchmark_values, card, compared_benchmark_values, printed, report_of, words
 
-from kdcli.report.pictures.curves import pictures
-from kdcli.report.pictures.latency import MOST_LINES
+from kdcli.report.pictures.charts import MOST_LINES, pictures
 from kdcli.report.schema import Agreement, Report
 from kdcli.report.sections.latency import (
     NOISE,
@@ -24,8 +22,7 @@ from kdcli.report.sections.latency import (
     published_speedups,
     speedup_of,
 )
-from kdcli.report.sections.overview import facts, overview
-from kdcli.report.sections.title import title
+from kdcli.report.sections.overview import facts, overview, title
 from kdcli.report.views import html, markdown
 
 FAILED = (

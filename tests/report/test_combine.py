@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pruning_reports import prune_values
-from reports import card, evaluation, finetune_values, report_values, run_row, selection_values
+from reports import card, evaluation, finetune_values, prune_values, report_values, run_row, selection_values
 
 from kdcli.report.combine import Part, combine_reports
 from kdcli.report.finish import RunResult
@@ -45,6 +44,7 @@ def test_variants_of_a_distillation_share_the_teacher(folder):
     }
     assert report.recipe == {"method": "full"}
     assert report.notes == ["full: where"]
+    assert report.published
     assert (report.training, report.latency, report.beside) == (None, [], {})
     assert (folder / "report.html").is_file()
 
@@ -53,12 +53,13 @@ def test_pruned_runs_take_the_names_of_their_parts(folder):
     parts = [
         Part(name, result(folder / name, prune_values()), {"dense": "dense", "compact": name}) for name in ("a", "b")
     ]
-    report = combine_reports(folder, command="prune", recipe={"task": "sst2"}, parts=parts).report
+    report = combine_reports(folder, command="prune", recipe={"task": "own"}, parts=parts).report
     assert list(report.models) == ["dense", "a", "b"]
     assert report.models["a"].bytes == 71_000_000
     assert [e.model for e in report.evaluations] == ["a", "b"]
     assert [p.model for p in report.pruning] == ["a", "b"], "whichever form its run pruned"
-    assert report.recipe == {"task": "sst2"}
+    assert report.recipe == {"task": "own"}
+    assert report.published == [], "the papers' tasks are others"
 
 
 def test_the_chosen_run_of_a_grid_is_the_model_of_the_directory(folder):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from reports import card, evaluate_values, evaluation, finetune_values, printed, run_row, selection_values, words
 
-from kdcli.report.pictures.curves import pictures
+from kdcli.report.pictures.charts import pictures
 from kdcli.report.schema import Evaluation, Report, Selection
 from kdcli.report.sections.evaluations import MEAN, MOST_LABELS, MOST_TEXT, comparisons, details, matrix, scores
-from kdcli.report.sections.overview import overview
+from kdcli.report.sections.overview import overview, title
 from kdcli.report.sections.selection import selection_section
-from kdcli.report.sections.title import title
 from kdcli.report.views import html, markdown, model_card
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -232,13 +231,14 @@ def test_long_texts_are_shortened_and_words_are_joined():
     (_, first, second), (_, joined) = section.parts[0].parts[-1].items
     assert len(first) <= MOST_TEXT
     assert first.endswith("very…")
-    assert second == "second text"
+    assert second == "second"
     assert joined == "EU rejects German call"
 
 
 def test_a_regression_has_neither_classes_nor_confusions():
     scored = evaluation("finetuned", "stsb", metrics={"pearson": 0.88}, confusion=None, per_class={}, worst=[])
-    report = report_of(finetune_values(), evaluations=[scored])
+    quality = {"stsb": {"finetuned": {"pearson": 0.88}}}
+    report = report_of(finetune_values(), evaluations=[scored], quality=quality)
     assert matrix(report.evaluations[0]) is None
     assert details(report) == []
     assert "0.8800 pearson on stsb" in words(report)

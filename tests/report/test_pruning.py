@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 
 import pytest
-from pruning_reports import prune_values, pruned_values, sparsities_values
-from reports import Page, printed, words
+from reports import Page, printed, prune_values, pruned_values, sparsities_values, words
 
-from kdcli.report.pictures.curves import pictures
+from kdcli.report.pictures.charts import pictures
 from kdcli.report.pictures.drawing import MOST_NUMBERS
 from kdcli.report.pictures.pruning import MOST_RIDGES, density_curve, head_map, model_pictures, score_ridges, type_map
 from kdcli.report.schema import Pruning, Report
-from kdcli.report.sections.overview import overview
+from kdcli.report.sections.overview import overview, title
 from kdcli.report.sections.pruning import best_pruned, by_layer, by_type, density_points, kept, types_of
-from kdcli.report.sections.title import title
-from kdcli.report.text import Picture, percent
+from kdcli.report.text import Picture
 from kdcli.report.views import html, markdown, model_card
 
 
@@ -51,7 +49,7 @@ def test_shares_over_all_count_weights_and_not_matrices():
 
 def test_table_by_type_has_a_row_a_model(sparsities):
     made = by_type(sparsities)
-    assert made.header == ["model", "Q", "K", "V", "O", "U", "D", "all", "requested"]
+    assert made.header == ["model", "Q", "K", "V", "O", "U", "D", "all", "target"]
     assert [row[0] for row in made.rows] == ["0.5", "0.9", "0.97"]
     assert [row[-1] for row in made.rows] == ["50.00", "10.00", "3.00"]
     for row, one in zip(made.rows, sparsities.pruning, strict=True):
@@ -84,14 +82,6 @@ def test_types_keep_their_order_and_unknown_ones_come_last():
     kinds = ("Z", "P2", "P", "D", "Q")
     matrices = [{"name": f"1.{k}", "layer": 1, "kind": k, "weights": 4, "kept": 1} for k in kinds]
     assert types_of(entry(matrices=matrices)) == ["Q", "D", "P", "P2", "Z"]
-
-
-@pytest.mark.parametrize(
-    ("share", "text"),
-    [(None, ""), (0.0, "0.00"), (1e-6, "<0.01"), (5e-5, "0.01"), (0.12345, "12.35"), (1.0, "100.00")],
-)
-def test_percent(share, text):
-    assert percent(share) == text
 
 
 def test_titles(pruned, sparsities, tmp_path):
@@ -271,14 +261,6 @@ def test_a_rare_score_does_not_widen_the_picture():
 def test_nothing_or_everything_kept(share):
     matrices = [{"name": "1.Q", "layer": 1, "kind": "Q", "weights": 10, "kept": int(10 * share)}]
     assert len(model_pictures(entry(matrices=matrices, heads=[[share, share]], density=share))) == 4
-
-
-def test_pictures_take_the_colour_of_the_page_and_do_not_change(pruned):
-    (one,) = pruned.pruning
-    for picture in model_pictures(one):
-        assert "currentColor" in picture.svg
-        assert not [part for part in ("#778899", "#000000", "<image") if part in picture.svg]
-    assert model_pictures(one) == model_pictures(one)
 
 
 def test_quality_against_density_and_size(sparsities, pruned):

@@ -12,12 +12,12 @@ from reports import HOSTILE, Page, card, evaluation, finetune_values, printed, w
 from rich.console import Console
 
 from kdcli.errors import MachineError
-from kdcli.report.pictures.curves import pictures
+from kdcli.report.pictures.charts import pictures
+from kdcli.report.pictures.pruning import model_pictures
 from kdcli.report.schema import Report
 from kdcli.report.sections.latency import latency_csv
-from kdcli.report.sections.overview import overview
-from kdcli.report.sections.title import title
-from kdcli.report.text import Section, Table, View, bytes_of, number
+from kdcli.report.sections.overview import overview, title
+from kdcli.report.text import Section, Table, View, bytes_of, number, percent
 from kdcli.report.views import FittedTable, html, markdown, model_card, short, shown, write_views
 
 LOADS = {"src", "srcset", "href", "xlink:href", "data", "action", "formaction", "poster", "background"}
@@ -152,13 +152,13 @@ def test_each_view_shows_its_sections_and_markdown_counts_the_others():
     assert shown([Section("top", parts=parts[2:])], View.TERMINAL) == []
 
 
-def test_pictures_take_the_colour_of_the_page_and_do_not_change(report):
-    found = pictures(report)
-    assert found == pictures(report)
-    for picture in found:
+def test_pictures_take_the_colour_of_the_page_and_do_not_change(report, pruned):
+    (one,) = pruned.pruning
+    drawn = [*pictures(report), *model_pictures(one)]
+    assert drawn == [*pictures(report), *model_pictures(one)]
+    for picture in drawn:
         assert "currentColor" in picture.svg
-        assert "#778899" not in picture.svg
-        assert "#000000" not in picture.svg
+        assert not [part for part in ("#778899", "#000000", "<image") if part in picture.svg]
 
 
 def test_overview_has_a_row_a_model_and_one_for_the_undistilled(report):
@@ -261,12 +261,7 @@ def test_short_name_of_a_directory_is_its_last_part(monkeypatch, tmp_path):
     (tmp_path / "models" / "mine").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert short("models/mine") == short("./models/mine/") == "mine"
-    for name in (
-        "google-bert/bert-base-uncased",
-        "bert-base-uncased",
-        "demo",
-        "Salesforce/wikitext:wikitext-103",
-    ):
+    for name in ("google-bert/bert-base-uncased", "bert-base-uncased", "demo", "Salesforce/wikitext:wikitext-103"):
         assert short(name) == name
 
 
@@ -283,27 +278,17 @@ def test_latency_csv_is_the_latency_of_the_report(report):
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
+    ("written", "text"),
     [
-        (1.0, "1.000"),
-        (0.93, "0.9300"),
-        (0.0, "0.000"),
-        (0.012346, "0.01235"),
-        (100, "100.0"),
-        (1234.5, "1234"),
-        (None, ""),
+        *[(number(1.0), "1.000"), (number(0.93), "0.9300"), (number(0.0), "0.000"), (number(0.012346), "0.01235")],
+        *[(number(100), "100.0"), (number(1234.5), "1234"), (number(None), ""), (bytes_of(0), "0.0 kB")],
+        *[(bytes_of(51_671), "51.7 kB"), (bytes_of(838_400), "0.8 MB"), (bytes_of(10**6), "1.0 MB")],
+        *[(bytes_of(12 * 10**8), "1.20 GB"), (percent(None), ""), (percent(0.0), "0.00"), (percent(1e-6), "<0.01")],
+        *[(percent(5e-5), "0.01"), (percent(0.12345), "12.35"), (percent(1.0), "100.00")],
     ],
 )
-def test_scores_keep_four_digits(value, text):
-    assert number(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0.0 kB"), (51_671, "51.7 kB"), (838_400, "0.8 MB"), (10**6, "1.0 MB"), (12 * 10**8, "1.20 GB")],
-)
-def test_bytes_have_the_unit_that_shows_them(value, text):
-    assert bytes_of(value) == text
+def test_numbers_keep_their_digits_and_show_in_their_unit(written, text):
+    assert written == text
 
 
 def test_sizes_name_the_type_of_weights_that_are_not_float32(values):

@@ -80,14 +80,8 @@ def svg(drawing: Figure) -> str:
 def line_chart(
     lines: Sequence[Line], across: str, along: str = "", *, columns: int = 0, log: bool = False, taller: float = 0.0
 ) -> tuple[Figure, Any]:
-    """Lines over steps.
-
-    Args:
-        across, along: names of the axes.
-        columns: of the legend; 0 has none.
-        log: a logarithmic scale along, with plain numbers; values of zero, such as the loss of a student that equals
-            its teacher, have no place on it.
-    """
+    """Lines over steps; `across` and `along` name the axes, `columns` are the legend's, `log` makes the axis along
+    logarithmic. A student that equals its teacher has a loss of zero, which has no place there."""
     drawing, axes = figure(taller)
     for line in lines:
         axes.plot(
@@ -141,13 +135,8 @@ def scatter_chart(
     front: Sequence[str] | None = None,
     zero: bool = False,
 ) -> str:
-    """A point a model with its label, as SVG.
-
-    Args:
-        points: name -> place across and along.
-        front: points that a line joins, from left to right; the others are hollow. None fills all.
-        zero: the axis along starts at 0.
-    """
+    """A labelled point a model, as SVG: `points` are places across and along, from 0 on with `zero`. A line joins those
+    of `front`, from left to right; the others are hollow."""
     places, heights = ([point[i] for point in points.values()] for i in (0, 1))
     drawing, axes = figure()
     low, high = min(heights), max(heights)
@@ -199,13 +188,9 @@ def _apart(heights: list[float], gap: float = 0.07) -> list[float]:
 def heat_map(
     cells: Cells, columns: list[str], rows: list[str], middle: float, *, across: str = "", apart: int = 0
 ) -> str:
-    """A heat map with numbers in its cells, the first row on top, as SVG.
-
-    Args:
-        middle: share that the scale has at least a fifth of on either side, so that noise looks like noise.
-        across: what the columns are, where their names do not say it.
-        apart: last rows and columns that stand off from the others.
-    """
+    """A heat map with numbers in its cells, the first row on top, as SVG. The scale reaches a fifth beyond `middle` on
+    either side, so that noise looks like noise; `across` names the columns; the last `apart` rows and columns stand
+    off."""
     known = [share for row in cells for share in row if share is not None]
     scale = Normalize(min([*known, 0.8 * middle]), max([*known, 1.2 * middle]))
     xs, ys = ([i + 0.25 * (i >= n - apart) for i in range(n)] for n in (len(columns), len(rows)))

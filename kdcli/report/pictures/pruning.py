@@ -15,8 +15,8 @@ TAIL = 5e-4  # Share of the scores at either end that may lie beyond the picture
 
 def model_pictures(pruned: Pruning) -> list[Picture]:
     """The pictures of one model that it has numbers for."""
-    found = [type_map(pruned), head_map(pruned), density_curve(pruned), score_ridges(pruned)]
-    return [p for p in found if p is not None]
+    drawn = [type_map(pruned), head_map(pruned), density_curve(pruned), score_ridges(pruned)]
+    return [p for p in drawn if p is not None]
 
 
 def type_map(pruned: Pruning) -> Picture | None:

@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from kdcli.report.pictures.curves import pictures
+from kdcli.report.pictures.charts import pictures
 from kdcli.report.pictures.pruning import model_pictures
 from kdcli.report.schema import Report
 from kdcli.report.sections.evaluations import comparisons, details, scores
-from kdcli.report.sections.latency import (
-    agreements,
-    latency,
-    not_measured,
-    projections,
-    published,
-    published_speedups,
-)
+from kdcli.report.sections.latency import agreements, latency, not_measured, projections, published, published_speedups
 from kdcli.report.sections.overview import models_section
 from kdcli.report.sections.pruning import by_layer, by_type, density_points
 from kdcli.report.sections.selection import selection_section

@@ -21,17 +21,17 @@ def set_name(task: str, part: str) -> str:
 
 def tasks(report: Report, model: str | None = None) -> dict[str, list[Evaluation]]:
     """The evaluations of each task, in the order of the report; of all models or of one."""
-    found: dict[str, list[Evaluation]] = {}
+    by_task: dict[str, list[Evaluation]] = {}
     for evaluation in report.evaluations:
         if model in (None, evaluation.model):
-            found.setdefault(evaluation.task, []).append(evaluation)
-    return found
+            by_task.setdefault(evaluation.task, []).append(evaluation)
+    return by_task
 
 
 def scores(report: Report, model: str | None = None) -> list[Section]:
     """A table a task: a row a model where it has one set; a row a set, and their mean, where it has several."""
-    found = tasks(report, model)
-    return [_by_set(task, own) if any(e.set for e in own) else _by_model(task, own) for task, own in found.items()]
+    by_task = tasks(report, model)
+    return [_by_set(task, own) if any(e.set for e in own) else _by_model(task, own) for task, own in by_task.items()]
 
 
 def _by_model(task: str, evaluations: list[Evaluation]) -> Section:
@@ -86,13 +86,13 @@ def comparisons(report: Report) -> list[Section]:
 def details(report: Report) -> list[Section]:
     """Confusions, classes and the worst examples of each model on each set."""
     number_of = len(report.evaluations)
-    found = []
+    shown = []
     for e in report.evaluations:
         parts = [part for part in (_confusion(e, alone=number_of == 1), _per_class(e), _worst(e)) if part is not None]
         least = View.TERMINAL if number_of <= FEW_EVALUATIONS else View.HTML
         if parts:
-            found.append(Section(f"{e.model} on {headline(e)}", parts=parts, least=least, open=number_of == 1))
-    return [Section("In detail", parts=found)] if found else []
+            shown.append(Section(f"{e.model} on {headline(e)}", parts=parts, least=least, open=number_of == 1))
+    return [Section("In detail", parts=shown)] if shown else []
 
 
 def headline(evaluation: Evaluation) -> str:

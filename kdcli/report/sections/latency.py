@@ -6,7 +6,6 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Callable
 
 from kdcli.report.schema import Agreement, Failure, LatencyRow, Report, Speedup
 from kdcli.report.text import Section, Table, View, bytes_of, filled, names_of, number
@@ -30,10 +29,10 @@ Cell = tuple[int, int]
 
 def cells(report: Report) -> dict[Cell, list[LatencyRow]]:
     """The rows of each cell, both in the order they were measured in."""
-    found: dict[Cell, list[LatencyRow]] = {}
+    by_cell: dict[Cell, list[LatencyRow]] = {}
     for row in report.latency:
-        found.setdefault((row.batch_size, row.seq_len), []).append(row)
-    return found
+        by_cell.setdefault((row.batch_size, row.seq_len), []).append(row)
+    return by_cell
 
 
 def cell_name(cell: Cell) -> str:
@@ -51,8 +50,8 @@ def speedup_of(report: Report, row: LatencyRow) -> Speedup | None:
     cell = (row.batch_size, row.seq_len)
     name = row.model if (row.backend, row.dtype) in PLAIN else f"{row.model}/{row.backend}-{row.dtype}"
     # In a comparison of runs each has a baseline of its own.
-    own = (found for key, found in report.speedup.items() if key.startswith(f"{name}_vs_"))
-    return next((found for found in own if (found.batch_size, found.seq_len) == cell), None)
+    own = (ratio for key, ratio in report.speedup.items() if key.startswith(f"{name}_vs_"))
+    return next((ratio for ratio in own if (ratio.batch_size, ratio.seq_len) == cell), None)
 
 
 def interval(speedup: Speedup | None) -> str:
@@ -73,42 +72,38 @@ def latency(report: Report) -> list[Section]:
     """A table a cell, and how it was measured. Reports of other verbs have the medians in their main table."""
     if not report.latency:
         return []
-    columns = _columns(report)
-    found = [
+    tables = [
         Section(
             cell_name(cell),
-            filled(
-                [name for name, _ in columns], [[text(row) for _, text in columns] for row in rows], 7, style="tight"
-            ),
+            filled([_facts(report, row) for row in rows], narrow=7, style="tight"),
             open=not number or len(cells(report)) <= FEW_CELLS,
         )
         for number, (cell, rows) in enumerate(cells(report).items())
     ]
     least = View.TERMINAL if report.command == BENCHMARK else View.MARKDOWN
-    return [Section("Latency", sentences=_remarks(report), parts=found, least=least)]
+    return [Section("Latency", sentences=_remarks(report), parts=tables, least=least)]
 
 
-def _columns(report: Report) -> list[tuple[str, Callable[[LatencyRow], str]]]:
-    """What is known of a row: first what a terminal has room for; device and padding where they differ."""
-    alone = len(_ran_on(report)) == 1
-    devices, paddings = ({getattr(row, key) for row in report.latency} for key in ("device", "padding"))
-    return [
-        ("model", lambda row: row.model if alone else ran_as(row)),
-        ("p50 ms", lambda row: _ms(row.p50_ms)),
-        ("p90 ms", lambda row: _ms(row.p90_ms)),
-        ("p99 ms", lambda row: _ms(row.p99_ms)),
-        ("tokens/s", lambda row: "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"),
-        ("speed-up", lambda row: _ratio(report, row)),
-        ("status", lambda row: row.status),
-        ("p95 ms", lambda row: _ms(row.p95_ms)),
-        ("IQR / p50", lambda row: f"{row.iqr_over_p50:.0%}"),
-        ("peak memory", lambda row: "" if row.peak_memory_bytes is None else bytes_of(row.peak_memory_bytes)),
-        ("first call ms", lambda row: _ms(row.first_call_ms)),
-        ("load s", lambda row: "" if row.load_seconds is None else f"{row.load_seconds:.2f}"),
-        ("runs", lambda row: f"{row.n:,}"),
-        ("device", lambda row: row.device if len(devices) > 1 else ""),
-        ("padding", lambda row: row.padding if len(paddings) > 1 else ""),
-    ]
+def _facts(report: Report, row: LatencyRow) -> dict[str, str]:
+    """All of a row: first what a terminal has room for; device and padding where they differ."""
+    differ = {key: len({getattr(r, key) for r in report.latency}) > 1 for key in ("device", "padding")}
+    baseline = row.model == next(iter(report.models)) and (row.backend, row.dtype) in PLAIN
+    return {
+        "model": row.model if len(_ran_on(report)) == 1 else ran_as(row),
+        "p50 ms": _ms(row.p50_ms),
+        "p90 ms": _ms(row.p90_ms),
+        "p99 ms": _ms(row.p99_ms),
+        "tokens/s": "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}",
+        "speed-up": "1 (baseline)" if baseline else interval(speedup_of(report, row)),
+        "status": row.status,
+        "p95 ms": _ms(row.p95_ms),
+        "IQR / p50": f"{row.iqr_over_p50:.0%}",
+        "peak memory": "" if row.peak_memory_bytes is None else bytes_of(row.peak_memory_bytes),
+        "first call ms": _ms(row.first_call_ms),
+        "load s": "" if row.load_seconds is None else f"{row.load_seconds:.2f}",
+        "runs": f"{row.n:,}",
+        **{key: getattr(row, key) if several else "" for key, several in differ.items()},
+    }
 
 
 def _ran_on(report: Report) -> list[str]:
@@ -117,11 +112,6 @@ def _ran_on(report: Report) -> list[str]:
 
 def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}" if value < 100 else f"{value:,.1f}"
-
-
-def _ratio(report: Report, row: LatencyRow) -> str:
-    baseline = row.model == next(iter(report.models)) and (row.backend, row.dtype) in PLAIN
-    return "1 (baseline)" if baseline else interval(speedup_of(report, row))
 
 
 def _remarks(report: Report) -> list[str]:
@@ -158,16 +148,19 @@ def not_measured(report: Report) -> list[Section]:
 def agreements(report: Report) -> list[Section]:
     """How far outputs are from those of torch in float32."""
     rows = [
-        [
-            *(ran_as(a), _finite(a.relative), f"{a.limit:g}", _finite(a.max_abs)),
-            "not a number" if a.cosine is None else f"{a.cosine:.6f}",
-            *(number(a.metric), "wrong" if a.wrong else "ok"),
-        ]
+        {
+            "model": ran_as(a),
+            "relative error": _finite(a.relative),
+            "limit": f"{a.limit:g}",
+            "largest error": _finite(a.max_abs),
+            "cosine": "not a number" if a.cosine is None else f"{a.cosine:.6f}",
+            "metric": number(a.metric),
+            "output": "wrong" if a.wrong else "ok",
+        }
         for a in report.agreements
     ]
-    header = ["model", "relative error", "limit", "largest error", "cosine", "metric", "output"]
     note = "Beside the outputs of the same weights under torch in float32. What is beyond the limit is not measured."
-    return [Section("Agreement of outputs", filled(header, rows, note=note))] if rows else []
+    return [Section("Agreement of outputs", filled(rows, note=note))] if rows else []
 
 
 def _finite(value: float | None) -> str:
@@ -176,22 +169,23 @@ def _finite(value: float | None) -> str:
 
 def projections(report: Report) -> list[Section]:
     """What was calculated for devices that were not there."""
-    if not report.projections:
-        return []
     rows = [
-        [
-            *(p.model, p.device, f"{p.batch_size} × {p.seq_len}", _ms(p.milliseconds), f"{p.speedup:.2f}x"),
-            "" if p.published is None else f"{p.published:.2f}x",
-            "" if p.error is None else f"{p.error:+.0%}",
-        ]
+        {
+            "model": p.model,
+            "device": p.device,
+            "batch × tokens": f"{p.batch_size} × {p.seq_len}",
+            "projected ms": _ms(p.milliseconds),
+            "projected": f"{p.speedup:.2f}x",
+            "published": "" if p.published is None else f"{p.published:.2f}x",
+            "off by": "" if p.error is None else f"{p.error:+.0%}",
+        }
         for p in report.projections
     ]
-    header = ["model", "device", "batch × tokens", "projected ms", "projected", "published", "off by"]
     notes = ["Calculated, not run: the device was not here."]
     if any(p.error is not None for p in report.projections):
         notes.append("“Off by” is the projected speed-up relative to the published one.")
     notes += dict.fromkeys(f"{p.device}: {p.note.rstrip('.')}." for p in report.projections if p.note)
-    return [Section("Projected, not measured", filled(header, rows, note=" ".join(notes)))]
+    return [Section("Projected, not measured", filled(rows, note=" ".join(notes)))] if rows else []
 
 
 def published_speedups(report: Report) -> list[Section]:
@@ -204,23 +198,22 @@ def published_speedups(report: Report) -> list[Section]:
     measured = {row.model: ratio for row in beside if (ratio := speedup_of(report, row))}
     rows = []
     for row in report.published:
-        found = re.search(r"\b\d+x\d+\b", row.row)
-        if found is None or "speed-up" not in row.values:
+        named = re.search(r"\b\d+x\d+\b", row.row)
+        if named is None or "speed-up" not in row.values:
             continue
-        for name in [n for n, c in others if f"{c.layers}x{c.hidden}" == found[0] != shape]:
+        for name in [n for n, c in others if f"{c.layers}x{c.hidden}" == named[0] != shape]:
             first = {p.device: p for p in reversed(report.projections) if p.model == name}
             projected = ", ".join(f"{p.speedup:.2f}x ({p.device})" for p in reversed(first.values()))
-            ours = [f"{row.values['speed-up']:g}x", interval(measured.get(name)), projected]
-            rows.append([name, *ours, row.row, row.source])
+            ratios = {"published": f"{row.values['speed-up']:g}x", "measured": interval(measured.get(name))}
+            rows.append({"model": name} | ratios | {"projected": projected, "row": row.row, "source": row.source})
     if not rows or report.command != BENCHMARK:
         return []
-    header = ["model", "published", "measured", "projected", "row", "source"]
     over = baseline if baseline == shape else f"{baseline}, {shape}"
     note = f"Published: over BERT-base, 12x768, on the papers' devices. Ours: over {over}"
     if beside:
         cell = cell_name((beside[0].batch_size, beside[0].seq_len))
         note += f"; measured with {cell} on {beside[0].backend} {beside[0].dtype}"
-    return [Section("Published speed-ups", filled(header, rows, 5, note=f"{note}.", style="papers"))]
+    return [Section("Published speed-ups", filled(rows, narrow=5, note=f"{note}.", style="papers"))]
 
 
 def published(report: Report) -> list[Section]:
@@ -245,7 +238,7 @@ def latency_csv(report: Report) -> str:
     writer = csv.DictWriter(text, [*LatencyRow.model_fields, *names], lineterminator="\n")
     writer.writeheader()
     for row in report.latency:
-        found = speedup_of(report, row)
-        values = (found.median, found.low, found.high) if found else (None, None, None)
+        ratio = speedup_of(report, row)
+        values = (ratio.median, ratio.low, ratio.high) if ratio else (None, None, None)
         writer.writerow(row.model_dump() | dict(zip(names, values, strict=True)))
     return text.getvalue()

@@ -1,62 +1,157 @@
-"""The main table of a report, and the few numbers to see first."""
+"""What a report is of and how its models were made, its main table, and the few numbers to see first."""
 
 from __future__ import annotations
 
+import re
 from statistics import fmean
 
-from kdcli.report.schema import ASSISTANT, TEACHER, UNDISTILLED, Card, LatencyRow, Report, Speedup
+from kdcli.report.schema import ASSISTANT, FINETUNED, TEACHER, UNDISTILLED, LatencyRow, Report, Speedup
 from kdcli.report.sections.evaluations import set_name, tasks
 from kdcli.report.sections.latency import BENCHMARK, Cell, cells, interval, ran_as, speedup_of
 from kdcli.report.sections.pruning import best_pruned
-from kdcli.report.sections.title import variants
-from kdcli.report.text import Section, Table, count, filled, names_of, number, on_disk, percent
+from kdcli.report.text import Section, Table, count, duration, filled, names_of, number, on_disk, percent, short
 
-SIZES = (
-    *("parameters", "(embedding)", "(transformer)", "papers: embedding", "papers: transformer", "not zero"),
-    *("size", "multiply-adds"),
-)
-"""Columns of the main table on what a model weighs."""
-
+COTRAIN = "cotrain"  # The command whose reports are of two models trained together
+FEW_NAMES = 5  # Models up to which a title names each that was measured beside another
+SHAPE = re.compile(r"\d+x\d+\S*")
 FEW_SETS = 3  # Sets of a task up to which each stands in the main table too
+
+
+def title(report: Report) -> str:
+    """`bert-base-uncased → 12x384 (assistant) → 6x384`, `bert-base-uncased on sst2`, `bert-base-uncased on sst2, smp
+    90 %`, `6x384, 3x384 beside 12x768`, or `6x128 and 3x128, co-distillation`."""
+    if report.command == BENCHMARK:
+        baseline, *others = report.models
+        more = f" and {len(others) - FEW_NAMES} more" if len(others) > FEW_NAMES else ""
+        return f"{', '.join(others[:FEW_NAMES])}{more} beside {baseline}" if others else baseline
+    if report.command == COTRAIN:
+        return _pair(report)
+    if report.pruning:
+        methods = ", ".join(dict.fromkeys(p.method for p in report.pruning))
+        sparsities = ", ".join(f"{100 * s:g} %" for s in dict.fromkeys(p.sparsity for p in report.pruning))
+        return f"{_on_tasks(report, short(origin(report)))}, {methods} {sparsities}"
+    if TEACHER not in report.models:
+        models = [short(origin(report)) if name == FINETUNED else name for name in report.models]
+        return _on_tasks(report, ", ".join(models))
+    (_, teacher), *others_of = report.models.items()
+    shapes = {name: f"{card.layers}x{card.hidden}" for name, card in others_of}
+    steps = [short(teacher.id)]
+    if len(shapes) > 1 and ASSISTANT in shapes:
+        steps.append(f"{shapes.pop(ASSISTANT)} (assistant)")
+    alike = variants(report)
+    students = f"{shapes[alike[0]]} in {len(alike)} variants" if alike else ", ".join(shapes.values())
+    chain = " → ".join(filter(None, [*steps, students]))
+    # Tasks that only score a distillation on text are no part of what it was.
+    return f"{chain} on {short(_task(report))}" if _task(report) else chain
+
+
+def variants(report: Report) -> list[str]:
+    """The students of an ablation, which have one shape and differ in how they were made; the first is the recipe
+    itself. Empty where students differ in shape, or there is one."""
+    students = {name: card for name, card in report.models.items() if name not in (TEACHER, ASSISTANT)}
+    alike = TEACHER in report.models and len({(card.layers, card.hidden) for card in students.values()}) == 1
+    return list(students) if alike and len(students) > 1 else []
+
+
+def origin(report: Report) -> str:
+    """What the models of a report were made from: the teacher, or the recipe's model; empty where there was none."""
+    recipe = report.recipe
+    if report.command == COTRAIN:
+        frozen = (recipe.get("community") or {}).get("model")
+        sources = [frozen, recipe.get("base"), recipe["teacher"], recipe["student"]]
+        return next((str(source) for source in sources if source and not SHAPE.fullmatch(str(source))), "")
+    if TEACHER in report.models and not report.pruning:
+        return report.models[TEACHER].id
+    return str(recipe.get("model") or next(iter(report.models.values())).id)
+
+
+def how_made(report: Report) -> str:
+    """How the models were made, as the second half of a sentence."""
+    recipe, source = report.recipe, (report.recipe.get("data") or {}).get("source")
+    text = f" on {short(str(source))}" if source else ""
+    if report.command == COTRAIN:
+        weights = ":".join(f"{weight:g}" for weight in recipe["weights"])
+        how = f"trained together as {_pair(report)}{'' if _task(report) else text}, weights {weights}"
+    elif report.pruning:
+        shares = ", ".join(f"{percent(p.density, 1)} %" for p in report.pruning)
+        how = f"{_on_tasks(report, f'pruned from {short(origin(report))}')} with {report.pruning[0].method}"
+        how += f", {shares} of the weights of its layers kept and the others zero"
+    elif TEACHER in report.models:
+        teacher, method = report.models[TEACHER], recipe.get("method")
+        how = f"distilled from {short(teacher.id)} ({teacher.layers}x{teacher.hidden})"
+        how += (f" with {method}" if method else "") + text
+    else:
+        how = _on_tasks(report, f"fine-tuned from {short(origin(report))}")
+    if report.training:
+        t = report.training
+        how += f": {t.steps:,} steps, {t.tokens:,} tokens, {duration(t.seconds)}"
+    return how
+
+
+def _pair(report: Report) -> str:
+    """Two models trained together, what they did it on and which frozen model they learned from."""
+    recipe = report.recipe
+    frozen = (recipe.get("community") or {}).get("model")
+    both = f"{short(str(recipe['teacher']))} and {short(str(recipe['student']))}, {recipe['mode']}"
+    return both + (f" under {short(str(frozen))}" if frozen else "") + (f" on {_task(report)}" if _task(report) else "")
+
+
+def _on_tasks(report: Report, what: str) -> str:
+    """With the tasks that were scored; before any was, with that of the recipe."""
+    names = list(tasks(report)) or ([short(_task(report))] if _task(report) else [])
+    return " on ".join(filter(None, [what, ", ".join(names)]))
+
+
+def _task(report: Report) -> str:
+    return str(report.recipe.get("task") or "")
 
 
 def overview(report: Report) -> Table:
     """One row a model, teacher first, then undistilled students and forms of a model without files of their own."""
     # Those of a benchmark have a table of their own for each cell.
     batches = [] if report.command == BENCHMARK else sorted(cells(report))
-    quality = _quality(report)
-    columns = [(task, metric) for task, models in quality.items() for metric in names_of(models.values())]
-    kept = {p.model: percent(p.density, 1) for p in report.pruning}
-    header = ["model", "shape", *SIZES, "weights kept, %"]
-    header += [f"ms {b}x{length}" for b, length in batches]
-    header += [f"speed-up {b}x{length}" for b, length in batches]
-    header += [task if metric == "loss" else f"{task} {metric}" for task, metric in columns]
-    shapes = {name: f"{card.layers}x{card.hidden}" for name, card in report.models.items()}
-    named = report.command == BENCHMARK and all(name == shape for name, shape in shapes.items())
-    rows = [
-        [name, "" if named else shapes[name], *_sizes(card, bool(report.pruning)), kept.get(name, "")]
-        for name, card in report.models.items()
-    ]
     further = [n + UNDISTILLED for n in report.models if any(n + UNDISTILLED in m for m in report.quality.values())]
     further += dict.fromkeys(row.model for row in report.latency if batches and row.model not in report.models)
-    rows += [[name] + [""] * (len(SIZES) + 2) for name in further]
-    for row in rows:
-        measured = [_row_of(report, row[0], cell) for cell in batches]
-        row += ["" if r is None else f"{r.p50_ms:.1f}" + f" ({r.status})" * (r.status != "ok") for r in measured]
-        row += ["" if r is None else interval(speedup_of(report, r)) for r in measured]
-        row += [number(quality[task].get(row[0], {}).get(metric)) for task, metric in columns]
-    return filled(header, rows)
+    quality = _quality(report)
+    columns = [(task, metric) for task, models in quality.items() for metric in names_of(models.values())]
+    rows = []
+    for name in [*report.models, *further]:
+        measured = {f"{b}x{length}": _row_of(report, name, (b, length)) for b, length in batches}
+        speeds = {f"speed-up {cell}": interval(speedup_of(report, r)) if r else "" for cell, r in measured.items()}
+        medians = {f"ms {cell}": _median(r) if r else "" for cell, r in measured.items()}
+        scores = {
+            task if metric == "loss" else f"{task} {metric}": number(quality[task].get(name, {}).get(metric))
+            for task, metric in columns
+        }
+        rows.append(
+            {"model": name} | (_sizes(report, name) if name in report.models else {}) | medians | speeds | scores
+        )
+    return filled(rows)
 
 
-def _sizes(card: Card, pruned: bool) -> list[str]:
-    of_papers = [card.paper_params_embedding, card.paper_params_transformer]
-    return [
-        *map(count, (card.params_total, card.params_embedding, card.params_transformer)),
-        *("" if value is None else count(value) for value in of_papers),
-        count(card.params_nonzero) if pruned else "",
-        on_disk(card),
-        count(card.multiply_adds),
-    ]
+def _sizes(report: Report, name: str) -> dict[str, str]:
+    """What a model weighs."""
+    card, shapes = report.models[name], {name: f"{c.layers}x{c.hidden}" for name, c in report.models.items()}
+    named = report.command == BENCHMARK and all(name == shape for name, shape in shapes.items())
+    counts = {
+        "parameters": card.params_total,
+        "(embedding)": card.params_embedding,
+        "(transformer)": card.params_transformer,
+        "papers: embedding": card.paper_params_embedding,
+        "papers: transformer": card.paper_params_transformer,
+        "not zero": card.params_nonzero if report.pruning else None,
+    }
+    return {
+        "shape": "" if named else shapes[name],
+        **{column: "" if value is None else count(value) for column, value in counts.items()},
+        "size": on_disk(card),
+        "multiply-adds": count(card.multiply_adds),
+        "weights kept, %": next((percent(p.density, 1) for p in report.pruning if p.model == name), ""),
+    }
+
+
+def _median(row: LatencyRow) -> str:
+    return f"{row.p50_ms:.1f}" + ("" if row.status == "ok" else f" ({row.status})")
 
 
 def _row_of(report: Report, name: str, cell: Cell) -> LatencyRow | None:
@@ -65,8 +160,8 @@ def _row_of(report: Report, name: str, cell: Cell) -> LatencyRow | None:
 
 def _quality(report: Report) -> dict[str, dict[str, dict[str, float]]]:
     """Quality but that of the sets of a task with many, which have a table of their own."""
-    many = [found for found in tasks(report).values() if len({e.set for e in found}) > FEW_SETS]
-    left_out = {set_name(e.task, e.set) for found in many for e in found}
+    many = [same_task for same_task in tasks(report).values() if len({e.set for e in same_task}) > FEW_SETS]
+    left_out = {set_name(e.task, e.set) for same_task in many for e in same_task}
     return {task: models for task, models in report.quality.items() if task not in left_out}
 
 
@@ -108,26 +203,26 @@ def facts(report: Report) -> list[tuple[str, str]]:
     first, name = next(iter(report.models)), foremost(report)
     card, baseline = report.models[name], report.models[first]
     pruned = [p for p in report.pruning if p.model == name] or report.pruning[:1]
-    found = [(f"{percent(p.density, 1)} %", f"of the layers' weights kept, {p.method}", "") for p in pruned]
+    shown = [(f"{percent(p.density, 1)} %", f"of the layers' weights kept, {p.method}", "") for p in pruned]
     for task, models in (_quality(report) | _means(report)).items():
         own, before, other = (models.get(n, {}) for n in (name, name + UNDISTILLED, first))
         # The first metric of a task is the one that matters.
         metric = next(iter(own), "loss")
         if metric != "loss":
-            found.append((number(own[metric]), f"{metric} on {task}", number(other.get(metric))))
+            shown.append((number(own[metric]), f"{metric} on {task}", number(other.get(metric))))
         elif own.get("loss") and "loss" in before:
-            found.append((f"{before['loss'] / own['loss']:.1f}×", f"lower {task} than before distillation", ""))
+            shown.append((f"{before['loss'] / own['loss']:.1f}×", f"lower {task} than before distillation", ""))
     if fastest := _fastest(report):
         best, row = fastest
         ran = ran_as(row) if report.command == BENCHMARK else row.model
         where = f"{best.batch_size} × {best.seq_len} tokens ({best.low:.1f}–{best.high:.1f})"
-        found.append((f"{best.median:.1f}×", f"the speed of {first}: {ran}, {where}", ""))
+        shown.append((f"{best.median:.1f}×", f"the speed of {first}: {ran}, {where}", ""))
     rows = [row for row in report.latency if row.model == name and not pruned and not fastest]
-    found += [(f"{row.p50_ms:.1f} ms", f"{row.batch_size} × {row.seq_len} tokens", "") for row in rows[:1]]
-    found.append((on_disk(card), "on disk", on_disk(baseline)))
+    shown += [(f"{row.p50_ms:.1f} ms", f"{row.batch_size} × {row.seq_len} tokens", "") for row in rows[:1]]
+    shown.append((on_disk(card), "on disk", on_disk(baseline)))
     if card.multiply_adds != baseline.multiply_adds:
-        found.append((count(card.multiply_adds), "multiply-adds", count(baseline.multiply_adds)))
-    return [(v, f"{what}; {first} {beside}" if beside and first != name else what) for v, what, beside in found]
+        shown.append((count(card.multiply_adds), "multiply-adds", count(baseline.multiply_adds)))
+    return [(v, f"{what}; {first} {beside}" if beside and first != name else what) for v, what, beside in shown]
 
 
 def _fastest(report: Report) -> tuple[Speedup, LatencyRow] | None:
@@ -141,11 +236,11 @@ def _fastest(report: Report) -> tuple[Speedup, LatencyRow] | None:
 
 def _means(report: Report) -> dict[str, dict[str, dict[str, float]]]:
     """Means over the sets of a task with many, as `quality`."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    quality: dict[str, dict[str, dict[str, float]]] = {}
     for task, evaluations in tasks(report).items():
         sets = len({e.set for e in evaluations})
         for model in dict.fromkeys(e.model for e in evaluations) if sets > FEW_SETS else ():
             own = [e.metrics for e in evaluations if e.model == model]
             means = {metric: fmean(m[metric] for m in own) for metric in own[0] if all(metric in m for m in own)}
-            found.setdefault(f"{task} (mean of {sets} sets)", {})[model] = means
-    return found
+            quality.setdefault(f"{task} (mean of {sets} sets)", {})[model] = means
+    return quality

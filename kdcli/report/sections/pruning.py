@@ -16,8 +16,8 @@ ALL = "all"  # Name of the row and the column over all layers and types
 
 def types_of(*pruned: Pruning) -> list[str]:
     """The types that occur, in the order of TYPES; any other comes last."""
-    order, found = list(TYPES), dict.fromkeys(m.kind for p in pruned for m in p.matrices)
-    return sorted(found, key=lambda kind: order.index(kind) if kind in order else len(order))
+    order, kinds = list(TYPES), dict.fromkeys(m.kind for p in pruned for m in p.matrices)
+    return sorted(kinds, key=lambda kind: order.index(kind) if kind in order else len(order))
 
 
 def layers_of(pruned: Pruning) -> list[int]:
@@ -27,9 +27,9 @@ def layers_of(pruned: Pruning) -> list[int]:
 
 def kept(pruned: Pruning, layer: int | None = None, kind: str | None = None) -> float | None:
     """Share of the weights that is kept, of one layer or one type or both; None where there are none."""
-    found = [m for m in pruned.matrices if layer in (None, m.layer) and kind in (None, m.kind)]
-    weights = sum(m.weights for m in found)
-    return sum(m.kept for m in found) / weights if weights else None
+    chosen = [m for m in pruned.matrices if layer in (None, m.layer) and kind in (None, m.kind)]
+    weights = sum(m.weights for m in chosen)
+    return sum(m.kept for m in chosen) / weights if weights else None
 
 
 def kept_by_layer(pruned: Pruning) -> list[list[float | None]]:
@@ -38,14 +38,14 @@ def kept_by_layer(pruned: Pruning) -> list[list[float | None]]:
 
 
 def by_type(report: Report) -> Table:
-    """A row a pruned model: the share kept of each type and of all, beside the share that was requested."""
+    """A row a pruned model: the share kept of each type and of all, beside the target."""
     types = types_of(*report.pruning)
     rows = [
         [p.model, *(percent(kept(p, kind=kind)) for kind in types), percent(kept(p)), percent(1 - p.sparsity)]
         for p in report.pruning
     ]
     meanings = ", ".join(f"{kind}: {TYPES[kind]}" for kind in types if kind in TYPES)
-    header = ["model", *types, ALL, "requested"]
+    header = ["model", *types, ALL, "target"]
     return Table(header, rows, f"Of the weights of the layers' matrices. {meanings}.", style="shares")
 
 
@@ -58,11 +58,11 @@ def by_layer(pruned: Pruning) -> Table:
 
 def density_points(report: Report) -> list[tuple[int, dict[str, float]]]:
     """Step -> percent that each model kept after it."""
-    found: dict[int, dict[str, float]] = {}
+    points: dict[int, dict[str, float]] = {}
     for p in report.pruning:
         for point in p.curve:
-            found.setdefault(point.step, {})[p.model] = 100 * point.density
-    return sorted(found.items())
+            points.setdefault(point.step, {})[p.model] = 100 * point.density
+    return sorted(points.items())
 
 
 def best_pruned(report: Report) -> str | None:

@@ -14,14 +14,14 @@ Settings = dict[str, float | int | str]
 
 def by_setting(selection: Selection) -> list[tuple[Settings, list[RunRow]]]:
     """The runs of each setting, in the order of the report."""
-    found: list[tuple[Settings, list[RunRow]]] = []
+    groups: list[tuple[Settings, list[RunRow]]] = []
     for run in selection.runs:
-        known = next((runs for settings, runs in found if settings == run.settings), None)
+        known = next((runs for settings, runs in groups if settings == run.settings), None)
         if known is None:
-            found.append((run.settings, [run]))
+            groups.append((run.settings, [run]))
         else:
             known.append(run)
-    return found
+    return groups
 
 
 def spread(values: list[float]) -> tuple[float, float | None]:

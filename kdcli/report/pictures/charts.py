@@ -1,0 +1,239 @@
+"""The pictures of a report, and what they show in words: training, settings, latency over lengths, size and quality."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Literal
+
+from kdcli.report.pictures.drawing import COLOURS, DASHES, INK, Line, line_chart, scatter_chart, svg, ticks
+from kdcli.report.schema import CurvePoint, LatencyRow, Report
+from kdcli.report.sections.latency import BENCHMARK, PLAIN, Cell, cell_name, cells, comparable, ran_as
+from kdcli.report.sections.selection import by_setting, spread
+from kdcli.report.text import Picture, cut, names_of, number, percent
+
+# The held-out term of a model that is trained with another, and what its line is called where it has one beside it.
+HARD, TOGETHER = "/hard", "together"
+MOST_LINES = 12  # Lines of one picture at most
+LOWER_IS_BETTER = {"loss", "mse"}
+"""Names of metrics of which less is better; a front is drawn of the others."""
+
+MARKERS = "os^Dv"
+
+
+def pictures(report: Report) -> list[Picture]:
+    """Those that the report has numbers for; the ones of a pruned model stand with its numbers."""
+    drawn = [*_beside_curves(report), _loss_curve(report), _metric_curve(report), _setting_curve(report)]
+    if report.command == BENCHMARK:
+        drawn += [quality_against(report, "latency"), quality_against(report, "size")]
+        drawn += [latency_over(report, "tokens"), latency_over(report, "batch size")]
+    if len(report.pruning) > 1:
+        drawn += [quality_against(report, "density"), quality_against(report, "size")]
+    drawn.append(size_latency(report))
+    return [p for p in drawn if p is not None]
+
+
+def _ends(lines: list[Line]) -> str:
+    """The first and the last value of every line, in words."""
+    return ", ".join(f"{line.label} {number(line.points[0][1])} → {number(line.points[-1][1])}" for line in lines)
+
+
+def _loss_curve(report: Report) -> Picture | None:
+    """Training loss and held-out terms over steps, logarithmic; None when nothing was logged."""
+    training = [(p.step, p.loss) for p in report.curve if p.loss is not None]
+    held = [(p.step, p.held_out) for p in report.curve if p.held_out]
+    if len(training) < 2:
+        return None
+    first = held[0][1] if held else {}
+    names = [n for n in first if n != "loss"] or list(first)
+    students, terms = (list(dict.fromkeys(n.rpartition("/")[i] for n in names)) for i in (0, 2))
+    # Several students: a colour each, their terms by dashes. One: a colour for each term.
+    several = len(students) > 1
+    lines = []
+    for name in names:
+        student, _, term = name.rpartition("/")
+        place, dash = students.index(student) if several else terms.index(term), DASHES[terms.index(term) % len(DASHES)]
+        points = [(step, losses[name]) for step, losses in held]
+        lines.append(Line(f"held-out {name}", points, COLOURS[place % len(COLOURS)], dash if several else "-"))
+    total = Line("training, all of them" if several else "training", training, INK, marker="", width=0.9)
+    drawing, _ = line_chart([total, *lines], "step", columns=3 if len(names) < 3 else 2, log=True)
+    steps = f"Loss over {report.curve[-1].step:,} steps"
+    ends = _ends(lines).replace("held-out ", "")
+    return Picture(svg(drawing), f"{steps}; on what is held out, never trained on: {ends}." if ends else f"{steps}.")
+
+
+def _beside_curves(report: Report) -> list[Picture]:
+    """Of each model the held-out loss against the labels, beside that of the same model in the runs that this one is
+    compared with; none where there are no such runs. The start, from which all come, would hide what differs."""
+    curves = {TOGETHER: report.curve, **report.beside}
+    here = _held_out(report.curve)
+    drawn = []
+    for term in [name for name in (here[0][1] if here and report.beside else {}) if name.endswith(HARD)]:
+        model = term.removesuffix(HARD)
+        styles = zip(COLOURS, itertools.cycle(DASHES), strict=False)
+        lines = [
+            Line(name, [(step, losses[term]) for step, losses in _held_out(curve) if term in losses], colour, dash)
+            for (name, curve), (colour, dash) in zip(curves.items(), styles, strict=False)
+        ]
+        if min(len(line.points) for line in lines) < 2:
+            continue
+        drawing, _ = line_chart(lines, "step", f"held-out loss of {cut(model, 24)}", columns=2)
+        since = f"step {here[0][0]:,} on"
+        drawn.append(Picture(svg(drawing), f"{model}: held-out loss against the labels, {since}: {_ends(lines)}."))
+    return drawn
+
+
+def _held_out(curve: list[CurvePoint]) -> list[tuple[int, dict[str, float]]]:
+    """The held-out losses after the start."""
+    return [(p.step, p.held_out) for p in curve if p.held_out and p.step]
+
+
+def _metric_curve(report: Report) -> Picture | None:
+    """Metrics of a task on the validation set over steps; None when they were taken less than twice."""
+    points = [(p.step, p.metrics) for p in report.curve if p.metrics]
+    if len(points) < 2:
+        return None
+    names = names_of(metrics for _, metrics in points)
+    lines = [
+        Line(name, [(step, metrics[name]) for step, metrics in points if name in metrics], colour)
+        for colour, name in zip(COLOURS, names, strict=False)
+    ]
+    drawing, _ = line_chart(lines, "step", columns=3 if len(lines) <= 3 else 2)
+    left_out = f" The first {len(lines)} of {len(names)} metrics." if len(lines) < len(names) else ""
+    return Picture(svg(drawing), f"On the validation set while training: {_ends(lines)}.{left_out}")
+
+
+def _setting_curve(report: Report) -> Picture | None:
+    """The metric of the choice over the one numeric setting that differs, mean and spread over seeds; else None."""
+    if report.selection is None:
+        return None
+    metric, groups = report.selection.metric, by_setting(report.selection)
+    keys = {key for settings, _ in groups for key in settings}
+    differ = [key for key in keys if len({settings.get(key) for settings, _ in groups}) > 1]
+    if len(groups) < 2 or len(differ) != 1:
+        return None
+    key = differ[0]
+    points = []
+    for settings, runs in groups:
+        value, values = settings.get(key), [run.metrics[metric] for run in runs if metric in run.metrics]
+        if isinstance(value, str) or value is None or not values:
+            return None
+        points.append((value, *spread(values)))
+    points.sort()
+    places, means = [value for value, *_ in points], [mean for _, mean, _ in points]
+    line = Line("", list(zip(places, means, strict=True)), COLOURS[0])
+    drawing, axes = line_chart([line], cut(key, 40), cut(f"{metric} on {report.selection.on}", 40))
+    spreads = [deviation or 0.0 for *_, deviation in points]
+    axes.errorbar(places, means, yerr=spreads, fmt="none", ecolor=COLOURS[0], elinewidth=1.2, capsize=4)
+    ticks(axes, places, log=places[0] > 0 and places[-1] / places[0] >= 8)
+    words = "; ".join(f"{x:g} {number(y)}" + (f" ± {sd:.2g}" if sd is not None else "") for x, y, sd in points)
+    return Picture(svg(drawing), f"{metric} over {key}, mean ± sample standard deviation over seeds: {words}.")
+
+
+def size_latency(report: Report) -> Picture | None:
+    """Weights on disk against latency of the first cell, a point a model; None without latency of two."""
+    rows = [row for row in comparable(report) if row.model in report.models]
+    if len(rows) < 2:
+        return None
+    cards = {row.model: report.models[row.model] for row in rows}
+    shapes = {name: f"{card.layers}x{card.hidden}" for name, card in cards.items()}
+    points = {row.model: (cards[row.model].bytes / 1e6, row.p50_ms) for row in rows}
+    labels = {n: n if s in n else f"{cut(n.rpartition('/')[2], 24)} {s}" for n, s in shapes.items()}
+    where = cell_name((rows[0].batch_size, rows[0].seq_len))
+    words = "; ".join(f"{name} {size:,.1f} MB, {ms:.3g} ms" for name, (size, ms) in points.items())
+    drawing = scatter_chart(points, labels, "weights, MB", f"median ms, {where}", zero=True)
+    return Picture(drawing, f"Size and latency, {where}: {words}.")
+
+
+def latency_over(report: Report, what: Literal["tokens", "batch size"]) -> Picture | None:
+    """Medians over tokens or batch size, both axes logarithmic: a colour for each model, dashes for what it ran on. The
+    cells that are otherwise alike, where these are most; None where there are not two."""
+    varies = 1 if what == "tokens" else 0
+    groups: dict[int, list[Cell]] = {}
+    for cell in cells(report):
+        groups.setdefault(cell[1 - varies], []).append(cell)
+    alike = next(iter(sorted(map(sorted, groups.values()), key=len, reverse=True)), [])
+    if len(alike) < 2:
+        return None
+    rows: dict[tuple[str, tuple[str, str]], dict[int, LatencyRow]] = {}
+    for cell in alike:
+        for row in cells(report)[cell]:
+            rows.setdefault((row.model, (row.backend, row.dtype)), {})[cell[varies]] = row
+    models, backends = (list(dict.fromkeys(key[i] for key in rows)) for i in (0, 1))
+    lines = []
+    for (model, on), by_place in list(rows.items())[:MOST_LINES]:
+        place, dash = models.index(model), DASHES[backends.index(on) % len(DASHES)]
+        lines.append(
+            Line(
+                model if len(backends) == 1 else ran_as(next(iter(by_place.values()))),
+                [(x, row.p50_ms) for x, row in by_place.items()],
+                COLOURS[place % len(COLOURS)],
+                dash,
+                MARKERS[place // len(COLOURS) % len(MARKERS)],
+            )
+        )
+    columns = 3 if len(backends) == 1 else 2
+    taller = 0.17 * max(0, -(-len(lines) // columns) - 2)
+    fixed = f"batch size {alike[0][0]}" if what == "tokens" else f"{alike[0][1]} tokens"
+    drawing, axes = line_chart(lines, f"{what}, with {fixed}", "median ms", columns=columns, log=True, taller=taller)
+    ticks(axes, [cell[varies] for cell in alike], log=True)
+    words = "; ".join(f"{line.label} " + ", ".join(f"{ms:.3g} ({x})" for x, ms in line.points) for line in lines)
+    left_out = f" The first {len(lines)} of {len(rows)} lines." if len(lines) < len(rows) else ""
+    return Picture(svg(drawing), f"Median milliseconds by {what}, {fixed}, both axes logarithmic: {words}.{left_out}")
+
+
+def quality_against(report: Report, what: Literal["latency", "size", "density"]) -> Picture | None:
+    """A metric of a task against latency of the first cell, size or density: the models that no other beats in both,
+    joined by a line, the others hollow; None without two models that were scored and measured."""
+    unit, label, costs = _costs(report, what)
+    task, metric, quality = _most_scored(report, list(costs))
+    if len(quality) < 2:
+        return None
+    points = {name: (costs[name], value) for name, value in quality.items()}
+    front = _front(points)
+    labels = {name: cut(name.rpartition("/")[2], 24) for name in points}
+    drawing = scatter_chart(points, labels, label, cut(f"{metric} on {task}", 40), front=front)
+    words = "; ".join(f"{name} {cost:.4g} {unit}, {number(value)}" for name, (cost, value) in points.items())
+    text = f"{metric} on {task} against {what} ({label}): {words}. On the line: {', '.join(front)}."
+    if beaten := [name for name in points if name not in front]:
+        text += f" Hollow, since another is at least as good in both: {', '.join(beaten)}."
+    rows = comparable(report)
+    if what == "latency" and (rows[0].backend, rows[0].dtype) not in PLAIN:
+        text += " The quality is that of the weights, not of this backend."
+    return Picture(drawing, text)
+
+
+def _costs(report: Report, what: Literal["latency", "size", "density"]) -> tuple[str, str, dict[str, float]]:
+    """Unit, name of the axis, and what each model costs; of pruned ones only what differs."""
+    if what == "density":
+        # Nothing of the first model is gone.
+        kept = dict.fromkeys(list(report.models)[:1], 100.0) | {p.model: 100 * p.density for p in report.pruning}
+        several = len({percent(p.density, 1) for p in report.pruning}) > 1
+        return "%", "weights kept, %", kept if several else {}
+    rows = [row for row in comparable(report) if row.model in report.models]
+    if what == "latency":
+        on = f"{rows[0].backend} {rows[0].dtype}" if rows else ""
+        label = f"median ms, {cell_name((rows[0].batch_size, rows[0].seq_len))}, {on}" if rows else ""
+        return "ms", label, {row.model: row.p50_ms for row in rows}
+    names = [p.model for p in report.pruning if p.model in report.models] or [row.model for row in rows]
+    sizes = {name: report.models[name].bytes / 1e6 for name in names}
+    return "MB", "weights, MB", {} if report.pruning and len(set(sizes.values())) == 1 else sizes
+
+
+def _most_scored(report: Report, models: list[str]) -> tuple[str, str, dict[str, float]]:
+    """The task and metric that most of the models have, and their values; of metrics that more is better of."""
+    candidates = [
+        (task, metric, {m: values[m][metric] for m in models if metric in values.get(m, {})})
+        for task, values in report.quality.items()
+        for metric in names_of(values.values())
+        if metric not in LOWER_IS_BETTER
+    ]
+    return max(candidates, key=lambda one: len(one[2]), default=("", "", {}))
+
+
+def _front(points: dict[str, tuple[float, float]]) -> list[str]:
+    """The names, by rising cost, of those (cost, quality) that beat everything cheaper."""
+    front: list[str] = []
+    for name in sorted(points, key=lambda name: (points[name][0], -points[name][1])):
+        if not front or points[name][1] > points[front[-1]][1]:
+            front.append(name)
+    return front
