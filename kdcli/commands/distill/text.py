@@ -203,18 +203,25 @@ class TextStage:
             return run.teacher
         if not run.invocation.dry_run:
             return _load(self.resolved.recipe, str(before.folder), run.session)
-        # A dry run saves no assistant: the untrained one stands in.
-        ((name, student),) = before._build_students(run.teacher).items()
-        return LoadedModel(student.encoder, run.teacher.tokenizer, before.shapes[name], str(before.folder))
+        # A dry run saves no assistant: an untrained one stands in. Its estimate has moved the teacher to the device.
+        ((_, shape),) = before.shapes.items()
+        run.teacher.model.cpu()
+        assistant = before._initialized(run.teacher, shape).model
+        return LoadedModel(assistant, run.teacher.tokenizer, shape, str(before.folder))
+
+    def _initialized(self, teacher: LoadedModel, shape: ModelShape) -> InitializedStudent:
+        recipe = self.resolved.recipe
+        built = _build(recipe, teacher, shape)
+        if not _is_masked(recipe):
+            return built
+        return student_with_head(teacher.model, built, init=recipe.student.init, seed=recipe.train.seed)
 
     def _build_students(self, teacher: LoadedModel) -> dict[str, Student]:
         """Build every student and freeze the weights that its loss does not reach."""
         recipe = self.resolved.recipe
         students = {}
         for name, shape in self.shapes.items():
-            built = _build(recipe, teacher, shape)
-            if _is_masked(recipe):
-                built = student_with_head(teacher.model, built, init=recipe.student.init, seed=recipe.train.seed)
+            built = self._initialized(teacher, shape)
             # The projections of a loss are random: they too are a pure function of the seed.
             torch.manual_seed(recipe.train.seed)
             students[name] = Student(built.model, build_objective(recipe.method, recipe.loss, teacher.shape, shape))
