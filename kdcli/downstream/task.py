@@ -25,11 +25,9 @@ from kdcli.models.heads import GENERIC, TaskModel, load_for_task
 from kdcli.models.label_words import load_with_label_words
 from kdcli.models.load import load_config
 from kdcli.models.shape import positions_of
-from kdcli.training.engine import train
 from kdcli.training.evaluation import evaluate
 from kdcli.training.launch import make_schedule
 from kdcli.training.progress import Progress
-from kdcli.training.run_dir import RunDir
 from kdcli.training.session import Session
 from kdcli.types import Batch, Examples, Job, Kind, Needs, Order, Outcome, Schedule, Signals, StepLoss, Task
 
@@ -236,13 +234,6 @@ def task_loss(kind: Kind, model: Capture, batch: Batch) -> tuple[Tensor, Signals
     assert logits is not None
     loss = logits.new_zeros(()) if labels is None else hard_loss(kind, logits, labels, batch["attention_mask"])
     return loss, signals
-
-
-def train_job(task: PreparedTask, headed: TaskModel, job: Job, schedule: Schedule, run_dir: RunDir) -> TrainedModel:
-    """Train a job in a claimed directory, from its last checkpoint if there is one, and predict."""
-    assert isinstance(job.order, BucketOrder)
-    log_padding(job.order)
-    return trained_model(task, headed, train(task.session, job, schedule, run_dir))
 
 
 def trained_model(task: PreparedTask, headed: TaskModel, outcome: Outcome) -> TrainedModel:

@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from kdcli.bench.latency import Latency
 from kdcli.commands.distill.settings import TaskDistillRecipe
 from kdcli.commands.distill.stages import STUDENT, WITHOUT, TaskRun
 from kdcli.commands.distill.task import check_task, prepare_task
-from kdcli.downstream.task import quality_of
 from kdcli.errors import UsageError
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
-from kdcli.report.finish import RunResult, write_report
+from kdcli.report.combine import Part, combine_reports
+from kdcli.report.finish import RunResult
 from kdcli.report.stages import run_stages
 from kdcli.report.views import TEACHER
 from kdcli.training.launch import choose_output_dir, claim, launch
 from kdcli.training.progress import Progress
-from kdcli.training.run_dir import RunDir
 from kdcli.training.session import track
 
 
@@ -62,25 +59,8 @@ def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation
 
 def combine(folder: Path, names: list[str]) -> RunResult:
     """The report that compares the students of several variants with one teacher."""
-    reports = {name: RunResult.read(folder / name).report for name in names}
-    cards: dict[str, dict[str, Any]] = {}
-    evaluations: list[dict[str, Any]] = []
-    for name, report in reports.items():
-        for model, shown in ((TEACHER, TEACHER), (STUDENT, name), (WITHOUT, WITHOUT)):
-            # All variants share the teacher; the undistilled student too, up to its start.
-            if shown == name or shown not in {e["model"] for e in evaluations}:
-                evaluations += [e.model_dump() | {"model": shown} for e in report.evaluations if e.model == model]
-            if model in report.models and shown not in cards:
-                cards[shown] = report.models[model].model_dump()
-    return write_report(
-        RunDir(folder),
-        command="distill",
-        recipe=reports[names[0]].recipe,
-        cards=cards,
-        folders={},
-        latency=Latency(),
-        outcome=None,
-        quality=quality_of(evaluations),
-        notes=[f"{name}: {folder / name}" for name in names],
-        evaluations=evaluations,
-    )
+    # All variants share the teacher; the undistilled student too, up to its start.
+    parts = [
+        Part(name, RunResult.read(folder / name), {TEACHER: TEACHER, STUDENT: name, WITHOUT: WITHOUT}) for name in names
+    ]
+    return combine_reports(folder, command="distill", parts=parts, notes=[f"{name}: {folder / name}" for name in names])
