@@ -1,7 +1,5 @@
 """Atomic writes; a full or unwritable disk becomes a MachineError."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -57,11 +55,8 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a file aside, text as UTF-8, fsync it and rename it into place.
-
-    Raises:
-        MachineError: the disk is full or not writable; the old file is untouched.
-    """
+    """Write a file aside, text as UTF-8, fsync it and rename it into place. Raises MachineError: the disk is full or
+    not writable; the old file is untouched."""
     aside = path.with_name(f".{path.name}.part")
     with disk_errors(path):
         try:
@@ -76,11 +71,8 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def atomic_dir(path: Path) -> Iterator[Path]:
-    """Fill a directory aside, then put it in the place of `path`; after an error `path` is as it was.
-
-    Raises:
-        MachineError: the disk is full or not writable.
-    """
+    """Fill a directory aside, then put it in the place of `path`; after an error `path` is as it was. Raises
+    MachineError: the disk is full or not writable."""
     aside = path.with_name(f".{path.name}.part")
     with disk_errors(path):
         shutil.rmtree(aside, ignore_errors=True)

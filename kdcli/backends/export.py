@@ -4,8 +4,6 @@ Both go through `torch.onnx.export`; OpenVINO reads the ONNX file. OpenVINO's ow
 ModernBERT, failed on DeBERTa, and sends telemetry; `read_model` does none of that.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 import math
@@ -84,12 +82,9 @@ def export_onnx(model: PreTrainedModel, folder: Path, *, int8: bool = False) -> 
 
 
 def export_openvino(model: PreTrainedModel, folder: Path, *, int8: bool = False) -> ModelFile:
-    """Write `model.xml` and `model.bin`; arguments and errors as in `export_onnx`.
-
-    Args:
-        int8: weights of linears and embeddings in 8 bits, with a scale for each output or word. With VNNI activations
-            are quantised at run time; without it int8 only saves memory.
-    """
+    """Write `model.xml` and `model.bin`; arguments and errors as in `export_onnx`. `int8`: weights of linears and
+    embeddings in 8 bits, with a scale for each output or word. With VNNI activations are quantised at run time; without
+    it int8 only saves memory."""
     openvino = library("openvino", "openvino")
     file, plain = folder / "model.xml", folder / "graph.onnx"
     inputs, outputs = _write_onnx(model, plain, "openvino")
@@ -222,11 +217,8 @@ def _quantise_openvino(graph: Any) -> None:
 def _compare(
     model: PreTrainedModel, inputs: Sequence[str], outputs: Sequence[str], call: Caller, precision: str
 ) -> tuple[float, float]:
-    """Run a file and torch on the same batches; returns the largest absolute difference and the relative error.
-
-    Raises:
-        MachineError: they differ by more than the precision explains.
-    """
+    """Run a file and torch on the same batches; returns the largest absolute difference and the relative error. Raises
+    MachineError: they differ by more than the precision explains."""
     pairs = [_outputs_of(model, call, outputs, _batch(model, inputs, *shape)) for shape in COMPARED]
     reference, other = (np.concatenate(side) for side in zip(*pairs, strict=True))
     max_abs, relative = difference(reference, other)

@@ -1,7 +1,5 @@
 """Backends of a forward pass: torch, torch.compile, ONNX Runtime, OpenVINO and sparse, each with its precisions."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable, Mapping
@@ -56,12 +54,8 @@ class Runner:
 
 
 def check_backend(name: str, precision: str) -> None:
-    """Check that a backend can be used here, before anything is loaded.
-
-    Raises:
-        UsageError: unknown backend, or a precision it does not have.
-        MachineError: its library is missing, or the processor lacks the precision.
-    """
+    """Check that a backend can be used here, before anything is loaded. Raises UsageError: unknown backend, or a
+    precision it does not have; MachineError: its library is missing, or the processor lacks the precision."""
     if name not in BACKENDS:
         raise UsageError(f"unknown backend '{name}'{did_you_mean(name, BACKENDS)}", f"allowed: {', '.join(BACKENDS)}")
     if precision not in BACKENDS[name]:

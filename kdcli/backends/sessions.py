@@ -1,7 +1,5 @@
 """Runs model files with ONNX Runtime and OpenVINO on the CPU. Both are optional extras."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,10 +15,8 @@ Array = np.ndarray[Any, Any]
 
 
 class Caller:
-    """A loaded file: `feed` turns a batch into inputs, a call runs it and returns the outputs in order.
-
-    The next call may overwrite the outputs.
-    """
+    """A loaded file: `feed` turns a batch into inputs, a call runs it and returns the outputs in order. The next call
+    may overwrite the outputs."""
 
     def __init__(self, names: Sequence[str], run: Callable[[Mapping[str, Array]], list[Array]]) -> None:
         self.names = tuple(names)
@@ -49,12 +45,9 @@ def onnx_caller(path: Path, *, threads: int) -> Caller:
 
 
 def openvino_caller(path: Path, *, threads: int, precision: str = "f32") -> Caller:
-    """Load an OpenVINO file, tuned for latency; with `threads` 0 OpenVINO chooses their number.
-
-    Args:
-        precision: of the computation, `f32` or `bf16`. By default OpenVINO takes the fastest one of the processor, so
-            that the same file gives other numbers on another machine.
-    """
+    """Load an OpenVINO file, tuned for latency; with `threads` 0 OpenVINO chooses their number. `precision`: of the
+    computation, `f32` or `bf16`. By default OpenVINO takes the fastest one of the processor, so that the same file
+    gives other numbers on another machine."""
     openvino = library("openvino", "openvino")
     settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
     if threads:
@@ -68,11 +61,8 @@ def openvino_caller(path: Path, *, threads: int, precision: str = "f32") -> Call
 
 
 def library(name: str, extra: str) -> Any:
-    """Import an optional library of one of kdcli's extras.
-
-    Raises:
-        MachineError: it is missing or broken; the hint installs it.
-    """
+    """Import an optional library of one of kdcli's extras. Raises MachineError: it is missing or broken; the hint
+    installs it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -1,7 +1,5 @@
 """Combine reports of several runs into one; nothing is measured again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,11 +23,8 @@ class Gathered:
 
 
 def gather(sources: Sequence[Path]) -> Gathered:
-    """Read run directories, `report.json` files and results of the portable runner.
-
-    Raises:
-        UsageError: a file is missing, damaged, or neither a report nor a portable result.
-    """
+    """Read run directories, `report.json` files and results of the portable runner. Raises UsageError: a file is
+    missing, damaged, or neither a report nor a portable result."""
     gathered = Gathered()
     for source in sources:
         file = source / "report.json" if source.is_dir() else source

@@ -1,7 +1,5 @@
 """`kdcli doctor`: tries the processor and every GPU with a kernel."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The machine and the versions that a measurement was taken with; nothing that names a person or a host."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

@@ -4,8 +4,6 @@ On a shared machine, one model after the other gave speed-ups between 2.6x and 2
 drift hits all alike. A speed-up is the median of the ratios within each round, with quartiles.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -81,13 +79,9 @@ class Latency:
 
 
 def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
-    """Measure base encoders; the first subject is the baseline of every speed-up.
-
-    A subject that does not fit or has wrong output is a failure in the result; Ctrl-C keeps the finished cells.
-
-    Raises:
-        MachineError: the worker died, with its last line or its signal.
-    """
+    """Measure base encoders; the first subject is the baseline of every speed-up. A subject that does not fit or has
+    wrong output is a failure in the result; Ctrl-C keeps the finished cells. Raises MachineError: the worker died, with
+    its last line or its signal."""
     request = {"subjects": [dataclasses.asdict(s) for s in subjects], "threads": latency_threads()}
     request |= dataclasses.asdict(protocol)
     latency = Latency()

@@ -1,7 +1,5 @@
 """Shapes as untrained BERT models for `kdcli benchmark`, and the protocols of published latency tables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -57,10 +55,7 @@ PRESETS: Mapping[str, Preset] = {
 
 def shape(text: str) -> ModelShape:
     """Read `LxH[:FFN][@HEADS]` without a teacher; FFN defaults to 4H, heads to the largest divisor of H up to 12.
-
-    Raises:
-        UsageError: malformed, zero, or heads that do not divide the width.
-    """
+    Raises UsageError: malformed, zero, or heads that do not divide the width."""
     match = GRAMMAR.fullmatch(text.strip())
     layers, hidden = (int(match[1]), int(match[2])) if match else (1, 1)
     heads = max(h for h in range(1, MOST_HEADS + 1) if hidden % h == 0)
@@ -81,10 +76,8 @@ def config_of(text: str, vocab_size: int = VOCABULARY) -> BertConfig:
 
 
 def paper_params(text: str, vocab_size: int = VOCABULARY) -> dict[str, int]:
-    """Parameters of a BERT shape as MiniLM's table 4 counts them: word embeddings, and the encoder layers.
-
-    All twelve numbers of that table are reproduced as printed. Errors as in `shape`.
-    """
+    """Parameters of a BERT shape as MiniLM's table 4 counts them: word embeddings, and the encoder layers. All twelve
+    numbers of that table are reproduced as printed. Errors as in `shape`."""
     sizes = shape(text)
     layer = 4 * sizes.hidden**2 + 2 * sizes.hidden * sizes.ffn + 9 * sizes.hidden + sizes.ffn
     return {

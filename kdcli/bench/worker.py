@@ -3,8 +3,6 @@
 Each line is written as soon as it is known, so that finished cells survive Ctrl-C or a crash.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import sys
@@ -200,10 +198,8 @@ def cell_batch(config: PretrainedConfig, lengths: Sequence[int]) -> Batch:
 
 
 def full_length_ids(config: PretrainedConfig, batch_size: int, seq_len: int) -> Tensor:
-    """Random token ids [B, L] without special tokens; the same for the same vocabulary.
-
-    Vocabularies begin (BERT) or end (RoBERTa, ModernBERT) with their special tokens, so ids come from the middle half.
-    """
+    """Random token ids [B, L] without special tokens; the same for the same vocabulary. Vocabularies begin (BERT) or
+    end (RoBERTa, ModernBERT) with their special tokens, so ids come from the middle half."""
     words = int(config.vocab_size)
     special = {v for k, v in config.to_dict().items() if k.endswith("_token_id") and isinstance(v, int)}
     usable = np.array([i for i in range(words // 4, max(words - words // 4, words // 4 + 1)) if i not in special])

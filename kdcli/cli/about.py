@@ -1,7 +1,5 @@
 """`kdcli recipes` and `kdcli doctor`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

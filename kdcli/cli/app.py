@@ -1,7 +1,5 @@
 """The application, and the one place where an error becomes a message and an exit code."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The options that verbs share. Showing help imports nothing heavy."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import os

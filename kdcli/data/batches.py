@@ -1,7 +1,5 @@
 """The examples of each step's batch: pure functions of seed and step, so that resuming cannot change them."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +11,8 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class BatchOrder:
-    """Shuffled passes over `n` examples in batches of `batch_size`; a batch may straddle two passes.
-
-    Every example comes exactly once in a pass, in an order drawn from (seed, pass).
-    """
+    """Shuffled passes over `n` examples in batches of `batch_size`; a batch may straddle two passes. Every example
+    comes exactly once in a pass, in an order drawn from (seed, pass)."""
 
     n: int
     batch_size: int

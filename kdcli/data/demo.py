@@ -6,8 +6,6 @@ from text. Examples to fit on and to evaluate on share no content word: only an 
 well. Two of the tasks depend on the order of words, which no bag of words can solve.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import inspect
@@ -73,11 +71,9 @@ def demo_documents(split: str) -> Iterator[str]:
 
 
 def demo_task(name: str, split: str) -> list[DemoExample]:
-    """Examples of a demo task, `train` or `validation`, with no content word in common.
-
-    `demo-topic`: one of six topics of a sentence, from 40 examples; `demo-order`: whether two neighbouring words were
-    swapped; `demo-coherence`: whether the second of two sentences has another topic than the first.
-    """
+    """Examples of a demo task, `train` or `validation`, with no content word in common. `demo-topic`: one of six topics
+    of a sentence, from 40 examples; `demo-order`: whether two neighbouring words were swapped; `demo-coherence`:
+    whether the second of two sentences has another topic than the first."""
     if name not in TASKS:
         raise ValueError(f"no demo task '{name}'; there are {', '.join(TASKS)}")
     rng = random.Random(f"{name} {split}")

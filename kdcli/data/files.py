@@ -5,8 +5,6 @@ document; the other formats hold a document a row: in the given column, else in 
 strings. Blank and null documents are skipped.
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import functools
@@ -79,10 +77,8 @@ class Source:
             yield from texts
 
     def tables(self, split: str) -> Iterator[tuple[str, Iterator[Row]]]:
-        """The name and the rows of each file of a split; `NotFound` for no such split.
-
-        Iterating raises a UsageError that names the file and line that are wrong.
-        """
+        """The name and the rows of each file of a split; `NotFound` for no such split. Iterating raises a UsageError
+        that names the file and line that are wrong."""
         if self.hub:
             if not self.has(split):
                 raise UsageError(f"{self.name} has no {split} split; it has {', '.join(_hub_splits(*self.hub))}")

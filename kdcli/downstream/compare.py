@@ -1,7 +1,5 @@
 """Downstream scores of models made on text: each is fine-tuned alike in its own run below the output directory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,11 +24,8 @@ Tasks = dict[str, tuple[PreparedTask, Resolved[FinetuneRecipe]]]
 
 
 def opened(settings: DownstreamSettings, model: str, seed: int, invocation: Invocation, session: Session) -> Tasks:
-    """Load and check the tasks before anything is trained; a dry run does not tokenise and returns none.
-
-    Args:
-        model: any model with the common tokenizer.
-    """
+    """Load and check the tasks before anything is trained; a dry run does not tokenise and returns none. `model`: any
+    model with the common tokenizer."""
     tasks = {}
     for name in settings.tasks:
         resolved = _with_model(downstream_recipe(settings, name, seed), model)
@@ -58,12 +53,8 @@ def _check_task(recipe: FinetuneRecipe, session: Session) -> None:
 
 
 def scored(session: Session, tasks: Tasks, sources: Mapping[str, str], folder: Path) -> list[dict[str, Any]]:
-    """Fine-tune every model on every task; runs that are done are read back.
-
-    Args:
-        sources: name in the report -> where the model is.
-        folder: of all these runs; their reports stay, their weights are deleted.
-    """
+    """Fine-tune every model on every task; runs that are done are read back. `sources`: name in the report -> where the
+    model is. `folder`: of all these runs; their reports stay, their weights are deleted."""
     evaluations = []
     for task_name, (task, resolved) in tasks.items():
         for name, source in sources.items():

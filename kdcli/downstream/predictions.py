@@ -156,11 +156,8 @@ class Evaluator:
         return self.features.task
 
     def with_metrics(self, names: Sequence[str], *, trust_remote_code: bool) -> Evaluator:
-        """The same with metrics of the `evaluate` library, each tried on the references of the first set.
-
-        Raises:
-            UsageError: see `kdcli.metrics.library`.
-        """
+        """The same with metrics of the `evaluate` library, each tried on the references of the first set. Raises
+        UsageError: see `kdcli.metrics.library`."""
         if not names:
             return self
         # Imported on demand: the library takes seconds.
@@ -284,11 +281,8 @@ def compared(
     of_baseline: tuple[str, Mapping[str, Scorer]],
     resamples: int,
 ) -> list[dict[str, Any]]:
-    """Paired bootstrap of a model against a baseline per set, as `kdcli.report.schema.Comparison` takes it.
-
-    Args:
-        of_model, of_baseline: name and scorers of each, over the same examples in the same order.
-    """
+    """Paired bootstrap of a model against a baseline per set, as `kdcli.report.schema.Comparison` takes it. `of_model`,
+    `of_baseline`: name and scorers of each, over the same examples in the same order."""
     (model, scorers), (baseline, others) = of_model, of_baseline
     names = {"model": model, "baseline": baseline, "task": evaluator.task.name}
     return [

@@ -1,7 +1,5 @@
 """Recipes of fine-tuning: the named one, the one shipped for a task, or one model's part of another verb's recipe."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,22 +21,16 @@ def finetune_recipe(
 
 
 def as_finetune(recipe: OnTask, model: str, *, head: TaskHeadSettings | None = None) -> FinetuneRecipe:
-    """The part of a task recipe that trains or evaluates one of its models.
-
-    Args:
-        head: settings of the model's head; None is the recipe's without `label_map`, which belongs to the teacher.
-    """
+    """The part of a task recipe that trains or evaluates one of its models. `head`: settings of the model's head; None
+    is the recipe's without `label_map`, which belongs to the teacher."""
     shared = {key: getattr(recipe, key) for key in ("task", "keep", "choose_on", "data", "train", "measure")}
     head = head or recipe.head.model_copy(update={"label_map": None})
     return FinetuneRecipe(model=model, head=head, **shared)
 
 
 def downstream_recipe(settings: DownstreamSettings, task: str, seed: int) -> Resolved[FinetuneRecipe]:
-    """The recipe of one task of `eval`: the shipped one, with the overrides.
-
-    Raises:
-        UsageError: an override that `finetune` does not know; a directory of several tasks without this one's.
-    """
+    """The recipe of one task of `eval`: the shipped one, with the overrides. Raises UsageError: an override that
+    `finetune` does not know; a directory of several tasks without this one's."""
     source = settings.source
     if source is not None and (Path(source) / task).is_dir():
         source = str(Path(source) / task)

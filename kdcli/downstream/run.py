@@ -1,7 +1,5 @@
 """One fine-tuning in its own directory: a `Stage` that trains, saves and reports."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Recipe sections of a labelled task (data, head, training) and the recipe of `finetune`."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import Field
@@ -34,22 +32,18 @@ class HeadSettings(Section):
 
 
 class TaskHeadSettings(HeadSettings):
-    """`head:` of the verbs that train on a task.
-
-    `kind` `scratch` trains the checkpoint's own head or a new one; `embedding` and `mlm` are frozen heads of label
-    words (`kdcli.models.label_words`); null is the method's default. `words` are one per label, in label order.
-    """
+    """`head:` of the verbs that train on a task. `kind` `scratch` trains the checkpoint's own head or a new one;
+    `embedding` and `mlm` are frozen heads of label words (`kdcli.models.label_words`); null is the method's default.
+    `words` are one per label, in label order."""
 
     kind: Literal["scratch", "embedding", "mlm"] | None = None
     words: list[str] | None = None
 
 
 class FinetuneTrainSettings(TrainSettings):
-    """`train:` of `finetune`, in the middle of what papers try on GLUE.
-
-    A micro-batch groups rows of similar length: `micro_batch_size` rows, by default 8, or 16 short ones. Groups are
-    formed from `pool` batches drawn together; 1 draws each batch at random.
-    """
+    """`train:` of `finetune`, in the middle of what papers try on GLUE. A micro-batch groups rows of similar length:
+    `micro_batch_size` rows, by default 8, or 16 short ones. Groups are formed from `pool` batches drawn together; 1
+    draws each batch at random."""
 
     lr: float = Field(3e-5, gt=0)
     batch_size: int = Field(32, gt=0)
@@ -59,11 +53,8 @@ class FinetuneTrainSettings(TrainSettings):
 
 
 class OnTask(Section):
-    """The sections of every verb that trains on a task.
-
-    `keep` selects the last weights or those of the best evaluation. `choose_on` names the set that decides among
-    evaluations and runs; null is the mean over all sets.
-    """
+    """The sections of every verb that trains on a task. `keep` selects the last weights or those of the best
+    evaluation. `choose_on` names the set that decides among evaluations and runs; null is the mean over all sets."""
 
     task: str | None = None
     keep: Literal["last", "best"] = "last"
@@ -82,11 +73,9 @@ class TaskRecipe(OnTask):
 
 
 class FinetuneRecipe(TaskRecipe):
-    """The recipe of `finetune`.
-
-    `metrics` are names, scripts or directories of the `evaluate` library, reported beside the task's own metrics.
-    `grid` maps recipe keys to lists of values; every combination runs with `seeds` seeds from `train.seed` on.
-    """
+    """The recipe of `finetune`. `metrics` are names, scripts or directories of the `evaluate` library, reported beside
+    the task's own metrics. `grid` maps recipe keys to lists of values; every combination runs with `seeds` seeds from
+    `train.seed` on."""
 
     verb: Literal["finetune"] = "finetune"
     seeds: int = Field(1, gt=0)
@@ -95,11 +84,9 @@ class FinetuneRecipe(TaskRecipe):
 
 
 class DownstreamSettings(Section):
-    """`eval:`, the tasks on which a report compares models, each fine-tuned alike.
-
-    `source` is a directory with a folder per task, or the data of the only task; null is each task's own data.
-    `overrides` are keys of `finetune` set over the task's recipe.
-    """
+    """`eval:`, the tasks on which a report compares models, each fine-tuned alike. `source` is a directory with a
+    folder per task, or the data of the only task; null is each task's own data. `overrides` are keys of `finetune` set
+    over the task's recipe."""
 
     tasks: list[str] = Field(default_factory=list)
     source: str | None = None

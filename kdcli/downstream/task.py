@@ -3,8 +3,6 @@
 Data flow: examples -> rows of tokens -> batches of similar length -> logits -> loss -> engine -> predictions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -84,14 +82,9 @@ def prepare(recipe: TaskRecipe, session: Session, *, new_head: bool = True) -> t
 def check_task_data(
     recipe: TaskRecipe, session: Session, *, new_head: bool = True
 ) -> tuple[Labelled, TaskModel, list[str]]:
-    """Load and check a task's data and model without tokenising; also return notes on examples left out.
-
-    Args:
-        new_head: create a head for the task if the model has none; False requires a fine-tuned model.
-
-    Raises:
-        UsageError: unusable data or model; too many answers missing from their contexts.
-    """
+    """Load and check a task's data and model without tokenising; also return notes on examples left out. `new_head`:
+    create a head for the task if the model has none; False requires a fine-tuned model. Raises UsageError: unusable
+    data or model; too many answers missing from their contexts."""
     where = recipe.data.model_dump(include={"source", "columns", "split", "train_rows", "judged_rows"})
     data = open_labelled(str(recipe.task), train_source=recipe.data.train, log=Progress.log, **where)
     check_training(data)
@@ -124,10 +117,8 @@ def evaluator_of(data: Labelled, settings: LabelledSettings, headed: TaskModel) 
 
 
 def load_model(recipe: TaskRecipe, task: Task, *, new_head: bool = True, trust_remote_code: bool) -> TaskModel:
-    """The recipe's model with its own head, one of label words, or a new one drawn from the seed.
-
-    Raises as `kdcli.models.heads.load_for_task` and `kdcli.models.label_words.load_with_label_words`.
-    """
+    """The recipe's model with its own head, one of label words, or a new one drawn from the seed. Raises as
+    `kdcli.models.heads.load_for_task` and `kdcli.models.label_words.load_with_label_words`."""
     source, head = str(recipe.model), recipe.head
     how: dict[str, Any] = {"seed": recipe.train.seed, "trust_remote_code": trust_remote_code}
     if head.kind in ("embedding", "mlm"):
@@ -136,11 +127,8 @@ def load_model(recipe: TaskRecipe, task: Task, *, new_head: bool = True, trust_r
 
 
 def features_of(settings: LabelledSettings, task: Task, headed: TaskModel, *, as_tuned: bool = False) -> dict[str, Any]:
-    """Keyword arguments of `Features.of`, `max_length` clipped to the model's positions.
-
-    Args:
-        as_tuned: if the settings give no length, use the one the model was fine-tuned with.
-    """
+    """Keyword arguments of `Features.of`, `max_length` clipped to the model's positions. `as_tuned`: if the settings
+    give no length, use the one the model was fine-tuned with."""
     length = settings.max_length or task.max_length
     tuned = headed.max_length if as_tuned else None
     if tuned is not None and tuned != length:

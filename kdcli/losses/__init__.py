@@ -13,8 +13,6 @@ A method's file defines, and nothing else has to be registered:
 In all of them no gradient reaches the teacher and padding counts nothing; tests/losses checks every file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

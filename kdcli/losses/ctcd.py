@@ -48,11 +48,8 @@ class Weights:
 
     @classmethod
     def of(cls, numbers: Sequence[float], mode: Mode, *, community: bool = False) -> Weights:
-        """The weights α_h:α_s:β_h:β_s, with those that the mode silences set to 0.
-
-        Raises:
-            UsageError: not four finite numbers from 0 on, or all of them are 0.
-        """
+        """The weights α_h:α_s:β_h:β_s, with those that the mode silences set to 0. Raises UsageError: not four finite
+        numbers from 0 on, or all of them are 0."""
         shown = ":".join(f"{number:g}" for number in numbers)
         if len(numbers) != 4 or not all(math.isfinite(n) and n >= 0 for n in numbers):
             raise UsageError(
@@ -126,10 +123,8 @@ def ctcd(
 
 
 def reverse_kl(frozen_PV: Tensor, model_PV: Tensor, temperature: float) -> Tensor:
-    """T² · KL(softmax(model / T) ‖ softmax(frozen / T)), a mean over P positions: eq. 5 in its printed order.
-
-    Logits are in the compute dtype, T > 0; no gradient reaches the frozen model.
-    """
+    """T² · KL(softmax(model / T) ‖ softmax(frozen / T)), a mean over P positions: eq. 5 in its printed order. Logits
+    are in the compute dtype, T > 0; no gradient reaches the frozen model."""
     rows, words = model_PV.shape
     at_once = max(1, CHUNK_LOGITS.get(model_PV.device.type, CHUNK_LOGITS["cuda"]) // words)
     frozen_PV = frozen_PV.detach()

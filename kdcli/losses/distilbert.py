@@ -13,8 +13,6 @@ alone and takes any width; `minilm` needs no vocabulary head and is the better d
     loss: {temperature: 2.0, soft_weight: 5.0, mlm_weight: 2.0, hidden_weight: 1.0}
 """
 
-from __future__ import annotations
-
 from pydantic import Field
 from torch import Tensor, nn
 

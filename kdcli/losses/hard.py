@@ -1,7 +1,5 @@
 """The loss against the labels of a task: what fine-tuning minimises and every distillation on a task adds."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

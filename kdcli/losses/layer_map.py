@@ -4,8 +4,6 @@ TinyBERT (https://arxiv.org/abs/1909.10351, §4.5) has `uniform` g(m) = m·N/M, 
 `bottom` g(m) = m, all with g(0) = 0. A map may also be written out as student:teacher pairs, `0:0,1:3,2:6`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -38,11 +36,8 @@ def strategy_map(name: Strategy, teacher_layers: int, student_layers: int) -> di
 
 
 def written_map(text: str, teacher_layers: int, student_layers: int, names: Sequence[str]) -> dict[int, int]:
-    """A map of comma-separated `student:teacher` pairs; `names` are the strategies that the message offers.
-
-    Raises:
-        ValueError: unreadable; a missing layer; a student layer given twice; the embedding paired with a layer.
-    """
+    """A map of comma-separated `student:teacher` pairs; `names` are the strategies that the message offers. Raises
+    ValueError: unreadable; a missing layer; a student layer given twice; the embedding paired with a layer."""
     pairs: dict[int, int] = {}
     for part in text.split(","):
         pair = _PAIR.fullmatch(part)

@@ -7,8 +7,6 @@ task's soft targets; and the baseline that every distillation on masked text has
     loss: {}
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from kdcli.losses.vocabulary import labels_of, masked_ce

@@ -16,8 +16,6 @@ imitate every layer, and a masked method only if the student must keep its vocab
     loss: {hidden: mse, hidden_weight: 0.5}
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -12,8 +12,6 @@ layer it learns. It costs a third relation, of more and narrower heads.
     loss: {relation_heads: 48, teacher_layer: 21}
 """
 
-from __future__ import annotations
-
 from pydantic import Field
 from torch import Tensor, nn
 

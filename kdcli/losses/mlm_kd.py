@@ -10,8 +10,6 @@ equal widths `distilbert` adds labels and hidden states.
     loss: {temperature: 2.0}
 """
 
-from __future__ import annotations
-
 from pydantic import Field
 from torch import Tensor, nn
 

@@ -12,8 +12,6 @@ own lower layers. `tinybert` compares every token and the attention too, in a st
     loss: {layers: skip, weight: 100.0}
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from pydantic import Field

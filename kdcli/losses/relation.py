@@ -8,8 +8,6 @@ The plain formulas keep half a dozen [B, A, L, L] tensors for autograd. Here a b
 share of the loss *and* to the gradient of its inputs [B, A, L, K] before the next block starts.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -23,11 +21,8 @@ BLOCK_SCORES = {"cpu": 1 << 19, "cuda": 1 << 25}
 
 
 def regroup(x_BALK: Tensor, heads: int) -> Tensor:
-    """Concatenate the heads of a signal and split them into H = `heads`: [B, A, L, K] -> [B, H, L, AK/H].
-
-    Raises:
-        ValueError: `heads` does not divide the width A·K.
-    """
+    """Concatenate the heads of a signal and split them into H = `heads`: [B, A, L, K] -> [B, H, L, AK/H]. Raises
+    ValueError: `heads` does not divide the width A·K."""
     batch, own_heads, length, width = x_BALK.shape
     if own_heads == heads:
         return x_BALK

@@ -12,8 +12,6 @@ hidden states, `tinybert` adds a stage before it.
     kd: {weight: 0.5, temperature: 2.0}
 """
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -37,10 +35,8 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
 def soft_loss(
     kind: Kind, teacher: Tensor, student: Tensor, labels: Tensor, mask_BL: Tensor | None, temperature: float
 ) -> Tensor:
-    """Mean over what `kdcli.losses.hard.labelled` counts, a float32 scalar; no gradient reaches the teacher.
-
-    Shapes are those of `hard_loss`; T > 0. `labels` are read for `tokens` only, to select the labelled words.
-    """
+    """Mean over what `kdcli.losses.hard.labelled` counts, a float32 scalar; no gradient reaches the teacher. Shapes are
+    those of `hard_loss`; T > 0. `labels` are read for `tokens` only, to select the labelled words."""
     teacher, student = teacher.detach().float(), student.float()
     if kind == "score":
         return F.mse_loss(student[:, 0], teacher[:, 0])

@@ -1,7 +1,5 @@
 """What losses between hidden states share: means over real tokens, squared error, and the matrix between two widths."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

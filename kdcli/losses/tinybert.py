@@ -16,8 +16,6 @@ than `minilm`, which compares one layer, and a stage more than `pkd`.
     loss: {layers: uniform, share_projection: false}
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

@@ -5,8 +5,6 @@ its loss *and* to the gradient of its logits before the next one starts; only th
 kept.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -23,22 +21,16 @@ the loss scale. A power of two changes no digit, and 2^14 is within float16's ra
 
 
 def labels_of(signals: Signals) -> Tensor:
-    """The labels that are not IGNORED, [P] int64, in the order of the captured logits.
-
-    Raises:
-        ValueError: the batch had no labels.
-    """
+    """The labels that are not IGNORED, [P] int64, in the order of the captured logits. Raises ValueError: the batch had
+    no labels."""
     if signals.labels is None:
         raise ValueError("the batch has no labels: masked language modelling needs masked text")
     return signals.labels[signals.labels != IGNORED]
 
 
 def masked_ce(logits_PV: Tensor, labels_P: Tensor) -> Tensor:
-    """Mean cross-entropy of P positions, a float32 scalar; 0 where P is 0.
-
-    Raises:
-        ValueError: not as many labels as rows of logits.
-    """
+    """Mean cross-entropy of P positions, a float32 scalar; 0 where P is 0. Raises ValueError: not as many labels as
+    rows of logits."""
     if logits_PV.shape[:-1] != labels_P.shape:
         raise ValueError(f"logits {list(logits_PV.shape)} do not fit labels {list(labels_P.shape)}")
     loss: Tensor = _Chunked.apply(logits_PV, None, labels_P, 1.0)  # type: ignore[no-untyped-call]
@@ -47,11 +39,7 @@ def masked_ce(logits_PV: Tensor, labels_P: Tensor) -> Tensor:
 
 def soft_kl(teacher_PV: Tensor, student_PV: Tensor, temperature: float) -> Tensor:
     """T² · KL(softmax(teacher / T) ‖ softmax(student / T)), a mean over P positions: a float32 scalar, 0 where P is 0.
-
-    T > 0; no gradient reaches the teacher.
-
-    Raises:
-        ValueError: logits of two shapes, such as those of two vocabularies.
+    T > 0; no gradient reaches the teacher. Raises ValueError: logits of two shapes, such as those of two vocabularies.
     """
     if teacher_PV.shape != student_PV.shape:
         shapes = f"teacher {list(teacher_PV.shape)}, student {list(student_PV.shape)}"

@@ -1,7 +1,5 @@
 """Metrics of tasks, one file for each kind of task; `library` brings those of the `evaluate` library."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 from typing import Any

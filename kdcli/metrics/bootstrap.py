@@ -1,7 +1,5 @@
 """Confidence intervals for differences between models: paired bootstrap (Efron and Tibshirani 1993, section 16)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

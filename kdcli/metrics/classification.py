@@ -1,7 +1,5 @@
 """Metrics of tasks with one of C classes for each example."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,24 +32,16 @@ def scorer(task: Task, predictions: Sequence[int], references: Sequence[int]) ->
 
 
 def confusion(predictions: Sequence[int], references: Sequence[int], classes: int) -> Array:
-    """Counts by true class (row) and predicted class (column), [C, C] int64.
-
-    Raises:
-        ValueError: a number that is no class.
-    """
+    """Counts by true class (row) and predicted class (column), [C, C] int64. Raises ValueError: a number that is no
+    class."""
     cell = _numbers(references, classes) * classes + _numbers(predictions, classes)
     return np.bincount(cell, minlength=classes * classes).reshape(classes, classes)
 
 
 def per_class(task: Task, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, dict[str, float]]:
-    """Class -> precision, recall, f1 and support, 0 where undefined; {} for `score` and `span`.
-
-    Args:
-        predictions, references: as in `kdcli.metrics.scorer`; of `tokens` the words are counted, without `O`.
-
-    Raises:
-        ValueError: a number that is no class.
-    """
+    """Class -> precision, recall, f1 and support, 0 where undefined; {} for `score` and `span`. `predictions`,
+    `references`: as in `kdcli.metrics.scorer`; of `tokens` the words are counted, without `O`. Raises ValueError: a
+    number that is no class."""
     names = [name for name in task.labels if task.kind != "tokens" or name != "O"]
     if task.kind == "class":
         counts = confusion(predictions, references, len(names))

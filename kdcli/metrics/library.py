@@ -3,8 +3,6 @@
 Imported only on demand: the `evaluate` library imports `transformers.pipelines`, which takes seconds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,10 +36,8 @@ OFFICIAL = "evaluate-metric/"
 
 
 class TaskMetric(evaluate.Metric):  # type: ignore[misc]
-    """The metrics of a kdcli task for a notebook: `TaskMetric(task).compute(predictions=..., references=...)`.
-
-    Formats are those of `FORMATS`; nothing is written to disk. `language` is that of `span` answers.
-    """
+    """The metrics of a kdcli task for a notebook: `TaskMetric(task).compute(predictions=..., references=...)`. Formats
+    are those of `FORMATS`; nothing is written to disk. `language` is that of `span` answers."""
 
     def __init__(self, task: Task, language: str = "en") -> None:
         self.task, self.language = task, language
@@ -72,15 +68,9 @@ class LibraryMetric:
     module: evaluate.EvaluationModule
 
     def compute(self, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
-        """`NAME.KEY` -> value, for every finite number that the metric returns.
-
-        Args:
-            predictions, references: in the formats of `FORMATS`; a metric of strings gets label names (`class`), or
-                the text and the first gold answer (`span`).
-
-        Raises:
-            UsageError: the metric takes other formats, fails, or returns no number.
-        """
+        """`NAME.KEY` -> value, for every finite number that the metric returns. `predictions`, `references`: in the
+        formats of `FORMATS`; a metric of strings gets label names (`class`), or the text and the first gold answer
+        (`span`). Raises UsageError: the metric takes other formats, fails, or returns no number."""
         if self._takes_strings():
             predictions = [self._as_string(p) for p in predictions]
             references = [self._as_string(r) for r in references]
@@ -112,11 +102,8 @@ class LibraryMetric:
 def load_metrics(
     names: Sequence[str], task: Task, references: Sequence[Any], *, trust_remote_code: bool
 ) -> tuple[LibraryMetric, ...]:
-    """Load metrics by hub name, script or directory, and try each on the references and right predictions.
-
-    Raises:
-        UsageError: not found, offline and not cached, named twice, code that is not trusted, or a metric that fails.
-    """
+    """Load metrics by hub name, script or directory, and try each on the references and right predictions. Raises
+    UsageError: not found, offline and not cached, named twice, code that is not trusted, or a metric that fails."""
     # The library would report each load over the network.
     evaluate.config.HF_UPDATE_DOWNLOAD_COUNTS = False
     evaluate.config.HF_EVALUATE_OFFLINE = evaluate.config.HF_EVALUATE_OFFLINE or constants.HF_HUB_OFFLINE

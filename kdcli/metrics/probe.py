@@ -1,7 +1,5 @@
 """Linear probes on the last hidden states of a frozen encoder, without fine-tuning."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Metrics of tasks with a number for each example; correlations by SciPy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,14 +15,8 @@ CONSTANT = 1e-13
 
 
 def scorer(task: Task, predictions: Sequence[float], references: Sequence[float]) -> Scorer:
-    """Score by `pearson`, `spearman`, `mse`; a correlation with a constant is 0.
-
-    Args:
-        predictions, references: [n].
-
-    Raises:
-        UsageError: a prediction that is not finite.
-    """
+    """Score by `pearson`, `spearman`, `mse`; a correlation with a constant is 0. `predictions`, `references`: [n].
+    Raises UsageError: a prediction that is not finite."""
     predicted, true = np.asarray(predictions, dtype=np.float64), np.asarray(references, dtype=np.float64)
     if wrong := int((~np.isfinite(predicted)).sum()):
         raise UsageError(

@@ -1,7 +1,5 @@
 """Metrics of extractive question answering, as the official scripts of SQuAD 1.1, SQuAD 2.0 and MLQA."""
 
-from __future__ import annotations
-
 import re
 import string
 import unicodedata

@@ -1,7 +1,5 @@
 """Metrics of tasks with a label for each word: whole entities, as seqeval and conlleval count them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ inputs; the others get forward hooks on their projections. Both give q, k and v 
 after any rotary embedding, scaled so that attention is softmax(q·k/√K).
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -108,11 +106,7 @@ class Capture(nn.Module):
         self.accepted = set(inspect.signature(model.forward).parameters)
 
     def forward(self, batch: Batch) -> Signals:
-        """Run the model on a batch as far as needed.
-
-        Raises:
-            ValueError: `masked_logits` of a batch without labels.
-        """
+        """Run the model on a batch as far as needed. Raises ValueError: `masked_logits` of a batch without labels."""
         signals = Signals(mask=batch.get("attention_mask"), labels=batch.get("labels"))
         if self.needs == Needs():
             return signals

@@ -1,7 +1,5 @@
 """The size of a model in numbers: a CARD of report.json."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import Counter
@@ -26,10 +24,8 @@ TOKENS = 128
 
 
 def describe(model: PreTrainedModel, name: str, folder: Path | None) -> dict[str, Any]:
-    """The CARD of an encoder; keys as in docs/artefacts.md. Parameters include the head, multiply-adds do not.
-
-    `folder` holds its safetensors files; None if it was never saved: `bytes` is then the size in float32.
-    """
+    """The CARD of an encoder; keys as in docs/artefacts.md. Parameters include the head, multiply-adds do not. `folder`
+    holds its safetensors files; None if it was never saved: `bytes` is then the size in float32."""
     layout = layout_for(model.config)
     shape = shape_of(model.config)
     counts = {n: p.numel() for n, p in model.base_model.named_parameters()}
@@ -68,10 +64,8 @@ def weights_hash(model: PreTrainedModel) -> str:
 
 
 def multiply_adds(model: PreTrainedModel) -> int:
-    """Multiply-adds of a forward pass over one sequence of 128 tokens, matrix and attention products alike.
-
-    "FLOPs" in papers are mostly twice this number.
-    """
+    """Multiply-adds of a forward pass over one sequence of 128 tokens, matrix and attention products alike. "FLOPs" in
+    papers are mostly twice this number."""
     attention = model.config._attn_implementation
     device = next(model.parameters()).device
     words = model.config.vocab_size

@@ -1,7 +1,5 @@
 """Models of the classes in `kdcli.models.modeling_kdcli`, which transformers does not have."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,11 +28,8 @@ def class_named(name: str) -> type[PreTrainedModel] | None:
 
 
 def custom_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
-    """The custom class that a configuration needs; None if a class of transformers does.
-
-    Raises:
-        UsageError: it needs a custom class but names none.
-    """
+    """The custom class that a configuration needs; None if a class of transformers does. Raises UsageError: it needs a
+    custom class but names none."""
     if not (hasattr(config, COMPACT) or hasattr(config, LABEL_WORDS)):
         return None
     name = (config.architectures or [""])[0]
@@ -58,11 +53,8 @@ def empty_model(of_class: type[PreTrainedModel], config: PreTrainedConfig) -> Pr
 
 
 def load_tensors(model: PreTrainedModel, tensors: Mapping[str, Tensor], like: nn.Module) -> PreTrainedModel:
-    """Put existing tensors into an empty model without copying them, and set eval mode.
-
-    Raises:
-        RuntimeError: tensors are missing or of other sizes than the configuration's.
-    """
+    """Put existing tensors into an empty model without copying them, and set eval mode. Raises RuntimeError: tensors
+    are missing or of other sizes than the configuration's."""
     model.load_state_dict(tensors, assign=True)
     model.tie_weights()
     # Buffers that no file holds (tables of positions) are shared with the encoder `like`.

@@ -4,8 +4,6 @@ Label order is the trap: an MNLI teacher in another order scores 7 % instead of 
 the mapping that it needs.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -140,11 +138,8 @@ def _what(kind: Kind) -> str:
 
 
 def _misfit(source: str, config: PreTrainedConfig, task: Task, label_map: Sequence[int] | None) -> str | None:
-    """Why the checkpoint's own head cannot serve the task; None when it can.
-
-    Raises:
-        UsageError: its labels are the task's in another order, or `label_map` is no permutation.
-    """
+    """Why the checkpoint's own head cannot serve the task; None when it can. Raises UsageError: its labels are the
+    task's in another order, or `label_map` is no permutation."""
     named = (config.architectures or ["none"])[0]
     kind, what = kind_of_head(config, named), _what(task.kind)
     if kind is None or AUTO_CLASS[kind] is not AUTO_CLASS[task.kind]:

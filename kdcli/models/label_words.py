@@ -16,8 +16,6 @@ classifier; that transform is made the identity:
 that model's class with its vocabulary cut to the label words (`kdcli.models.modeling_kdcli`).
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Sequence
@@ -47,11 +45,8 @@ TRAIN_ONE = "train one: --set head.kind=scratch"
 
 
 def label_word_ids(tokenizer: PreTrainedTokenizerBase, task: Task, words: Sequence[str] | None = None) -> list[int]:
-    """Token ids of a task's label words, or of `words`, one for each output of its head.
-
-    Raises:
-        UsageError: no words, too few or many; a word is not exactly one token; two are the same token.
-    """
+    """Token ids of a task's label words, or of `words`, one for each output of its head. Raises UsageError: no words,
+    too few or many; a word is not exactly one token; two are the same token."""
     chosen = tuple(words) if words else task.words
     outputs = {"score": ("its score",), "span": ("start", "end")}.get(task.kind, task.labels)
     needed = f"one for each of {', '.join(outputs)}" if len(outputs) < 10 else f"{len(outputs)}, one a label"

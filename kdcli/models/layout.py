@@ -4,8 +4,6 @@ Paths are relative to the base model (`AutoModel`); paths of a layer's parts are
 types are those of the pruning papers: Q K V O, U (feed-forward up, plus its gate in gated units) and D (down).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -142,11 +140,8 @@ PATHS = {kind: layer_paths(kind) for kind, row in LAYOUTS.items() if row.compact
 
 
 def layout_for(config: Any) -> Layout:
-    """The row of a configuration's model type.
-
-    Raises:
-        UsageError: the model is a decoder, or its type has no row; the message names the known ones.
-    """
+    """The row of a configuration's model type. Raises UsageError: the model is a decoder, or its type has no row; the
+    message names the known ones."""
     kind = str(config.model_type)
     row = row_of(kind, decodes=any(getattr(config, name, False) for name in ("is_decoder", "is_encoder_decoder")))
     if kind == "esm" and getattr(config, "position_embedding_type", None) != "rotary":
@@ -177,9 +172,7 @@ Rows = slice | Tensor | None
 
 def linears(layout: Layout, layer: nn.Module) -> dict[str, list[tuple[nn.Linear, Rows]]]:
     """The prunable matrices of one layer: type letter -> linears, each with its rows when several share one linear.
-
-    Rows of Q, K and V are in the order [A, K]. In gated feed-forward blocks `U` also holds the gate.
-    """
+    Rows of Q, K and V are in the order [A, K]. In gated feed-forward blocks `U` also holds the gate."""
     names = {"Q": [layout.q], "K": [layout.k], "V": [layout.v], "O": [layout.o], "D": [layout.down]}
     names["U"] = [layout.up] if layout.gate in (None, layout.up) else [layout.up, str(layout.gate)]
     matrices: dict[str, list[tuple[nn.Linear, Rows]]] = {}

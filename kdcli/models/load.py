@@ -3,8 +3,6 @@
 A source is a hub id, a directory, or `demo` (the teacher inside the package).
 """
 
-from __future__ import annotations
-
 import importlib.resources
 import json
 import shutil
@@ -53,12 +51,8 @@ def location(source: str) -> str:
 
 
 def load_encoder(source: str, *, trust_remote_code: bool = False) -> LoadedModel:
-    """Load a base encoder and its tokenizer.
-
-    Raises:
-        UsageError: not found, not an encoder, no tokenizer, pickled weights only, damaged or incomplete weights, or
-            code of its own without `trust_remote_code`.
-    """
+    """Load a base encoder and its tokenizer. Raises UsageError: not found, not an encoder, no tokenizer, pickled
+    weights only, damaged or incomplete weights, or code of its own without `trust_remote_code`."""
     load_config(source, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code)
@@ -68,15 +62,9 @@ def load_encoder(source: str, *, trust_remote_code: bool = False) -> LoadedModel
 def load_config(
     source: str, *, trust_remote_code: bool = False, weights: bool = True, compacted: bool = False
 ) -> PreTrainedConfig:
-    """The configuration of a model that can be loaded: it exists, with a supported type and safetensors.
-
-    Args:
-        weights: False skips the check of the weights.
-        compacted: accept a model of `kdcli.sparse.compact`, which no verb can train.
-
-    Raises:
-        UsageError: see `load_encoder`.
-    """
+    """The configuration of a model that can be loaded: it exists, with a supported type and safetensors. `weights`:
+    False skips the check of the weights. `compacted`: accept a model of `kdcli.sparse.compact`, which no verb can
+    train. Raises UsageError: see `load_encoder`."""
     where = location(source)
     folder = Path(where)
     if folder.is_dir():
@@ -101,10 +89,7 @@ def load_config(
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Save config.json, model.safetensors, the tokenizer's files and, for a custom class, the file with its code.
-
-    Raises:
-        MachineError: the disk is full or not writable; then no file is there.
-    """
+    Raises MachineError: the disk is full or not writable; then no file is there."""
     custom, staged = is_custom(model), folder / ".model"
     if custom:
         describe_code(model)

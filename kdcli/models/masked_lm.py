@@ -1,7 +1,5 @@
 """Masked language models: an encoder under its stock head over the vocabulary."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
@@ -14,11 +12,8 @@ from kdcli.models.shape import InitializedStudent, shape_of
 
 
 def load_masked_lm(source: str, *, otherwise: str, trust_remote_code: bool = False) -> LoadedModel:
-    """Load a masked language model and its tokenizer; the encoder is its `base_model`.
-
-    Raises:
-        UsageError: see `load_encoder`; or the type or checkpoint has no such head, with `otherwise` as hint.
-    """
+    """Load a masked language model and its tokenizer; the encoder is its `base_model`. Raises UsageError: see
+    `load_encoder`; or the type or checkpoint has no such head, with `otherwise` as hint."""
     config = load_config(source, trust_remote_code=trust_remote_code)
     if type(config) not in AutoModelForMaskedLM._model_mapping:
         raise UsageError(f"{config.model_type} has no masked-language-model head in transformers", otherwise)

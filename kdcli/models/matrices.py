@@ -1,7 +1,5 @@
 """The weight matrices that pruning masks: per layer and type, with fused linears split."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -44,10 +42,8 @@ class Matrix:
 
 
 def matrices(model: PreTrainedModel) -> list[Matrix]:
-    """All matrices of the encoder layers, layer by layer in the order Q K V O U G D P; no weight is in two.
-
-    Embeddings, pooler, head and what only one type has in its layers (ConvBERT's convolution) are excluded.
-    """
+    """All matrices of the encoder layers, layer by layer in the order Q K V O U G D P; no weight is in two. Embeddings,
+    pooler, head and what only one type has in its layers (ConvBERT's convolution) are excluded."""
     base = model.base_model
     layout = layout_for(model.config)
     paths = {id(module): path for path, module in base.named_modules()}

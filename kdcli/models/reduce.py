@@ -12,8 +12,6 @@ With another number of heads, a student head takes its dimensions from the teach
 without such a subset keeps its random values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
@@ -30,9 +28,7 @@ Sets = dict[int, Tensor]
 
 def copy_reduced(teacher: PreTrainedModel, student: PreTrainedModel, layout: Layout, chosen: list[int]) -> list[str]:
     """Fill the parameters of a student of the same type in place; returns the names of those that could not be filled.
-
-    `chosen` is the teacher layer (1 ... N) for each student layer.
-    """
+    `chosen` is the teacher layer (1 ... N) for each student layer."""
     sets: dict[int, Sets] = {}
     for n, layer in zip(chosen, layout.modules(student), strict=True):
         sets |= _layer_sets(layout, teacher.config, student.config, layout.modules(teacher)[n - 1], layer)

@@ -1,7 +1,5 @@
 """From a teacher and `6x384` to a student: shape grammar, configuration, initial weights (`kdcli.models.reduce`)."""
 
-from __future__ import annotations
-
 import copy
 import re
 from dataclasses import dataclass
@@ -30,11 +28,8 @@ class InitializedStudent:
 
 
 def is_shape(source: str) -> bool:
-    """Whether a model is given as a shape (`6x384`, `4x312:1200@12`), not as a directory (`./6x384`) or hub id.
-
-    Raises:
-        UsageError: a mistyped shape.
-    """
+    """Whether a model is given as a shape (`6x384`, `4x312:1200@12`), not as a directory (`./6x384`) or hub id. Raises
+    UsageError: a mistyped shape."""
     text = source.strip()
     if GRAMMAR.fullmatch(text) is None and SLIP.fullmatch(text):
         raise _no_shape(source)
@@ -61,11 +56,8 @@ def positions_of(config: Any) -> int | None:
 
 
 def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
-    """Read `LxH[:FFN][@HEADS]`; FFN defaults to the teacher's ratio to its width, heads to the teacher's.
-
-    Raises:
-        UsageError: malformed, zero, heads that do not divide the width, or deeper or wider than the teacher.
-    """
+    """Read `LxH[:FFN][@HEADS]`; FFN defaults to the teacher's ratio to its width, heads to the teacher's. Raises
+    UsageError: malformed, zero, heads that do not divide the width, or deeper or wider than the teacher."""
     match = GRAMMAR.fullmatch(text.strip())
     if not match:
         raise _no_shape(text)
@@ -90,11 +82,8 @@ def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
 
 
 def student_config(teacher: Any, shape: ModelShape, layers: list[int] | None = None) -> Any:
-    """The teacher's configuration with the student's sizes; `layers` as in `build_student`.
-
-    Raises:
-        UsageError: heads of an odd width under rotary embeddings, or that do not divide MobileBERT's fixed width.
-    """
+    """The teacher's configuration with the student's sizes; `layers` as in `build_student`. Raises UsageError: heads of
+    an odd width under rotary embeddings, or that do not divide MobileBERT's fixed width."""
     inner = getattr(teacher, "true_hidden_size", shape.hidden)
     if inner % shape.heads:
         raise UsageError(

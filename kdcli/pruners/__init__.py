@@ -4,8 +4,6 @@ Which one: `smp` keeps the weights and saves a mask of a few bits a weight, so m
 train the weights too, and save one whole model a task.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,14 +29,8 @@ def build_pruner(
     method: str, settings: Mapping[str, Any], model: PreTrainedModel, *, density: float, steps: int, lr: float
 ) -> Pruner:
     """Put a method's masks on a model, and freeze what it does not train: all but scores where it trains no weights.
-
-    Args:
-        density: share of the weights that is kept in the end, above 0 and at most 1.
-        steps, lr: of the schedule.
-
-    Raises:
-        UsageError: see `Methods.settings`; an unknown model type; a density or settings that do not fit.
-    """
+    `density`: share of the weights that is kept in the end, above 0 and at most 1. `steps`, `lr`: of the schedule.
+    Raises UsageError: see `Methods.settings`; an unknown model type; a density or settings that do not fit."""
     checked = check_settings(method, settings)
     if not 0 < density <= 1:
         raise UsageError(

@@ -16,8 +16,6 @@ the negatives. Each step costs a further forward pass of the pre-trained model.
     teacher: runs/finetuned
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch
@@ -62,11 +60,8 @@ def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps:
 
 
 def contrastive(z_BD: Tensor, other_BD: Tensor, alike: Tensor, temperature: float) -> Tensor:
-    """InfoNCE from one model's states to another's, which get no gradient; a mean over rows, in float32.
-
-    Args:
-        alike: [B, B] bool, which states of the other are positives of a row: at least its own.
-    """
+    """InfoNCE from one model's states to another's, which get no gradient; a mean over rows, in float32. `alike`: [B,
+    B] bool, which states of the other are positives of a row: at least its own."""
     other_BD = F.normalize(other_BD.detach().float(), dim=-1)
     log_p = (F.normalize(z_BD.float(), dim=-1) @ other_BD.T / temperature).log_softmax(-1)
     return -(log_p * alike).sum(-1).div(alike.sum(-1)).mean()

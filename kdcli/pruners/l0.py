@@ -15,8 +15,6 @@ Relations: the baseline with random gates. `soft-movement` has a threshold in th
     pruner: {regularizer: 125, score_lr: 0.1}
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

@@ -9,8 +9,6 @@ Relations: the baseline of `smp` and `movement`, without scores: hardly slower t
     pruner: {masking: global}
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import Tensor

@@ -7,8 +7,6 @@
 M is a function of what is trained, so a checkpoint holds only weights and scores: choosing again restores the masks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

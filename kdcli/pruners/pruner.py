@@ -6,8 +6,6 @@
 `ramp` maps steps to t/N, and stays at 0 and 1 at both ends (movement pruning, Sanh et al. 2020, §5).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -62,11 +60,8 @@ class Pruner:
 
 
 def ramp(done: int, steps: int, *, first: float = 0.0, last: float = 0.0) -> float:
-    """Share of the ramp, 0 to 1, that is past after `done` of `steps` steps.
-
-    Args:
-        first, last: shares of all steps before the ramp begins and after it has ended.
-    """
+    """Share of the ramp, 0 to 1, that is past after `done` of `steps` steps. `first`, `last`: shares of all steps
+    before the ramp begins and after it has ended."""
     begin, end = first * steps, (1 - last) * steps
     # Before the first step all scores are equal: whole heads would go with all that feeds them, and get no gradient.
     if done == 0:

@@ -5,8 +5,6 @@ three passes over the scores, of one matrix or of all of a model, which are neve
 of any dtype; masks are bool on the scores' device. No mask is empty: a matrix keeps at least its best weight.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 
@@ -27,12 +25,8 @@ def keep_top(scores: Tensor, keep: int) -> Tensor:
 def select(
     masking: str, scores: Mapping[str, Tensor], kinds: Mapping[str, str], density: float, temperature: float = 1.0
 ) -> dict[str, Tensor]:
-    """Masks of a density by one of `MASKINGS`.
-
-    Args:
-        scores: name -> scores [rows, in].
-        kinds: name -> Q, K, V, O, U, D, ...; only `proportional` uses `kinds` and `temperature`.
-    """
+    """Masks of a density by one of `MASKINGS`. `scores`: name -> scores [rows, in]. `kinds`: name -> Q, K, V, O, U, D,
+    ...; only `proportional` uses `kinds` and `temperature`."""
     if masking == "proportional":
         return proportional(scores, kinds, density, temperature)
     return {"local": local, "global": global_}[masking](scores, density)

@@ -16,8 +16,6 @@ Relations: a task costs a mask file beside one shared base; every other method s
     pruner: {masking: proportional, regularizer: 400}
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -13,8 +13,6 @@ does the same with random gates. λ belongs to a number of steps: tune it for sh
     pruner: {threshold: 0.1, regularizer: 400}
 """
 
-from __future__ import annotations
-
 from pydantic import Field
 from torch import Tensor
 from transformers import PreTrainedModel

@@ -21,12 +21,8 @@ if TYPE_CHECKING:
 
 @functools.cache
 def method_names(package: str, function: str, *inputs: str) -> list[str]:
-    """Names of a package's methods, read from the source: nothing is imported, so `--help` stays fast.
-
-    Args:
-        function: what the file of a method defines.
-        inputs: only methods whose `INPUTS` hold one of these.
-    """
+    """Names of a package's methods, read from the source: nothing is imported, so `--help` stays fast. `function`: what
+    the file of a method defines. `inputs`: only methods whose `INPUTS` hold one of these."""
     spec = find_spec(package)
     assert spec is not None
     files = [p for folder in spec.submodule_search_locations or () for p in sorted(Path(folder).glob("*.py"))]
@@ -56,22 +52,15 @@ class Methods:
         return list(method_names(self.package, self.function))
 
     def module(self, method: str) -> Any:
-        """A method's file.
-
-        Raises:
-            UsageError: unknown method.
-        """
+        """A method's file. Raises UsageError: unknown method."""
         known = self.names()
         if method not in known:
             raise UsageError(f"unknown method '{method}'{did_you_mean(method, known)}", f"known: {', '.join(known)}")
         return importlib.import_module(f"{self.package}.{method.replace('-', '_')}")
 
     def settings(self, method: str, given: Mapping[str, Any]) -> BaseModel:
-        """The method's own settings, read from the recipe's section.
-
-        Raises:
-            UsageError: unknown method or key (with the nearest known one), or a value of the wrong type.
-        """
+        """The method's own settings, read from the recipe's section. Raises UsageError: unknown method or key (with the
+        nearest known one), or a value of the wrong type."""
         from pydantic import ValidationError
 
         model: type[BaseModel] = self.module(method).Settings

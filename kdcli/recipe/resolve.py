@@ -3,8 +3,6 @@
 Precedence: option > `--set` > recipe > default.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 import itertools
@@ -118,11 +116,8 @@ def _with(tree: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def grid_options(model: type[Section], pairs: Sequence[str]) -> dict[str, list[Any]]:
-    """`--grid KEY=V1,V2` -> options below `grid`; `lr` is short for `train.lr`.
-
-    Raises:
-        UsageError: another form, or an unknown key.
-    """
+    """`--grid KEY=V1,V2` -> options below `grid`; `lr` is short for `train.lr`. Raises UsageError: another form, or an
+    unknown key."""
     found: dict[str, list[Any]] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
@@ -139,11 +134,7 @@ def grid_options(model: type[Section], pairs: Sequence[str]) -> dict[str, list[A
 
 
 def gates(pairs: Sequence[str]) -> dict[str, float]:
-    """`--min-metric METRIC=VALUE` -> {metric: value}.
-
-    Raises:
-        UsageError: another form.
-    """
+    """`--min-metric METRIC=VALUE` -> {metric: value}. Raises UsageError: another form."""
     found = {}
     for pair in pairs:
         metric, _, text = pair.partition("=")
@@ -155,11 +146,8 @@ def gates(pairs: Sequence[str]) -> dict[str, float]:
 
 
 def combinations(resolved: Resolved[RecipeT]) -> list[tuple[dict[str, Any], Resolved[RecipeT]]]:
-    """Every combination of `grid`: the values set, and the recipe with them and without grid and seeds.
-
-    Raises:
-        UsageError: an unknown key, no list, or a value of the wrong type.
-    """
+    """Every combination of `grid`: the values set, and the recipe with them and without grid and seeds. Raises
+    UsageError: an unknown key, no list, or a value of the wrong type."""
     values = resolved.recipe.model_dump()
     lists = flatten(values.pop("grid"))
     if resolved.recipe.model_dump()["train"]["max_steps"] and "train.epochs" in dict(lists):
@@ -204,15 +192,8 @@ def recipe_models() -> dict[str, type[Section]]:
 
 
 def read_recipe(recipe: str, verb: str | None) -> dict[str, Any]:
-    """The unchecked content of a recipe file.
-
-    Args:
-        recipe: name of a recipe shipped for the verb, or a path.
-        verb: None accepts only a path.
-
-    Raises:
-        UsageError: no such recipe, or no mapping of keys.
-    """
+    """The unchecked content of a recipe file. `recipe`: name of a recipe shipped for the verb, or a path. `verb`: None
+    accepts only a path. Raises UsageError: no such recipe, or no mapping of keys."""
     names = shipped(verb) if verb else {}
     path = names.get(recipe, Path(recipe))
     if not path.is_file():

@@ -1,7 +1,5 @@
 """The sections of a recipe that several verbs share: types, limits and defaults."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal

@@ -4,8 +4,6 @@ In YAML 1.1, PyYAML's version, `no` is false, `1:3` is 63, a date is no text and
 1.1 would convert is written in quotes, so other programs read it back alike.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Hashable
 from typing import Any
@@ -45,11 +43,8 @@ for _kind, _pattern, _first in (
 
 
 def read_yaml(text: str) -> Any:
-    """The one document of a text: plain data, as in `yaml.safe_load`.
-
-    Raises:
-        yaml.YAMLError: malformed, a key given twice, a tag, or larger than a recipe can be.
-    """
+    """The one document of a text: plain data, as in `yaml.safe_load`. Raises yaml.YAMLError: malformed, a key given
+    twice, a tag, or larger than a recipe can be."""
     _check_bounds(text)
     loader = _Loader(text)
     try:

@@ -1,7 +1,5 @@
 """What a run would cost, from a few steps of it: `--dry-run`."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics
@@ -77,10 +75,8 @@ class Estimate:
 
 
 def estimate_stage(session: Session, job: Job, schedule: Schedule, folder: Path, steps_of_pass: float) -> StageEstimate:
-    """Train for a few steps, writing nothing, and scale up what they take.
-
-    The first step warms up, the mean of the others is the time of a step; evaluations come on top.
-    """
+    """Train for a few steps, writing nothing, and scale up what they take. The first step warms up, the mean of the
+    others is the time of a step; evaluations come on top."""
     outcome = train(session, job, replace(schedule, stop_after=min(schedule.steps, PROBE_STEPS)), None)
     a_step = statistics.mean(outcome.step_seconds[1:] or outcome.step_seconds)
     more = torch.tensor(

@@ -1,7 +1,5 @@
 """Published rows for the shapes of a run."""
 
-from __future__ import annotations
-
 import importlib.resources
 import tomllib
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """report.json, schema 1."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """The stages of a run: trained one after another, or each for a few steps in a dry run."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

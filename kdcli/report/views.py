@@ -37,11 +37,8 @@ PIPELINES = {
 
 
 def write_views(folder: Path, report: Report) -> None:
-    """Write latency.csv, report.md, report.html and, last, report.json, which says that the run is done.
-
-    Raises:
-        MachineError: the disk is full or not writable.
-    """
+    """Write latency.csv, report.md, report.html and, last, report.json, which says that the run is done. Raises
+    MachineError: the disk is full or not writable."""
     write_atomic(folder / "latency.csv", latency_csv(report))
     write_atomic(folder / "report.md", markdown(report))
     write_atomic(folder / "report.html", html(report))

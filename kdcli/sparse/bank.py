@@ -4,8 +4,6 @@ A sparse matrix is stored as places and values, and written tile by tile while a
 are stored as bits, through which the base is written. Numpy releases the GIL for both, so threads share the work.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -108,10 +106,8 @@ class Bank:
         self._entries[name] = _Entry(model, forms)
 
     def use(self, name: str) -> PreTrainedModel:
-        """Switch to a task and return its model, the same object at every call.
-
-        Models of other tasks now compute with this one's weights. An unknown task is a `UsageError`.
-        """
+        """Switch to a task and return its model, the same object at every call. Models of other tasks now compute with
+        this one's weights. An unknown task is a `UsageError`."""
         if name not in self._entries:
             raise UsageError(
                 f"the bank holds no task '{name}'{did_you_mean(name, self._entries)}",

@@ -4,8 +4,6 @@ Each matrix takes the smaller of two forms: the distances between kept weights, 
 to a byte. Either is Huffman-coded (deflate without matches, which random bits lack): 1.00 to 1.01 of the entropy.
 """
 
-from __future__ import annotations
-
 import zlib
 from typing import Any
 
@@ -29,11 +27,7 @@ def encode(mask: Array) -> Array:
 
 
 def decode(coded: Array, size: int) -> Array:
-    """Decode a mask of `size` bits: bool [size].
-
-    Raises:
-        ValueError: the bytes are no mask of that size.
-    """
+    """Decode a mask of `size` bits: bool [size]. Raises ValueError: the bytes are no mask of that size."""
     data = coded.tobytes()
     try:
         raw = np.frombuffer(zlib.decompress(data[1:], wbits=-zlib.MAX_WBITS), np.uint8)

@@ -12,8 +12,6 @@ Of a layer, in exact arithmetic and without dropout:
 * empty rows and columns that are left in a matrix, where they are enough to pay for the copy that skipping them takes.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

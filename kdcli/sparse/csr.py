@@ -7,8 +7,6 @@ Transposing input and output costs half of what the product gains. So consecutiv
 transposed between them: one module for the four linears of attention, one for a feed-forward block (docs/results.md).
 """
 
-from __future__ import annotations
-
 import copy
 import time
 import warnings

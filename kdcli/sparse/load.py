@@ -1,7 +1,5 @@
 """Loads a model ready to use: a base under a mask with the head of its task, or a compacted directory."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Mapping
@@ -59,9 +57,7 @@ def is_compact(source: str) -> bool:
 
 def task_part(model: PreTrainedModel, base: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What a task's model has that its base, as it was loaded, does not: `write_mask`'s head and `MaskInfo.config`.
-
-    These are parameters by their names in `model`, without the masked matrices, and settings of the configuration.
-    """
+    These are parameters by their names in `model`, without the masked matrices, and settings of the configuration."""
     prefix, of_base = f"{model.base_model_prefix}.", base.state_dict()
     masked = {f"{m.path}.weight" for m in matrices(base)}
     head = {}
@@ -75,11 +71,8 @@ def task_part(model: PreTrainedModel, base: PreTrainedModel) -> tuple[dict[str, 
 
 
 def with_head(base: PreTrainedModel, info: MaskInfo, head: Mapping[str, Tensor], source: str) -> PreTrainedModel:
-    """A task's model around an encoder; the two share the encoder's tensors.
-
-    Raises:
-        UsageError: no such class in transformers, or the head, from `source`, does not fit it.
-    """
+    """A task's model around an encoder; the two share the encoder's tensors. Raises UsageError: no such class in
+    transformers, or the head, from `source`, does not fit it."""
     if info.architecture is None:
         return base
     task_class = _class(info.architecture)

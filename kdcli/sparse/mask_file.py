@@ -5,8 +5,6 @@ that the base does not have; `scores.3.Q`, float16, if scores are stored. The he
 the whole file, computed with the digits of that hash as zeros, so that any damaged byte is detected.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -65,11 +65,8 @@ class RecordLayout:
 
     @classmethod
     def of(cls, teacher: nn.Module, rows: Encoded, needs: Needs, device: torch.device) -> RecordLayout:
-        """Run the teacher on the shortest row to get the widths.
-
-        Raises:
-            ValueError: masked logits, whose tokens change from epoch to epoch.
-        """
+        """Run the teacher on the shortest row to get the widths. Raises ValueError: masked logits, whose tokens change
+        from epoch to epoch."""
         if needs.masked_logits:
             raise ValueError("masked logits cannot be cached: the masked tokens change from epoch to epoch")
         signals, _ = _forward(teacher, rows, np.argmin(rows.lengths, keepdims=True), device)
@@ -171,9 +168,7 @@ class SignalStore:
 
     def batch(self, indices: Array) -> Batch:
         """The batch of some rows, with the stored records padded on the right with zeros; `signals` takes these out.
-
-        They are `teacher.tokens` [B, L, width] bfloat16, and `teacher.logits` [B, ...] or [B, L, ...] float32.
-        """
+        They are `teacher.tokens` [B, L, width] bfloat16, and `teacher.logits` [B, ...] or [B, L, ...] float32."""
         lengths = self.lengths[indices]
         real_BL = np.arange(lengths.max())[None, :] < lengths[:, None]
         # Past the end of a row any record will do: it is overwritten.
@@ -318,11 +313,8 @@ def _forward(teacher: nn.Module, rows: Encoded, indices: Array, device: torch.de
 def _records(
     teacher: nn.Module, rows: Encoded, indices: Array, layout: RecordLayout, device: torch.device
 ) -> Iterator[tuple[Array, Array]]:
-    """The records of a group of rows, in their order; out of memory halves the group.
-
-    Returns:
-        Bit patterns of bfloat16 [tokens, width] int16, and logits [rows or tokens, ...] float32.
-    """
+    """The records of a group of rows, in their order; out of memory halves the group. Returns bit patterns of bfloat16
+    [tokens, width] int16, and logits [rows or tokens, ...] float32."""
     computed = None
     try:
         computed = _compute(teacher, rows, indices, layout, device)

@@ -1,7 +1,5 @@
 """Teachers on a task: models fine-tuned for it, whose logits, and for some methods whose states, are learned."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -94,14 +92,9 @@ def delete_signals(folder: Path) -> None:
 def kd_terms(
     kind: Kind, kd: KdSettings, hard: Tensor, student: Signals, teachers: Sequence[Signals]
 ) -> Mapping[str, Tensor]:
-    """The terms of a loss against labels and teachers: `(1 - weight) * hard + weight * soft`.
-
-    `soft` is the mean over the teachers. Its gradient is that of the loss against their mean distribution.
-
-    Args:
-        hard: the loss against the labels, the only term if there are no teachers or labels.
-        student, teachers: with logits.
-    """
+    """The terms of a loss against labels and teachers: `(1 - weight) * hard + weight * soft`. `soft` is the mean over
+    the teachers. Its gradient is that of the loss against their mean distribution. `hard`: the loss against the labels,
+    the only term if there are no teachers or labels. `student`, `teachers`: with logits."""
     if not teachers or student.labels is None:
         return {"task": hard}
     logits = _logits(student)

@@ -5,8 +5,6 @@ exact to 1/131,072, and kept elements are scaled by the realised rate, so the ex
 Attention in bfloat16: PyTorch's backward pass is slow; up to `SHORT` tokens the written-out formula is faster.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -23,11 +21,9 @@ SHORT = 256
 
 
 def fast_cpu_kernels(device: torch.device, models: Iterable[nn.Module]) -> AbstractContextManager[Any]:
-    """A context in which dropout and attention on a CPU use these kernels; a no-op on other devices.
-
-    Draws come from PyTorch's generator: the seed decides them, whatever the number of threads. In float32 without
-    dropout nothing is intercepted, because intercepting every function costs a tiny model a twelfth of its step.
-    """
+    """A context in which dropout and attention on a CPU use these kernels; a no-op on other devices. Draws come from
+    PyTorch's generator: the seed decides them, whatever the number of threads. In float32 without dropout nothing is
+    intercepted, because intercepting every function costs a tiny model a twelfth of its step."""
     if device.type != "cpu":
         return nullcontext()
     drops = any(isinstance(m, nn.Dropout) and m.p > 0 for model in models for m in model.modules())

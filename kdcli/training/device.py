@@ -4,8 +4,6 @@ PyTorch reports CUDA as available on a card for which it has no kernels, and bfl
 devices.toml, dated, holds what is known of each GPU generation.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.resources
 import json
@@ -29,12 +27,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def choose_device(wanted: str) -> torch.device:
-    """`auto`, `cpu`, `cuda` or `cuda:INDEX` -> a device that has just run a kernel.
-
-    Raises:
-        UsageError: none of these.
-        MachineError: CUDA asked for and absent (see `no_cuda`), no such index, or this PyTorch has no kernels for the
-            card.
+    """`auto`, `cpu`, `cuda` or `cuda:INDEX` -> a device that has just run a kernel. Raises UsageError: none of these;
+    MachineError: CUDA asked for and absent (see `no_cuda`), no such index, or this PyTorch has no kernels for the card.
     """
     kind, colon, index = wanted.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (colon and (kind != "cuda" or not index.isdecimal())):
@@ -53,15 +47,9 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
-    """`auto`, `fp32`, `bf16` or `fp16` -> dtype of matrix products.
-
-    `auto` is bfloat16 where the hardware has it (on a CPU: where it measures faster), else float16 on GPUs with tensor
-    cores, else float32.
-
-    Raises:
-        UsageError: none of these.
-        MachineError: bfloat16 or float16 asked for where it is only emulated or has no loss scaling.
-    """
+    """`auto`, `fp32`, `bf16` or `fp16` -> dtype of matrix products. `auto` is bfloat16 where the hardware has it (on a
+    CPU: where it measures faster), else float16 on GPUs with tensor cores, else float32. Raises UsageError: none of
+    these; MachineError: bfloat16 or float16 asked for where it is only emulated or has no loss scaling."""
     if wanted not in ("auto", *DTYPES):
         raise UsageError(f"unknown dtype '{wanted}'; allowed: auto, {', '.join(DTYPES)}{did_you_mean(wanted, DTYPES)}")
     if wanted == "auto":

@@ -8,8 +8,6 @@ bit for bit without stored generator state. The engine sums gradients itself, so
 of times, and all ranks can halve their micro-batch and repeat a step when one runs out of memory.
 """
 
-from __future__ import annotations
-
 import math
 import resource
 import sys

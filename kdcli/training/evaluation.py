@@ -1,7 +1,5 @@
 """One pass over held-out examples, without training: mean loss, and outputs for metrics."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +28,7 @@ class EvaluationOutput:
 
 
 def evaluate(session: Session, job: Job) -> EvaluationOutput:
-    """One pass over the job's held-out examples.
-
-    Raises:
-        MachineError: out of memory with one sequence at a time.
-    """
+    """One pass over the job's held-out examples. Raises MachineError: out of memory with one sequence at a time."""
     if job.held_out is None:
         raise ValueError("the job holds nothing out")
     for module in job.modules.values():

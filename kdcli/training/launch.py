@@ -1,7 +1,5 @@
 """The start of every training verb: device, processes, output directory, schedule."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import fields
 from pathlib import Path
@@ -37,11 +35,8 @@ class Prepared(Protocol):
 
 
 def choose_output_dir(name: str, resolved: Any, invocation: Invocation, session: Session) -> Path:
-    """The output directory, the same in all processes: `-o`, else `runs/NAME`. Touches nothing.
-
-    Raises:
-        UsageError: see `RunDir.check`; a dry run may name any directory.
-    """
+    """The output directory, the same in all processes: `-o`, else `runs/NAME`. Touches nothing. Raises UsageError: see
+    `RunDir.check`; a dry run may name any directory."""
     named = invocation.output_dir or numbered(name, taken=invocation.resume or invocation.overwrite)
     folder = Path(broadcast_object_list([named])[0])
     if not invocation.dry_run:
@@ -74,12 +69,8 @@ def already_done(folder: Path) -> bool:
 
 
 def launch(dtype: str, invocation: Invocation) -> Session | None:
-    """This process's session; None when processes started here have done the work.
-
-    Raises:
-        UsageError, MachineError: no such device or dtype here.
-        ChildFailed: a process failed and has printed why.
-    """
+    """This process's session; None when processes started here have done the work. Raises UsageError, MachineError: no
+    such device or dtype here; ChildFailed: a process failed and has printed why."""
     device = choose_device(invocation.device)
     chosen = choose_dtype(dtype, device)
     count = invocation.processes
@@ -98,11 +89,8 @@ def launch(dtype: str, invocation: Invocation) -> Session | None:
 
 
 def make_schedule(settings: TrainSettings, steps_per_pass: float) -> Schedule:
-    """The schedule of a run whose data take `steps_per_pass` optimiser steps a pass.
-
-    Raises:
-        UsageError: the warm-up is as long as the run.
-    """
+    """The schedule of a run whose data take `steps_per_pass` optimiser steps a pass. Raises UsageError: the warm-up is
+    as long as the run."""
     steps = settings.max_steps or max(1, math.ceil(settings.epochs * steps_per_pass))
     warmup = settings.warmup_steps if settings.warmup_steps is not None else int(settings.warmup_fraction * steps)
     if warmup >= steps:

@@ -1,7 +1,5 @@
 """Peak memory of one call, and the errors that mean out of memory."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

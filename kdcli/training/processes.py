@@ -5,8 +5,6 @@ completes. Otherwise `fan_out` starts the same command once a device. It does so
 and accelerate exit with 1 whatever a child's exit code was, and kdcli promises its exit codes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -90,13 +88,8 @@ def lost_another(error: RuntimeError) -> bool:
 
 
 def fan_out(arguments: Sequence[str], count: int, *, on_cpu: bool) -> int:
-    """Run `kdcli ARGUMENTS` as `count` processes; return the exit code of one that failed, else 0.
-
-    Signals are forwarded; when one process fails, the others are stopped.
-
-    Raises:
-        MachineError: a signal ended a process.
-    """
+    """Run `kdcli ARGUMENTS` as `count` processes; return the exit code of one that failed, else 0. Signals are
+    forwarded; when one process fails, the others are stopped. Raises MachineError: a signal ended a process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -52,11 +52,8 @@ class RunDir:
     path: Path
 
     def check(self, recipe_yaml: str, *, resume: bool, overwrite: bool) -> bool:
-        """Check that the directory can be claimed; True when it holds a run to resume. Touches nothing.
-
-        Raises:
-            UsageError: not empty, not a run of kdcli, or another recipe (names each differing key).
-        """
+        """Check that the directory can be claimed; True when it holds a run to resume. Touches nothing. Raises
+        UsageError: not empty, not a run of kdcli, or another recipe (names each differing key)."""
         with disk_errors(self.path):
             if self.path.exists() and not self.path.is_dir():
                 raise UsageError(f"{self.path} is a file; --output-dir must be a directory")
@@ -152,11 +149,7 @@ class RunDir:
             file.write(json.dumps(record) + "\n")
 
     def read_log(self) -> list[dict[str, Any]]:
-        """The records of log.jsonl, without a last line torn by a kill.
-
-        Raises:
-            MachineError: another line is damaged.
-        """
+        """The records of log.jsonl, without a torn last line. Raises MachineError: another line is damaged."""
         path = self.path / LOG
         lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
         try:
@@ -205,11 +198,8 @@ class RunDir:
             aside.rename(path)
 
     def load_best(self, step: int) -> dict[str, Tensor]:
-        """The weights that `save_best` wrote after `step`.
-
-        Raises:
-            MachineError: damaged, or of another step; the run must start anew.
-        """
+        """The weights that `save_best` wrote after `step`. Raises MachineError: damaged, or of another step; the run
+        must start anew."""
         path = self.path / CHECKPOINTS / BEST
         try:
             with safe_open(path, framework="pt") as file:

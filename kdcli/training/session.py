@@ -1,7 +1,5 @@
 """The processes of a run, the device of each, and whether code that comes with a model may run."""
 
-from __future__ import annotations
-
 import atexit
 import warnings
 from collections.abc import Callable
@@ -40,11 +38,8 @@ class Session:
         self.accelerator.wait_for_everyone()
 
     def in_main(self, action: Callable[[], object]) -> None:
-        """Run `action` in the main process while the others wait.
-
-        Raises:
-            KdcliError: raised by `action`; the other processes raise a silent `ChildFailed`.
-        """
+        """Run `action` in the main process while the others wait. Raises KdcliError: raised by `action`; the other
+        processes raise a silent `ChildFailed`."""
         error: KdcliError | None = None
         if self.is_main:
             try:

@@ -1,7 +1,5 @@
 """Writes measure_encoders.py and shapes.json for machines on which kdcli does not run, and reads their result."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import importlib.resources

@@ -11,8 +11,6 @@ a tile costs `TILE_START` steps of the inner dimension. The fastest tile of `TIL
 root mean square. Nothing is fitted to published speed-ups, which come out within 7 %. Absolute times are unchecked.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -53,11 +51,8 @@ class Operator:
 
 
 def project(model: ModelShape, card: Mapping[str, Any], batch_size: int, seq_len: int) -> dict[str, float]:
-    """Seconds of one forward pass of BERT in float32 (without TF32) over full-length inputs, by operator class.
-
-    Args:
-        card: a row of devices.toml.
-    """
+    """Seconds of one forward pass of BERT in float32 (without TF32) over full-length inputs, by operator class. `card`:
+    a row of devices.toml."""
     seconds = {"launches": 0.0}
     for op in operators(model, batch_size, seq_len):
         seconds[op.kind] = seconds.get(op.kind, 0.0) + op.times * _operator_seconds(op, card)
@@ -66,11 +61,7 @@ def project(model: ModelShape, card: Mapping[str, Any], batch_size: int, seq_len
 
 
 def find_card(name: str) -> dict[str, Any]:
-    """A card of devices.toml, in any case.
-
-    Raises:
-        UsageError: unknown.
-    """
+    """A card of devices.toml, in any case. Raises UsageError: unknown."""
     cards: dict[str, dict[str, Any]] = {card["name"]: card for card in device_table()["card"]}
     if (key := name.strip().lower()) not in cards:
         raise UsageError(f"unknown card '{name}'; known: {', '.join(cards)}{did_you_mean(key, cards)}")
@@ -112,9 +103,7 @@ def table(
     models: Mapping[str, ModelShape], devices: Sequence[str], cells: Sequence[tuple[int, int]]
 ) -> list[dict[str, Any]]:
     """Rows of report.json by card, cell (batch size, tokens) and model, with the published speed-up if there is one.
-
-    The first model is the baseline of every `speedup`. Raises as `find_card`.
-    """
+    The first model is the baseline of every `speedup`. Raises as `find_card`."""
     published = {(p.device, p.cells[0], name): s for p in PRESETS.values() for name, s in p.published.items()}
     rows: list[dict[str, Any]] = []
     for card, cell in itertools.product(map(find_card, devices), cells):

@@ -4,8 +4,6 @@ Data flow: models x backends -> one worker process a backend, with the baseline 
 agreement with torch in float32 -> report.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,11 +73,8 @@ class PortableFiles:
 
 
 def write_runner(resolved: Resolved[BenchmarkRecipe], folder: Path) -> PortableFiles:
-    """Write the portable runner for the shapes and cells of a recipe.
-
-    Raises:
-        UsageError: a model that is not a shape, or no shape.
-    """
+    """Write the portable runner for the shapes and cells of a recipe. Raises UsageError: a model that is not a shape,
+    or no shape."""
     models, cells = models_and_cells(resolved.recipe)
     for model in models:
         if not is_shape(model):
@@ -88,12 +83,8 @@ def write_runner(resolved: Resolved[BenchmarkRecipe], folder: Path) -> PortableF
 
 
 def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> RunResult:
-    """Measure every model on every backend and report.
-
-    Raises:
-        Interrupted: Ctrl-C; finished cells are in the report.
-        KdcliError: see `kdcli.errors`; nothing was written if recipe, models or device cannot be used.
-    """
+    """Measure every model on every backend and report. Raises Interrupted: Ctrl-C; finished cells are in the report;
+    KdcliError: see `kdcli.errors`; nothing was written if recipe, models or device cannot be used."""
     recipe = resolved.recipe
     sources, cells = models_and_cells(recipe)
     backends = check_backends(recipe, sources)
@@ -142,11 +133,8 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> RunResul
 
 
 def compare(resolved: Resolved[BenchmarkRecipe], invocation: Invocation, sources: Sequence[Path]) -> RunResult:
-    """Report measurements of several runs side by side; nothing is measured.
-
-    Raises:
-        UsageError: a source that is neither a report nor a portable result.
-    """
+    """Report measurements of several runs side by side; nothing is measured. Raises UsageError: a source that is
+    neither a report nor a portable result."""
     gathered = gather(sources)
     cards = gathered.cards | {name: _card(shape, invocation) for name, shape in gathered.shapes.items()}
     run_dir = RunDir(invocation.output_dir or numbered("benchmark-compare", taken=invocation.overwrite))
@@ -165,12 +153,8 @@ def compare(resolved: Resolved[BenchmarkRecipe], invocation: Invocation, sources
 
 
 def check_gates(report: Report, folder: Path, gates: Gates) -> None:
-    """Compare every candidate with the gates.
-
-    Raises:
-        GateError: at least one gate was missed.
-        UnstableError: a cell is unstable under `strict`.
-    """
+    """Compare every candidate with the gates. Raises GateError: at least one gate was missed; UnstableError: a cell is
+    unstable under `strict`."""
     unstable = [r for r in report.latency if r.status == "unstable"]
     if gates.strict and unstable:
         r = unstable[0]
@@ -194,11 +178,8 @@ def check_gates(report: Report, folder: Path, gates: Gates) -> None:
 
 
 def models_and_cells(recipe: BenchmarkRecipe) -> tuple[list[str], list[tuple[int, int]]]:
-    """Models, baseline first, and cells, from the recipe and its preset.
-
-    Raises:
-        UsageError: unknown preset, or no model.
-    """
+    """Models, baseline first, and cells, from the recipe and its preset. Raises UsageError: unknown preset, or no
+    model."""
     if recipe.preset is not None and recipe.preset not in PRESETS:
         raise UsageError(
             f"unknown preset '{recipe.preset}'{did_you_mean(recipe.preset, PRESETS)}", f"known: {', '.join(PRESETS)}"
@@ -218,11 +199,8 @@ def models_and_cells(recipe: BenchmarkRecipe) -> tuple[list[str], list[tuple[int
 
 
 def check_backends(recipe: BenchmarkRecipe, models: Sequence[str]) -> list[tuple[str, str]]:
-    """Read `BACKEND[-PRECISION]` and check each; without a precision it is fp32.
-
-    Raises:
-        UsageError, MachineError: see `check_backend`; sparse with a compacted model.
-    """
+    """Read `BACKEND[-PRECISION]` and check each; without a precision it is fp32. Raises UsageError, MachineError: see
+    `check_backend`; sparse with a compacted model."""
     backends = [(name, precision or "fp32") for name, _, precision in (b.partition("-") for b in recipe.backends)]
     for backend, precision in backends:
         check_backend(backend, precision)

@@ -3,8 +3,6 @@
 Each backend is compared with torch in float32 by paired bootstrap.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,10 +35,8 @@ PLAIN = ("torch", "fp32")
 
 @dataclass
 class Scores:
-    """Evaluations and comparisons as in `kdcli.report.schema`, and a sentence for each drop beyond `max_drop`.
-
-    A model on a backend other than torch in float32 is named `MODEL on onnx int8`.
-    """
+    """Evaluations and comparisons as in `kdcli.report.schema`, and a sentence for each drop beyond `max_drop`. A model
+    on a backend other than torch in float32 is named `MODEL on onnx int8`."""
 
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     comparisons: list[dict[str, Any]] = field(default_factory=list)
@@ -50,11 +46,8 @@ class Scores:
 def open_task(
     recipe: BenchmarkRecipe, models: Mapping[str, str], *, trust_remote_code: bool
 ) -> tuple[Labelled, dict[str, TaskModel]]:
-    """The evaluated examples of the recipe's task, and the models (name -> source) with their heads.
-
-    Raises:
-        UsageError: a shape, a model without a head for the task, or see `kdcli.data.labelled.task_data`.
-    """
+    """The evaluated examples of the recipe's task, and the models (name -> source) with their heads. Raises UsageError:
+    a shape, a model without a head for the task, or see `kdcli.data.labelled.task_data`."""
     for model in models.values():
         if is_shape(model):
             raise UsageError(f"--task {recipe.task} needs trained models, {model} is a shape", "leave --task out")
@@ -71,11 +64,8 @@ def evaluate_backends(
     backends: Sequence[tuple[str, str]],
     device: torch.device,
 ) -> Scores:
-    """Evaluate every model on torch in float32 and on every backend.
-
-    Raises:
-        UsageError, MachineError: see `kdcli.backends.runners.runner`.
-    """
+    """Evaluate every model on torch in float32 and on every backend. Raises UsageError, MachineError: see
+    `kdcli.backends.runners.runner`."""
     scores, first = Scores(), data.task.metrics[0]
     for name, model in models.items():
         evaluator, _ = evaluator_of(data, recipe.data, model)

@@ -1,7 +1,5 @@
 """The recipe of `kdcli benchmark`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """The options of `kdcli cotrain`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer
@@ -64,11 +62,7 @@ def cotrain(
 
 
 def parse_weights(text: str | None) -> list[float] | None:
-    """`1:1:1:4` as numbers; their values are checked with the recipe.
-
-    Raises:
-        UsageError: a part is no number.
-    """
+    """`1:1:1:4` as numbers; their values are checked with the recipe. Raises UsageError: a part is no number."""
     try:
         return None if text is None else [float(part) for part in text.split(":")]
     except ValueError:

@@ -3,8 +3,6 @@
 Text and task differ in their two loss functions, in their examples and in how the models are evaluated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The two models that are trained together: from shapes, from given weights, or from a frozen third model."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,12 +85,9 @@ def load_task_pair(recipe: CotrainTaskRecipe, task: PreparedTask) -> Pair:
 
 
 def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
-    """Load or make both masked language models: a pure function of the recipe.
-
-    Raises:
-        UsageError: see `kdcli.models.masked_lm.load_masked_lm` and `kdcli.models.shape.parse_shape`; different
-            vocabularies; text too long for a model, or packed so that it cannot keep documents apart.
-    """
+    """Load or make both masked language models: a pure function of the recipe. Raises UsageError: see
+    `kdcli.models.masked_lm.load_masked_lm` and `kdcli.models.shape.parse_shape`; different vocabularies; text too long
+    for a model, or packed so that it cannot keep documents apart."""
     sources = {TEACHER: str(recipe.teacher), STUDENT: str(recipe.student)}
     community = None
     if recipe.community.model is not None:
@@ -137,10 +132,8 @@ def _load(source: str, what: str, trust_remote_code: bool) -> LoadedModel:
 def _origin(
     recipe: CotrainRecipe, model: LoadedModel | None, trust_remote_code: bool
 ) -> tuple[Any, PreTrainedTokenizerBase, int | None]:
-    """Configuration, tokenizer and heads for shapes, heads None if they depend on the width.
-
-    From the base, else the first given model, else a BERT with a tokenizer trained from the text.
-    """
+    """Configuration, tokenizer and heads for shapes, heads None if they depend on the width. From the base, else the
+    first given model, else a BERT with a tokenizer trained from the text."""
     if recipe.base is not None:
         config = load_config(recipe.base, trust_remote_code=trust_remote_code, weights=False)
         if type(config) not in AutoModelForMaskedLM._model_mapping:

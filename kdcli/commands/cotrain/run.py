@@ -3,8 +3,6 @@
 Data flow: masked blocks or rows of a task -> one forward pass of each model -> hard and soft terms -> engine.
 """
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,14 +36,9 @@ from kdcli.types import Outcome
 
 
 def run(resolved: Resolved[Any], invocation: Invocation) -> RunResult | Estimate | None:
-    """Co-train on text or, with a `CotrainTaskRecipe`, on a task; measure and report.
-
-    Returns:
-        The report, or a dry run's estimate; None in a process that prints nothing.
-
-    Raises:
-        KdcliError: see `kdcli.errors`; nothing was written if recipe, models or data cannot be used.
-    """
+    """Co-train on text or, with a `CotrainTaskRecipe`, on a task; measure and report. Returns the report, or a dry
+    run's estimate; None in a process that prints nothing. Raises KdcliError: see `kdcli.errors`; nothing was written if
+    recipe, models or data cannot be used."""
     check(resolved.recipe)
     return run_command(resolved, invocation, _prepare)
 
@@ -71,10 +64,8 @@ def check(recipe: Recipe) -> None:
 
 @dataclass
 class PairStage:
-    """One training of both models; see `kdcli.report.stages.Stage`. Only the comparison run reports itself.
-
-    `pair` None is loaded in `build`; `contents` is what `finish` found for the report.
-    """
+    """One training of both models; see `kdcli.report.stages.Stage`. Only the comparison run reports itself. `pair` None
+    is loaded in `build`; `contents` is what `finish` found for the report."""
 
     data: OnText | OnTask
     session: Session

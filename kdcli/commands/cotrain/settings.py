@@ -1,7 +1,5 @@
 """What a recipe of `kdcli cotrain` may hold."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field
@@ -40,10 +38,8 @@ class CotrainTrainSettings(TrainSettings):
 
 class CommunitySettings(Section):
     """`community:`, a frozen pre-trained model that both models start from and learn from (Community KD).
-
     `printed_order` takes the divergence from each model to it, as printed in the paper. `layers` are the layers that
-    each model copies; null takes evenly spaced ones, and their neighbours for a second model of the same shape.
-    """
+    each model copies; null takes evenly spaced ones, and their neighbours for a second model of the same shape."""
 
     model: str | None = None
     printed_order: bool = False
@@ -51,11 +47,9 @@ class CommunitySettings(Section):
 
 
 class CotrainRecipe(PairSettings):
-    """The recipe of `cotrain` on text; `teacher` and `student` are shapes, hub ids or directories.
-
-    `base` gives shapes a tokenizer and a configuration, but no weights. Without any model, a tokenizer of
-    `vocab_size` words is trained from the text.
-    """
+    """The recipe of `cotrain` on text; `teacher` and `student` are shapes, hub ids or directories. `base` gives shapes
+    a tokenizer and a configuration, but no weights. Without any model, a tokenizer of `vocab_size` words is trained
+    from the text."""
 
     verb: Literal["cotrain"] = "cotrain"
     vocab_size: int = Field(30_522, gt=0)
@@ -74,10 +68,8 @@ class CotrainTaskTrainSettings(FinetuneTrainSettings):
 
 
 class CotrainTaskRecipe(PairSettings, OnTask):
-    """The recipe of `cotrain --task`; `teacher` and `student` are hub ids, directories or shapes.
-
-    Shapes are copied from `base`, or from the teacher if that is null. `keep: best` goes by the student's metric.
-    """
+    """The recipe of `cotrain --task`; `teacher` and `student` are hub ids, directories or shapes. Shapes are copied
+    from `base`, or from the teacher if that is null. `keep: best` goes by the student's metric."""
 
     verb: Literal["cotrain-task"] = "cotrain-task"
     train: CotrainTaskTrainSettings = CotrainTaskTrainSettings()

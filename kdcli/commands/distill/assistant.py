@@ -4,8 +4,6 @@ A student with at most half the teacher's layers and half its width learns bette
 teacher's layers and the student's width and learnt from the teacher.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

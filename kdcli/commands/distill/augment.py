@@ -1,7 +1,5 @@
 """Copies of a task's examples with other words; candidates for words are kept in the cache."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The options of `kdcli distill`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path

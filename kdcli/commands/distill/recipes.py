@@ -1,7 +1,5 @@
 """The recipes of a task's distillation: the method's on the task, its stages', its variants'."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,11 +33,9 @@ def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
 def task_recipe(
     *, recipe: str | None, sets: Sequence[str], options: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
 ) -> Resolved[TaskDistillRecipe]:
-    """The recipe of a task's distillation, over the shipped recipe of its method and task.
-
-    A `recipe` of `distill` on text becomes the stage on text. `overrides` win over everything, such as a variant's.
-    The other arguments, and errors, are those of `resolve`.
-    """
+    """The recipe of a task's distillation, over the shipped recipe of its method and task. A `recipe` of `distill` on
+    text becomes the stage on text. `overrides` win over everything, such as a variant's. The other arguments, and
+    errors, are those of `resolve`."""
     given = {key: value for key, value in options.items() if value is not None} | dict(overrides or {})
     beneath: dict[str, Mapping[str, Any]] = {}
     if recipe is not None and verb_of(recipe) == "distill":
@@ -61,10 +57,8 @@ def task_recipe(
 
 
 def ablations(name: str) -> dict[str, dict[str, Any]]:
-    """Variants in a shipped list (`recipes/ablations/NAME.yaml`) or a YAML file: name -> dotted keys it overrides.
-
-    The first is the recipe itself. Raises a `UsageError` if there is no such list or it has another form.
-    """
+    """Variants in a shipped list (`recipes/ablations/NAME.yaml`) or a YAML file: name -> dotted keys it overrides. The
+    first is the recipe itself. Raises a `UsageError` if there is no such list or it has another form."""
     known = shipped("ablations")
     path = known.get(name, Path(name))
     if not path.is_file():
@@ -80,10 +74,8 @@ def ablations(name: str) -> dict[str, dict[str, Any]]:
 
 
 def stage_settings(recipe: TaskDistillRecipe) -> FinetuneTrainSettings:
-    """`train:` of the intermediate stage: the prediction stage's, with the keys of `intermediate`.
-
-    Raises a `UsageError` for an unknown key, a wrong value, or a key that all stages share.
-    """
+    """`train:` of the intermediate stage: the prediction stage's, with the keys of `intermediate`. Raises a
+    `UsageError` for an unknown key, a wrong value, or a key that all stages share."""
     known = list(FinetuneTrainSettings.model_fields)
     for key in recipe.intermediate:
         if key in ("seed", "dtype"):

@@ -1,7 +1,5 @@
 """`kdcli distill`: students of a teacher, on text or, with `--task`, on a task."""
 
-from __future__ import annotations
-
 from kdcli.commands.distill.settings import DistillRecipe, TaskDistillRecipe
 from kdcli.commands.distill.task import check_task, prepare_task
 from kdcli.commands.distill.text import check_text, prepare_text

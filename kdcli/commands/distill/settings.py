@@ -1,7 +1,5 @@
 """Keys of a recipe of `kdcli distill`."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import Field
@@ -11,10 +9,8 @@ from kdcli.recipe.sections import DataSettings, KdSettings, MeasureSettings, Sec
 
 
 class StudentSettings(Section):
-    """`student:` of `distill`.
-
-    `layers` are the teacher layers to copy, null evenly spaced ones; `dropout` sets every dropout rate while training.
-    """
+    """`student:` of `distill`. `layers` are the teacher layers to copy, null evenly spaced ones; `dropout` sets every
+    dropout rate while training."""
 
     to: list[str] = Field(default_factory=list)
     init: Literal["teacher", "random"] = "teacher"
@@ -44,11 +40,9 @@ class TaskStudentSettings(StudentSettings):
 
 
 class GeneralSettings(Section):
-    """`general:`, a run of `distill` on text whose student the task starts from.
-
-    `teacher` null is the task's teacher, `source` null the recipe's text. `run` is its directory, used as it is if
-    the run is done; null is `general/` of the output directory.
-    """
+    """`general:`, a run of `distill` on text whose student the task starts from. `teacher` null is the task's teacher,
+    `source` null the recipe's text. `run` is its directory, used as it is if the run is done; null is `general/` of the
+    output directory."""
 
     use: bool = False
     recipe: str | None = None
@@ -59,11 +53,9 @@ class GeneralSettings(Section):
 
 
 class AugmentSettings(Section):
-    """`augment:`, copies of the training examples with other words (TinyBERT, algorithm 1).
-
-    `model` is a masked language model, null none; `glove` a file of word vectors, null the teacher's embeddings.
-    `predict`: the prediction stage reads the copies too.
-    """
+    """`augment:`, copies of the training examples with other words (TinyBERT, algorithm 1). `model` is a masked
+    language model, null none; `glove` a file of word vectors, null the teacher's embeddings. `predict`: the prediction
+    stage reads the copies too."""
 
     use: bool = False
     copies: int = Field(20, gt=0)

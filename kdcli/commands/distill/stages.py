@@ -3,8 +3,6 @@
 Every stage is a run in a directory of its own; the prediction stage is the run of the output directory itself.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -233,10 +231,8 @@ class TaskRun:
 
     @contextmanager
     def _student_before(self, stage: Path | None = None) -> Iterator[str]:
-        """Directory of the student at the beginning of a stage: of the `stage` before it, else `start`.
-
-        In a dry run a copy of the teacher stands in for a student that is not there.
-        """
+        """Directory of the student at the beginning of a stage: of the `stage` before it, else `start`. In a dry run a
+        copy of the teacher stands in for a student that is not there."""
         copied = self.start == self.folder / START
         if self.invocation.dry_run and (copied or self.text is not None):
             with tempfile.TemporaryDirectory() as aside:
@@ -306,11 +302,7 @@ def prediction_job(
     store: Store | None,
 ) -> tuple[Job, Schedule]:
     """The loss against labels and the teachers' logits, plus an objective against the first teacher if there is one.
-
-    Args:
-        headed: the student with the task's head.
-        store: for one teacher; several are not cached.
-    """
+    `headed`: the student with the task's head. `store`: for one teacher; several are not cached."""
     plain, schedule = downstream.build_job(task, recipe, headed)
     kind, captured = task.data.task.kind, plain.modules["model"]
     assert isinstance(captured, Capture)

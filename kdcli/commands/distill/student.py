@@ -1,7 +1,5 @@
 """Distilling as the engine sees it: students, each with a loss, against the signals of one teacher."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import or_

@@ -1,7 +1,5 @@
 """Distilling on a task: checks of recipe, models and data before anything is trained."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -56,11 +54,8 @@ def check_task(recipe: TaskDistillRecipe) -> None:
 
 
 def prepare_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, session: Session) -> TaskRun:
-    """Check models and data against each other for all stages, and tokenise; claims nothing.
-
-    Raises:
-        KdcliError: the recipe, models or data cannot be used.
-    """
+    """Check models and data against each other for all stages, and tokenise; claims nothing. Raises KdcliError: the
+    recipe, models or data cannot be used."""
     method = resolved.recipe.method
     kd = {f"kd.{key}": value for key, value in on_tasks(method)[1].items()}
     resolved = defaulted(resolved, kd, f"method {method}")
@@ -127,11 +122,8 @@ def _prepare_general(
 
 
 def write_copies(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, file: Path) -> Copies | None:
-    """Write the copies that `--augment` would train on, as jsonl in the task's columns.
-
-    Raises:
-        KdcliError: as `run_on_task`; or the file exists and is not to be overwritten.
-    """
+    """Write the copies that `--augment` would train on, as jsonl in the task's columns. Raises KdcliError: as
+    `run_on_task`; or the file exists and is not to be overwritten."""
     recipe = resolved.recipe
     check_teacher(recipe)
     if file.is_dir() or not file.parent.is_dir():

@@ -79,11 +79,8 @@ def check_text(recipe: DistillRecipe) -> None:
 
 
 def prepare_text(resolved: Resolved[DistillRecipe], invocation: Invocation, session: Session) -> TextRun:
-    """Check everything, then tokenise the text unless it is cached; claims nothing.
-
-    Raises:
-        KdcliError: the recipe, models or data cannot be used.
-    """
+    """Check everything, then tokenise the text unless it is cached; claims nothing. Raises KdcliError: the recipe,
+    models or data cannot be used."""
     recipe = resolved.recipe
     check_text(recipe)
     teacher = _load(recipe, str(recipe.teacher), session)
@@ -145,10 +142,8 @@ def _load(recipe: DistillRecipe, source: str, session: Session) -> LoadedModel:
 
 @dataclass(eq=False)
 class TextStage:
-    """The training of all students, or of their assistant, against one teacher.
-
-    `assistant` is the stage before, whose student is this one's teacher. `teacher` and `students` are set by `build`.
-    """
+    """The training of all students, or of their assistant, against one teacher. `assistant` is the stage before, whose
+    student is this one's teacher. `teacher` and `students` are set by `build`."""
 
     run: TextRun
     folder: Path

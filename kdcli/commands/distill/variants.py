@@ -1,7 +1,5 @@
 """`--ablate`: variants of one distillation on a task, each a run of its own, compared in one report."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +20,8 @@ from kdcli.training.session import track
 
 
 def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation: Invocation) -> RunResult | None:
-    """Distil on a task once for each variant, each in a directory of its own, and compare the students.
-
-    Returns:
-        The report that compares them; None in a process that prints nothing.
-    """
+    """Distil on a task once for each variant, each in a directory of its own, and compare the students. Returns the
+    report that compares them; None in a process that prints nothing."""
     first = next(iter(variants.values()))
     if invocation.dry_run:
         raise UsageError("--ablate and --dry-run do not go together", "estimate the recipe itself: leave --ablate out")

@@ -1,7 +1,5 @@
 """The options of `kdcli evaluate`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -3,8 +3,6 @@
 Data flow: examples -> rows of tokens -> logits of each model -> predictions -> evaluations, differences -> report.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
@@ -62,14 +60,8 @@ class _Evaluated:
 
 
 def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extras) -> RunResult | None:
-    """Evaluate every model and compare the later ones with the first.
-
-    Returns:
-        The report; None in a process that prints nothing.
-
-    Raises:
-        KdcliError: see `kdcli.errors`; nothing was written if recipe, models or data cannot be used.
-    """
+    """Evaluate every model and compare the later ones with the first. Returns the report; None in a process that prints
+    nothing. Raises KdcliError: see `kdcli.errors`; nothing was written if recipe, models or data cannot be used."""
     recipe = resolved.recipe
     check_recipe(recipe, extras)
     session = launch(recipe.dtype, invocation)
@@ -103,11 +95,7 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
 
 
 def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
-    """Check what needs no data and no model.
-
-    Raises:
-        UsageError: no model, no task, or options that exclude each other.
-    """
+    """Check what needs neither data nor model. Raises UsageError: no model, no task, or contradicting options."""
     if not recipe.models or recipe.task is None:
         missing = "no model" if not recipe.models else "no task"
         raise UsageError(f"{missing} given", "kdcli evaluate MODEL [MODEL...] --task TASK [--data SOURCE]")
@@ -144,11 +132,8 @@ def _load(recipe: EvaluateRecipe, session: Session, data: Labelled, source: str)
 
 
 def _under_mask(base: str, file: Path, task: Task, trust_remote_code: bool) -> TaskModel:
-    """A base under a mask, with the head of the mask.
-
-    Raises:
-        UsageError: see `kdcli.sparse.load.load`; a mask for another task or other labels.
-    """
+    """A base under a mask, with the head of the mask. Raises UsageError: see `kdcli.sparse.load.load`; a mask for
+    another task or other labels."""
     info = read_mask(file).info
     if (info.task, info.labels) != (task.name, task.labels):
         raise UsageError(
@@ -236,11 +221,8 @@ def _predict_test(recipe: EvaluateRecipe, model: TaskModel, session: Session) ->
 
 
 def check_gate_names(data: Labelled, extras: Extras) -> None:
-    """Check the metrics of `--min-metric` before anything is computed.
-
-    Raises:
-        UsageError: unknown for the task, or lower is better.
-    """
+    """Check the metrics of `--min-metric` before anything is computed. Raises UsageError: unknown for the task, or
+    lower is better."""
     higher = [m for m in data.task.metrics if m != "mse" and not m.endswith("_threshold")]
     metrics = [*higher, *(f"{set_name}/{m}" for set_name in data.sets if set_name for m in higher)]
     for metric in extras.gates:
@@ -253,11 +235,8 @@ def check_gate_names(data: Labelled, extras: Extras) -> None:
 
 
 def check_gates(result: RunResult, extras: Extras) -> None:
-    """Compare every model's metrics with the gates: the mean over the sets, or one set as `SET/METRIC`.
-
-    Raises:
-        GateError: at least one gate was missed.
-    """
+    """Compare every model's metrics with the gates: the mean over the sets, or one set as `SET/METRIC`. Raises
+    GateError: at least one gate was missed."""
     missed = []
     for name in result.report.models if extras.gates else ():
         by_set = {e.set: e.metrics for e in result.report.evaluations if e.model == name}

@@ -1,7 +1,5 @@
 """The recipe of `kdcli evaluate`."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field
@@ -11,11 +9,9 @@ from kdcli.recipe.sections import MeasureSettings, Section
 
 
 class EvaluateRecipe(Section):
-    """The recipe of `kdcli evaluate`; the first of `models` is the baseline of the others.
-
-    With `masks` there is one model, the base that is evaluated under each mask. `metrics` are names, scripts or
-    directories of the `evaluate` library, reported beside the task's own metrics.
-    """
+    """The recipe of `kdcli evaluate`; the first of `models` is the baseline of the others. With `masks` there is one
+    model, the base that is evaluated under each mask. `metrics` are names, scripts or directories of the `evaluate`
+    library, reported beside the task's own metrics."""
 
     verb: Literal["evaluate"] = "evaluate"
     models: list[str] = Field(default_factory=list)

@@ -4,8 +4,6 @@ The directory holds the model file, the tokenizer, config.json with the labels, 
 export.json with the measured error. It is written atomically.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable
@@ -143,11 +141,8 @@ def run(
 
 
 def check_folder(folder: Path, overwrite: bool) -> None:
-    """Allow a new or empty directory, and with `overwrite` an earlier export.
-
-    Raises:
-        UsageError: a file, or another directory that is not empty.
-    """
+    """Allow a new or empty directory, and with `overwrite` an earlier export. Raises UsageError: a file, or another
+    directory that is not empty."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; --output-dir must be a directory")
     is_export = (folder / FACTS).is_file()

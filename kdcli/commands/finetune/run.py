@@ -3,8 +3,6 @@
 The setting with the best mean over its seeds wins; the result is the model of its best seed.
 """
 
-from __future__ import annotations
-
 import shutil
 import statistics
 from dataclasses import dataclass
@@ -80,14 +78,9 @@ class _Grid:
 
 
 def run(resolved: Resolved[FinetuneRecipe], invocation: Invocation) -> RunResult | Estimate | None:
-    """Fine-tune, evaluate and report.
-
-    Returns:
-        The report (of several runs the chosen one's), or a dry run's estimate; None in a process that prints nothing.
-
-    Raises:
-        KdcliError: see `kdcli.errors`; nothing was written if recipe, model or data cannot be used.
-    """
+    """Fine-tune, evaluate and report. Returns the report (of several runs the chosen one's), or a dry run's estimate;
+    None in a process that prints nothing. Raises KdcliError: see `kdcli.errors`; nothing was written if recipe, model
+    or data cannot be used."""
     recipe = resolved.recipe
     if recipe.model is None:
         raise UsageError("no model given", "kdcli finetune MODEL --task TASK; MODEL is a hub id, a directory or 'demo'")

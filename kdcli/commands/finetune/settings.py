@@ -1,7 +1,5 @@
 """What a recipe of `kdcli finetune` may hold."""
 
-from __future__ import annotations
-
 from kdcli.downstream.settings import FinetuneRecipe
 from kdcli.recipe.sections import Section
 

@@ -1,7 +1,5 @@
 """`kdcli mask`: show a mask file, compare two, or save the masked or compacted model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -79,11 +77,8 @@ def info(file: Path) -> MaskResult:
 
 
 def diff(first: Path, second: Path) -> MaskResult:
-    """How much two masks of the same shapes have in common, matrix by matrix.
-
-    Raises:
-        UsageError: see `read_mask`; they mask other matrices.
-    """
+    """How much two masks of the same shapes have in common, matrix by matrix. Raises UsageError: see `read_mask`; they
+    mask other matrices."""
     one, other = read_mask(first), read_mask(second)
     if one.info.shapes != other.info.shapes:
         raise UsageError(f"{first} and {second} are for models of other shapes", "compare masks of one base")

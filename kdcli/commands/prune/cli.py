@@ -1,7 +1,5 @@
 """The options of `kdcli prune`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

@@ -1,7 +1,5 @@
 """Builds the engine's job of one pruning: the task's loss, the method's masks and terms, a teacher's soft loss."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json
@@ -49,12 +47,9 @@ class Pruning:
 def build_pruning(
     task: PreparedTask, recipe: PruneRecipe, headed: TaskModel, teacher: TaskModel | None, folder: Path | None
 ) -> Pruning:
-    """Put masks on a model and make its job.
-
-    Args:
-        teacher: fine-tuned on the task; its logits, and its states for methods that contrast, are learned too.
-        folder: of the run, for the trace (main process) and the teacher's signals; None writes nothing.
-    """
+    """Put masks on a model and make its job. `teacher`: fine-tuned on the task; its logits, and its states for methods
+    that contrast, are learned too. `folder`: of the run, for the trace (main process) and the teacher's signals; None
+    writes nothing."""
     schedule, source = order_and_schedule(task, recipe)[1], Path(location(str(recipe.model)))
     dense = describe(headed.model, str(recipe.model), source if source.is_dir() else None)
     density, steps, lr = 1 - recipe.sparsity[0], schedule.steps, recipe.train.lr

@@ -1,7 +1,5 @@
 """One recipe for each method: the same examples and budget, the method's own settings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,11 +10,9 @@ from kdcli.recipe.resolve import Resolved, flatten, read_recipe, resolve, shippe
 def prune_recipes(
     methods: Sequence[str], *, recipe: str | None, sets: Sequence[str], options: Mapping[str, Any]
 ) -> list[Resolved[PruneRecipe]]:
-    """Resolve a recipe for each method, or for the recipe's own if none is given; see `resolve`.
-
-    Unless `recipe` is given, a method takes the shipped recipe of its name and the task. The data and budget of that
-    recipe hold for the other methods too.
-    """
+    """Resolve a recipe for each method, or for the recipe's own if none is given; see `resolve`. Unless `recipe` is
+    given, a method takes the shipped recipe of its name and the task. The data and budget of that recipe hold for the
+    other methods too."""
     first = resolve(PruneRecipe, recipe=recipe, sets=sets, options=options).recipe
     chosen = list(methods) or [first.method]
     names = {method: f"{method}-{first.task}" for method in chosen} if recipe is None else {}

@@ -4,8 +4,6 @@ A batch of token ids -> logits under the masks -> hard loss, a teacher's soft lo
 After training: the masked, the compact and the sparse form, measured beside the dense model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -92,14 +90,8 @@ class PruneRun:
 
 
 def run(recipes: Recipes, invocation: Invocation) -> RunResult | Estimate | None:
-    """Prune once for each method and sparsity and report; with several, compare them.
-
-    Args:
-        recipes: one for each method, alike but for what belongs to the method.
-
-    Raises:
-        KdcliError: see `run_command`.
-    """
+    """Prune once for each method and sparsity and report; with several, compare them. `recipes`: one for each method,
+    alike but for what belongs to the method. Raises KdcliError: see `run_command`."""
     first, methods = recipes[0].recipe, [r.recipe.method for r in recipes]
     if first.model is None or first.task is None:
         raise UsageError("prune needs a model and a task", "kdcli prune MODEL --task TASK --sparsity 0.9")
@@ -147,10 +139,8 @@ def _load(recipe: PruneRecipe, task: PreparedTask) -> TaskModel:
 
 
 def stage_recipes(recipes: Recipes, folder: Path) -> list[tuple[str, Resolved[PruneRecipe], Path]]:
-    """Name, recipe and directory of each stage: `METHOD/`, `sparsity-S/` or both where there are several of either.
-
-    A method whose density cannot be chosen has one stage.
-    """
+    """Name, recipe and directory of each stage: `METHOD/`, `sparsity-S/` or both where there are several of either. A
+    method whose density cannot be chosen has one stage."""
     stages = []
     for resolved in recipes:
         recipe = resolved.recipe

@@ -1,7 +1,5 @@
 """Saves a pruned model in every form (masked, compact, mask file), measures the forms and writes the report."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The recipe of `kdcli prune`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -19,12 +17,9 @@ class PruneTrainSettings(FinetuneTrainSettings):
 
 
 class PruneRecipe(TaskRecipe):
-    """All keys of a `prune` recipe.
-
-    `sparsity` is the share of the layers' weights to remove; each value is a run. `pruner` holds the keys of the
-    method's own `Settings`. `drop_rows_below` makes compaction drop rows with fewer weights. `cache_gb` is the disk
-    budget for cached teacher signals, deleted at the end of the run.
-    """
+    """All keys of a `prune` recipe. `sparsity` is the share of the layers' weights to remove; each value is a run.
+    `pruner` holds the keys of the method's own `Settings`. `drop_rows_below` makes compaction drop rows with fewer
+    weights. `cache_gb` is the disk budget for cached teacher signals, deleted at the end of the run."""
 
     verb: Literal["prune"] = "prune"
     model: str | None = "bert-base-uncased"

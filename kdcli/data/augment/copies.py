@@ -6,8 +6,6 @@ the label stay. Copies of a pair change one text in turn; of a question about a 
 labelled words each stays one word. Candidates are cached for each different text, copies are drawn anew.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time
@@ -38,10 +36,8 @@ _SOURCE = {
 
 @dataclass(frozen=True)
 class Augmented:
-    """The examples given, then all copies of the first, of the second ...
-
-    `replaced` is the share of words replaced in the texts that copies change; `notes` are for the log and the report.
-    """
+    """The examples given, then all copies of the first, of the second ... `replaced` is the share of words replaced in
+    the texts that copies change; `notes` are for the log and the report."""
 
     examples: list[Example]
     replaced: float

@@ -5,8 +5,6 @@ same length form a batch, whichever texts they are from: nothing is padded, and 
 queries are computed once, and the head computes the masked positions alone.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -76,11 +74,9 @@ class MaskedWords:
         self._room = window - len(self._before) - len(self._after)
 
     def candidates(self, texts: Sequence[str], count: int) -> list[list[tuple[Word, list[str] | None]]]:
-        """For each word of each text the `count` likeliest words in its place, the likeliest first.
-
-        Never the word itself, in whichever case, nor pieces of words or special tokens; fewer where the vocabulary has
-        fewer; None for a word of several tokens.
-        """
+        """For each word of each text the `count` likeliest words in its place, the likeliest first. Never the word
+        itself, in whichever case, nor pieces of words or special tokens; fewer where the vocabulary has fewer; None for
+        a word of several tokens."""
         reads = read(texts, self.tokenizer)
         queries = [[self._query(one, word) for word in one.words] for one in reads]
         likely = self._predict([q for text_queries in queries for q in text_queries if q is not None], count + SPARE)

@@ -53,10 +53,7 @@ class Neighbours:
     @classmethod
     def of_embeddings(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Neighbours:
         """Neighbours by a model's input embeddings, among words that are one token; a word of several has their mean.
-
-        Raises:
-            UsageError: the tokenizer is a slow one, or has no whole words.
-        """
+        Raises UsageError: the tokenizer is a slow one, or has no whole words."""
         known = {number: word for number, (word, _) in whole_words(tokenizer).items()}
         if not known:
             raise UsageError("the tokenizer has no token that is a word, so that there are no neighbours to choose")

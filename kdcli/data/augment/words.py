@@ -5,8 +5,6 @@ later one of three letters or more is a word: `homme` of "l'homme", nothing of "
 pieces of the tokenizer are the words.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -126,11 +124,9 @@ def _words(text: str, tokens: Sequence[tuple[int, int, bool, bool]]) -> Iterator
 
 
 def whole_words(tokenizer: PreTrainedTokenizerBase) -> dict[int, tuple[str, bool]]:
-    """Token id -> the word that it alone is in a text, and whether its script has no spaces.
-
-    Left out are special and added tokens, pieces within words, tokens with anything but letters, and tokens whose word
-    the tokenizer would encode in another way. The tokenizer must pass `check_fast`.
-    """
+    """Token id -> the word that it alone is in a text, and whether its script has no spaces. Left out are special and
+    added tokens, pieces within words, tokens with anything but letters, and tokens whose word the tokenizer would
+    encode in another way. The tokenizer must pass `check_fast`."""
     check_fast(tokenizer)
     prefix, suffix = _continuation(tokenizer), getattr(tokenizer.backend_tokenizer.model, "end_of_word_suffix", None)
     is_bytes = "ByteLevel" in repr(tokenizer.backend_tokenizer.pre_tokenizer)

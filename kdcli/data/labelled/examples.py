@@ -1,7 +1,5 @@
 """A row of a labelled data set -> an `Example`, or an error that names the row and what is wrong with it."""
 
-from __future__ import annotations
-
 import math
 import re
 import reprlib
@@ -30,15 +28,9 @@ def number_of(text: str) -> int | float | None:
 
 
 def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> Example:
-    """Check a row and take what the task reads.
-
-    Args:
-        number: of the row in its file, which names the example when the row does not.
-        withheld: the split has no labels (test sets): a missing one, or the -1 of GLUE, is not an error.
-
-    Raises:
-        UsageError: a column is missing or of another type, or the label is none of the task's.
-    """
+    """Check a row and take what the task reads. `number`: of the row in its file, which names the example when the row
+    does not. `withheld`: the split has no labels (test sets): a missing one, or the -1 of GLUE, is not an error. Raises
+    UsageError: a column is missing or of another type, or the label is none of the task's."""
     where, values = row
     named = next((values[c] for c in IDS if values.get(c) is not None), number)
     read = _words if task.kind == "tokens" else _texts

@@ -19,10 +19,8 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Encoded:
-    """Rows of token ids with their labels; an `Examples` of `kdcli.types`.
-
-    `labels` hold a row each, as in `kdcli.types.Kind`, of `tokens` one for each of `ids_T`; None when withheld.
-    """
+    """Rows of token ids with their labels; an `Examples` of `kdcli.types`. `labels` hold a row each, as in
+    `kdcli.types.Kind`, of `tokens` one for each of `ids_T`; None when withheld."""
 
     ids_T: Array  # of all rows, one after another, int32
     types_T: Array | None  # int8; None when the model has no token types

@@ -1,7 +1,5 @@
 """The task that a user's own rows hold: columns by convention or as given, kind and classes by the labels."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import reprlib
@@ -215,10 +213,8 @@ _LABEL_HINT = "if it is not the label, give --set data.columns.label=NAME"
 
 
 class _Labels:
-    """The labels of all training rows, added one by one; memory does not grow with the number of rows.
-
-    `rows` counts the labels, `empty` those without a class or an answer.
-    """
+    """The labels of all training rows, added one by one; memory does not grow with the number of rows. `rows` counts
+    the labels, `empty` those without a class or an answer."""
 
     def __init__(self, column: str, kind: Kind | None) -> None:
         self.column, self.kind = column, kind
@@ -256,10 +252,8 @@ class _Labels:
         self._sets_differ |= self._first_set != frozenset(names)
 
     def decide(self) -> tuple[Kind, tuple[str, ...]]:
-        """The kind, and the names of its classes in order: numbers by size, the rest by name, of tokens `O` first.
-
-        A UsageError for labels that cannot be learnt: only one, too many, not finite, or alike.
-        """
+        """The kind, and the names of its classes in order: numbers by size, the rest by name, of tokens `O` first. A
+        UsageError for labels that cannot be learnt: only one, too many, not finite, or alike."""
         if self.kind == "span":
             if self.empty == self.rows:
                 raise UsageError(f"{self._first_at}: from here on no example has an answer in '{self.column}'")

@@ -1,7 +1,5 @@
 """Files for the GLUE server: one a task (two for MNLI), tab-separated, a header and a row an example."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Sequence
@@ -25,14 +23,8 @@ def check_submission(task: Task) -> None:
 
 
 def write_submission(folder: Path, task: Task, name: str, values: Sequence[Any]) -> Path:
-    """Write the file of one set of a task; `name` is "" where there is one set.
-
-    Args:
-        values: the class number or the score of each test example, in the order of the test file.
-
-    Raises:
-        MachineError: the disk is full or not writable.
-    """
+    """Write the file of one set of a task; `name` is "" where there is one set. `values`: the class number or the score
+    of each test example, in the order of the test file. Raises MachineError: the disk is full or not writable."""
     file = f"{task.glue[name] if name else next(iter(task.glue.values()))}.tsv"
     text = io.StringIO()
     writer = csv.writer(text, delimiter="\t", lineterminator="\n")

@@ -1,7 +1,5 @@
 """The examples of a labelled task: those to train on, and the sets to evaluate on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Named tasks: one file a benchmark family with one row a task; the row's name is the name that `--task` takes."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 
@@ -19,11 +17,7 @@ def tasks() -> dict[str, Task]:
 
 
 def task_of(name: str) -> Task:
-    """The row of a named task.
-
-    Raises:
-        UsageError: no such task.
-    """
+    """The row of a named task. Raises UsageError: no such task."""
     known = tasks()
     if name not in known:
         raise UsageError(

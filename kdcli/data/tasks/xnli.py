@@ -1,7 +1,5 @@
 """XNLI (Conneau et al. 2018, https://arxiv.org/abs/1809.05053): trained on English, evaluated in fifteen languages."""
 
-from __future__ import annotations
-
 from kdcli.types import Task
 
 TASKS = (

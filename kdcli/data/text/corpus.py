@@ -4,8 +4,6 @@ The documents of a split become one stream with a separator after each. A block 
 `[SEP]`: no padding, and only the end of the stream is left out. The stream does not depend on L: one cache serves all.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -206,10 +204,8 @@ def _write(
 
 
 def _portions(documents: Iterator[str]) -> Iterator[tuple[list[str], list[bool]]]:
-    """Documents in portions of about `CHARS_PER_CALL` characters, and which pieces end a document.
-
-    A document longer than that is cut before a space, where a tokenizer would cut it too.
-    """
+    """Documents in portions of about `CHARS_PER_CALL` characters, and which pieces end a document. A document longer
+    than that is cut before a space, where a tokenizer would cut it too."""
     texts: list[str] = []
     ends: list[bool] = []
     room = CHARS_PER_CALL

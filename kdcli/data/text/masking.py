@@ -5,8 +5,6 @@ As in BERT's own code a fixed number of a row's ordinary tokens is chosen, `shar
 probability; of those 80 % become the mask token, 10 % a random one, 10 % stay.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,11 +36,9 @@ class MaskVocabulary:
 
 @dataclass(frozen=True)
 class Masked:
-    """Examples with some tokens masked, and `labels` [B, L]: the token that was there, or IGNORED.
-
-    Indices beyond the last row are rows of later passes: `pass * len + row`, as `PassOrder` gives them. A pass over
-    held-out rows counts from 0 to `len` and thus sees the same masks every time.
-    """
+    """Examples with some tokens masked, and `labels` [B, L]: the token that was there, or IGNORED. Indices beyond the
+    last row are rows of later passes: `pass * len + row`, as `PassOrder` gives them. A pass over held-out rows counts
+    from 0 to `len` and thus sees the same masks every time."""
 
     examples: Examples
     vocabulary: MaskVocabulary
@@ -116,11 +112,7 @@ def check_share(share: float) -> None:
 
 
 def tokens_of(tokenizer: PreTrainedTokenizerBase, source: str) -> MaskVocabulary:
-    """What masking needs of a tokenizer; `source` names it in the message.
-
-    Raises:
-        UsageError: it has no mask token.
-    """
+    """What masking needs of a tokenizer; `source` names it in the message. Raises UsageError: it has no mask token."""
     if tokenizer.mask_token_id is None:
         raise UsageError(
             f"the tokenizer of {source} has no mask token, so its text cannot be masked",

@@ -4,8 +4,6 @@ Words are lower-cased and cut as by BERT; a piece enters the vocabulary when joi
 text and size is trained once and cached; the same text gives the same tokenizer.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 

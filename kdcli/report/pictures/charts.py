@@ -1,7 +1,5 @@
 """The pictures of a report, and what they show in words: training, settings, latency over lengths, size and quality."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """How every picture of a report looks: SVG text without a title bar, script or font file."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Pictures of a pruning: what is kept by layer and type and by attention head, density and scores over training."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from kdcli.report.pictures.drawing import COLOURS, HEIGHT, INK, Line, figure, heat_map, line_chart, svg

@@ -1,7 +1,5 @@
 """The sections of a report, in order; each view shows this list."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

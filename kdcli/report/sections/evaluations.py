@@ -1,7 +1,5 @@
 """Scores of labelled tasks, differences between models, and each evaluation in detail."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from kdcli.report.schema import Evaluation, Report

@@ -1,7 +1,5 @@
 """Latency cell by cell, beside the papers, and what failed or was calculated."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """What a report is of and how its models were made, its main table, and the few numbers to see first."""
 
-from __future__ import annotations
-
 import re
 from statistics import fmean
 

@@ -1,7 +1,5 @@
 """What a pruning left: the share of the weights that is kept, by type, by layer, over training."""
 
-from __future__ import annotations
-
 from kdcli.report.schema import Pruning, Report
 from kdcli.report.text import Table, percent
 

@@ -1,7 +1,5 @@
 """How one run was chosen of several."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from kdcli.report.schema import RunRow, Selection
