@@ -173,7 +173,7 @@ def test_the_curve_of_a_run_stands_beside_the_runs_it_is_compared_with(values):
         return [{"step": step, "loss": 1.0, "held_out": {"student/hard": loss}} for step, loss in losses]
 
     first = pictures(report_of(values, curve=curve(0.5), beside={"standalone": curve(0.75)}))[0]
-    ends = "together 1.000 → 0.5000, standalone 1.000 → 0.7500"
+    ends = "together 1.0000 → 0.5000, standalone 1.0000 → 0.7500"
     assert first.caption == f"student: held-out loss against the labels, step 10 on: {ends}."
     assert "student" not in pictures(report_of(values, curve=curve(0.5)))[0].caption.partition(",")[0]
 

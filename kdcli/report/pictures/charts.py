@@ -1,6 +1,7 @@
 """The pictures of a report, and what they show in words: training, settings, latency over lengths, size and quality."""
 
 import itertools
+from collections.abc import Callable
 from typing import Literal
 
 from kdcli.report.pictures.drawing import COLOURS, DASHES, INK, Line, line_chart, scatter_chart, svg, ticks
@@ -30,9 +31,9 @@ def pictures(report: Report) -> list[Picture]:
     return [p for p in drawn if p is not None]
 
 
-def _ends(lines: list[Line]) -> str:
+def _ends(lines: list[Line], written: Callable[[float], str] = number) -> str:
     """The first and the last value of every line, in words."""
-    return ", ".join(f"{line.label} {number(line.points[0][1])} → {number(line.points[-1][1])}" for line in lines)
+    return ", ".join(f"{ln.label} {written(ln.points[0][1])} → {written(ln.points[-1][1])}" for ln in lines)
 
 
 def _loss_curve(report: Report) -> Picture | None:
@@ -76,7 +77,9 @@ def _beside_curves(report: Report) -> list[Picture]:
             continue
         drawing, _ = line_chart(lines, "step", f"held-out loss of {cut(model, 24)}", columns=2)
         since = f"step {here[0][0]:,} on"
-        drawn.append(Picture(svg(drawing), f"{model}: held-out loss against the labels, {since}: {_ends(lines)}."))
+        # Runs from one start differ in the fourth decimal.
+        ends = _ends(lines, "{:.4f}".format)
+        drawn.append(Picture(svg(drawing), f"{model}: held-out loss against the labels, {since}: {ends}."))
     return drawn
 
 
