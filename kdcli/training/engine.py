@@ -34,6 +34,8 @@ from kdcli.types import Batch, Job, Outcome, ParamGroup, Schedule, real_tokens
 
 SKIPS_ALLOWED = 50
 """Consecutive steps that the fp16 loss scaler may skip, halving its scale, before the run counts as diverged."""
+OUTCOME_SO_FAR = ("tokens", "seconds", "loss_first", "loss_last")
+"""The parts of an `Outcome` that a checkpoint holds."""
 
 
 def train(session: Session, job: Job, schedule: Schedule, run: RunDir | None) -> Outcome:
@@ -58,7 +60,8 @@ class _Run:
                 f"train.batch_size {schedule.batch_size} is less than one sequence for each of "
                 f"{accelerator.num_processes} processes"
             )
-        self.outcome = Outcome()
+        self.outcome, self.modules = Outcome(), nn.ModuleList(job.modules.values())
+        self.after = job.on_step_end or (lambda done: None)
         self.parameters: dict[str, list[nn.Parameter]] = {}
         for name, module in job.modules.items():
             module.to(device)
@@ -90,7 +93,7 @@ class _Run:
 
     def go(self) -> Outcome:
         schedule, done = self.schedule, self._restore()
-        self._after(done)
+        self.after(done)
         last = min(schedule.steps, schedule.stop_after or schedule.steps)
         began = time.perf_counter() - self.outcome.seconds
         progress = Progress(schedule.steps, done, self.session.is_main)
@@ -117,7 +120,7 @@ class _Run:
                     raise Stopped(
                         f"stopped after step {step} of {schedule.steps}", "go on with the same command and --resume"
                     )
-        self._set_mode(training=False)
+        self.modules.train(False)
         return self._finish(last)
 
     def _finish(self, last: int) -> Outcome:
@@ -125,7 +128,7 @@ class _Run:
         if self.best is not None and self.run is not None:
             outcome.best_step = self.best[1]
             self._load_modules(self.run.load_best(outcome.best_step))
-            self._after(outcome.best_step)
+            self.after(outcome.best_step)
         outcome.steps = last
         outcome.tokens_per_second = outcome.tokens / outcome.seconds if outcome.seconds else 0.0
         peak = (
@@ -146,7 +149,7 @@ class _Run:
         lr = self.schedule.lr_at(step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_factor"]
-        self._set_mode(training=True)
+        self.modules.train(True)
         counted = torch.tensor([[self.job.batch_weight(m), real_tokens(m)] for m in micros], dtype=torch.float64)
         weight, tokens = self.session.sum_over_ranks(counted.sum(0)).tolist()
         while (sums := self._gradients(step, micros, weight)) is None:
@@ -158,24 +161,14 @@ class _Run:
         norms = self._clip(step, losses)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self._after(step)
+        self.after(step)
         self.outcome.tokens += int(tokens)
         total = losses.pop("loss")
         self.outcome.loss_first = total if self.outcome.loss_first is None else self.outcome.loss_first
         self.outcome.loss_last = total
         norm = math.sqrt(sum(n * n for n in norms))
-        return {
-            "step": step,
-            "loss": total,
-            "terms": losses,
-            "lr": lr,
-            "grad_norm": norm,
-            "tokens": self.outcome.tokens,
-        }
-
-    def _after(self, done: int) -> None:
-        if self.job.on_step_end is not None:
-            self.job.on_step_end(done)
+        facts = {"step": step, "loss": total, "terms": losses, "lr": lr, "grad_norm": norm}
+        return facts | {"tokens": self.outcome.tokens}
 
     def _micros(self, indices: np.ndarray[Any, Any]) -> list[Batch]:
         """Near-equal micro-batches, each padded to its own longest row."""
@@ -259,7 +252,7 @@ class _Run:
         if examples is None or len(examples) == 0:
             return {}
         began = time.perf_counter()
-        self._set_mode(training=False)
+        self.modules.train(False)
         while (found := evaluate_batches(self.session, self.job, examples, self.micro)) is None:
             self._halve(step)
         record: dict[str, Any] = {"held_out": found.losses}
@@ -309,8 +302,8 @@ class _Run:
             self.accelerator.scaler.load_state_dict(checkpoint.state["scaler"])
         saved = checkpoint.state
         self.micro = min(self.micro, saved["micro_batch_size"])
-        self.outcome.tokens, self.outcome.seconds = saved["tokens"], saved["seconds"]
-        self.outcome.loss_first, self.outcome.loss_last = saved["loss_first"], saved["loss_last"]
+        for key in OUTCOME_SO_FAR:
+            setattr(self.outcome, key, saved[key])
         self.best = tuple(saved["best"]) if saved["best"] else None
         self.outcome.resumed_from_step = checkpoint.step
         if self.run and self.session.is_main:
@@ -320,25 +313,15 @@ class _Run:
 
     def _checkpoint(self, step: int) -> None:
         if self.run is not None and self.session.is_main:
-            self._write_checkpoint(self.run, step)
+            tensors = self._module_tensors()
+            for index, values in self.optimizer.state_dict()["state"].items():
+                tensors |= {f"optimizer/{index}/{name}": value for name, value in values.items()}
+            scaler = self.accelerator.scaler
+            state = {key: getattr(self.outcome, key) for key in OUTCOME_SO_FAR}
+            state |= {"micro_batch_size": self.micro, "best": self.best}
+            self.run.save_checkpoint(step, tensors, state | {"scaler": scaler.state_dict() if scaler else None})
         # A rank that ended while the main one still writes would count as failed.
         self.session.wait()
-
-    def _write_checkpoint(self, run: RunDir, step: int) -> None:
-        tensors = self._module_tensors()
-        for index, values in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer/{index}/{name}": value for name, value in values.items()}
-        scaler = self.accelerator.scaler
-        state = {
-            "tokens": self.outcome.tokens,
-            "seconds": self.outcome.seconds,
-            "loss_first": self.outcome.loss_first,
-            "loss_last": self.outcome.loss_last,
-            "micro_batch_size": self.micro,
-            "scaler": scaler.state_dict() if scaler is not None else None,
-            "best": self.best,
-        }
-        run.save_checkpoint(step, tensors, state)
 
     def _log(self, record: Mapping[str, Any]) -> None:
         if self.run and self.session.is_main:
@@ -347,10 +330,6 @@ class _Run:
         for group in ("terms", "held_out", "metrics"):
             scalars |= {f"{group}/{k}": v for k, v in record.get(group, {}).items()}
         self.accelerator.log(scalars, step=record["step"])
-
-    def _set_mode(self, *, training: bool) -> None:
-        for module in self.job.modules.values():
-            module.train(training)
 
 
 @contextmanager
