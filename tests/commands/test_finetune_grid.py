@@ -78,8 +78,8 @@ def test_the_setting_of_the_best_mean_is_chosen_and_its_best_seed(whole):
 def test_a_setting_is_not_chosen_for_one_lucky_seed(given, tmp_path, monkeypatch):
     scores = iter([0.1, 0.95, 0.6, 0.7, 0.65, 0.6])
     monkeypatch.setattr("kdcli.commands.finetune.run.summed_up", lambda *_: {"accuracy": next(scores)})
-    options = ["--grid", "lr=1e-3,2e-3,3e-3", "--max-steps", "1"]
-    succeeds(*given, *options, "-o", tmp_path / "out")
+    options = [o.replace("3e-4,3e-3", "1e-3,2e-3,3e-3") if isinstance(o, str) else o for o in given]
+    succeeds(*options, "--max-steps", "1", "-o", tmp_path / "out")
     selection = report_of(tmp_path / "out").selection
     assert (selection.settings, selection.seed) == ({"train.lr": 2e-3}, 6)
     assert [r.metrics["accuracy"] for r in selection.runs] == [0.1, 0.95, 0.6, 0.7, 0.65, 0.6]
@@ -110,7 +110,8 @@ def test_a_finished_grid_is_not_repeated_and_another_grid_is_refused(given, whol
     assert again.exit_code == 0
     assert "is done already" in again.stderr
     assert "0.003" in again.stdout
-    other = kdcli(*given, "-o", out, "--resume", "--grid", "lr=3e-4,1e-3")
+    changed = [o.replace("3e-4,3e-3", "3e-4,1e-3") if isinstance(o, str) else o for o in given]
+    other = kdcli(*changed, "-o", out, "--resume")
     assert other.exit_code == 2
     assert "grid.train.lr: was" in said_by(other)
     assert times(out) == before
