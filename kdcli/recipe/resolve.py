@@ -85,22 +85,21 @@ def resolve(
     for key, value in (options or {}).items():
         if value is not None:
             put(key, value, "option")
+    return Resolved(_validated(model, values, origins), origins)
+
+
+def _validated(model: type[RecipeT], values: Mapping[str, Any], origins: Mapping[str, str]) -> RecipeT:
     try:
-        return Resolved(model.model_validate(values), origins)
+        return model.model_validate(values)
     except ValidationError as error:
         raise UsageError("\n".join(explain(error, values, origins))) from None
 
 
 def defaulted(resolved: Resolved[RecipeT], values: Mapping[str, Any], origin: str) -> Resolved[RecipeT]:
     """The recipe with other defaults, such as a method's own, for keys that nobody set."""
-    found = {key: value for key, value in values.items() if key not in resolved.origins}
-    return Resolved(
-        type(resolved.recipe).model_validate(_with(resolved.recipe.model_dump(), found)),
-        {
-            **resolved.origins,
-            **dict.fromkeys(found, origin),
-        },
-    )
+    changes = {key: value for key, value in values.items() if key not in resolved.origins}
+    recipe = type(resolved.recipe).model_validate(_with(resolved.recipe.model_dump(), changes))
+    return Resolved(recipe, {**resolved.origins, **dict.fromkeys(changes, origin)})
 
 
 def _with(tree: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,7 +149,7 @@ def combinations(resolved: Resolved[RecipeT]) -> list[tuple[dict[str, Any], Reso
     UsageError: an unknown key, no list, or a value of the wrong type."""
     values = resolved.recipe.model_dump()
     lists = flatten(values.pop("grid"))
-    if resolved.recipe.model_dump()["train"]["max_steps"] and "train.epochs" in dict(lists):
+    if values["train"]["max_steps"] and "train.epochs" in dict(lists):
         raise UsageError("grid.train.epochs changes nothing beside train.max_steps", "leave one of them out")
     for key, choices in lists:
         _check_key(type(resolved.recipe), key, "grid")
@@ -162,11 +161,7 @@ def combinations(resolved: Resolved[RecipeT]) -> list[tuple[dict[str, Any], Reso
         changed = _with(values | {"grid": {}, "seeds": 1}, settings)
         origins = {k: o for k, o in resolved.origins.items() if not k.startswith(("grid", "seeds"))}
         origins |= dict.fromkeys(settings, "grid")
-        try:
-            recipe = type(resolved.recipe).model_validate(changed)
-        except ValidationError as error:
-            raise UsageError("\n".join(explain(error, changed, origins))) from None
-        found.append((settings, Resolved(recipe, origins)))
+        found.append((settings, Resolved(_validated(type(resolved.recipe), changed, origins), origins)))
     return found
 
 
@@ -239,23 +234,13 @@ def _section(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def leaf_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Every dotted key a recipe of this model may hold."""
+def leaf_keys(model: type[BaseModel], prefix: str = "", *, mappings: bool = False) -> list[str]:
+    """Every dotted key that a recipe of this model may hold; `mappings`: only those that hold a free mapping."""
     keys: list[str] = []
     for name, info in model.model_fields.items():
-        inner = _section(info.annotation)
-        keys += leaf_keys(inner, f"{prefix}{name}.") if inner else [f"{prefix}{name}"]
-    return keys
-
-
-def _open_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Keys that hold a free mapping; the keys inside are checked by their reader."""
-    keys: list[str] = []
-    for name, info in model.model_fields.items():
-        inner = _section(info.annotation)
-        if inner:
-            keys += _open_keys(inner, f"{prefix}{name}.")
-        elif typing.get_origin(info.annotation) is dict:
+        if inner := _section(info.annotation):
+            keys += leaf_keys(inner, f"{prefix}{name}.", mappings=mappings)
+        elif not mappings or typing.get_origin(info.annotation) is dict:
             keys.append(f"{prefix}{name}")
     return keys
 
@@ -275,7 +260,7 @@ ELSEWHERE = {
 
 def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
     allowed = leaf_keys(model)
-    if key in allowed or any(key.startswith(f"{a}.") for a in _open_keys(model)):
+    if key in allowed or any(key.startswith(f"{a}.") for a in leaf_keys(model, mappings=True)):
         return
     inside = [a for a in allowed if a.startswith(f"{key}.")]
     if inside:
