@@ -34,12 +34,10 @@ from kdcli.models.masked_lm import load_masked_lm
 from kdcli.models.modeling_kdcli import vocabulary_of_head
 from kdcli.types import Task
 
-SMALL = {"tanh": (2.0**-10, 1.0)} | dict.fromkeys(
-    ("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "silu", "swish"), (2.0**-14, 0.5)
-)
-"""Activation -> the factor ε on its input and its slope at 0. A smaller ε would underflow in float16."""
-SHIFT = 16.0
-"""Shift of relu's input; the last states of encoders that end in a norm are well within."""
+_LIKE_GELU = ("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "silu", "swish")
+# Activation -> the factor ε on its input and its slope at 0. A smaller ε would underflow in float16.
+SMALL = {"tanh": (2.0**-10, 1.0)} | dict.fromkeys(_LIKE_GELU, (2.0**-14, 0.5))
+SHIFT = 16.0  # of relu's input; the last states of encoders that end in a norm are well within
 HEAD_DROPOUT = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout", "qa_dropout", "pooler_dropout")
 TRAIN_ONE = "train one: --set head.kind=scratch"
 
@@ -61,9 +59,8 @@ def label_word_ids(tokenizer: PreTrainedTokenizerBase, task: Task, words: Sequen
         number = tokenizer.convert_tokens_to_ids(pieces)[0] if len(pieces) == 1 else None
         if number is None or number == tokenizer.unk_token_id:
             reason = f"is {len(pieces)} tokens ({' '.join(pieces)})" if len(pieces) > 1 else "is not in its vocabulary"
-            raise UsageError(
-                f"label word '{word}' of task {task.name} {reason}: this tokenizer has no token for it", hint
-            )
+            reason += ": this tokenizer has no token for it"
+            raise UsageError(f"label word '{word}' of task {task.name} {reason}", hint)
         if number in words_of:
             raise UsageError(f"label words '{words_of[number]}' and '{word}' are the same token {pieces[0]}", hint)
         words_of[number] = word
@@ -89,16 +86,9 @@ def load_with_label_words(
     seed: int,
     trust_remote_code: bool = False,
 ) -> TaskModel:
-    """Load an encoder under a frozen head of label words (`requires_grad` is off) without dropout.
-
-    Args:
-        kind: see the top of this file.
-        words: in place of the task's own.
-        seed: of weights that the checkpoint lacks and the head does not read.
-
-    Raises:
-        UsageError: see `load_for_task` and `label_word_ids`; a type or checkpoint without such a head.
-    """
+    """Load an encoder under a frozen head of label words (`requires_grad` is off) without dropout. `kind`: see the top
+    of this file. `words`: in place of the task's own. `seed`: of weights that the checkpoint lacks and the head does
+    not read. Raises UsageError: see `load_for_task` and `label_word_ids`; a type or checkpoint without such a head."""
     if kind == "mlm":
         headed, ids = _from_mlm(source, task, words, trust_remote_code)
     else:
@@ -114,7 +104,7 @@ def load_with_label_words(
     for module in modules_of_head(model):
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    tokens = ", ".join(str(token) for token in headed.tokenizer.convert_ids_to_tokens(ids))
+    tokens = ", ".join(map(str, headed.tokenizer.convert_ids_to_tokens(ids)))
     return replace(headed, note=f"a frozen head of label words ({kind}): {tokens}")
 
 
@@ -161,8 +151,7 @@ def _identity(model: PreTrainedModel, head: tuple[str, str] | None) -> tuple[flo
             f"the head of {type(model).__name__} has activation {activation}, which cannot be made the identity",
             f"{TRAIN_ONE}; known: relu, {', '.join(SMALL)}",
         )
-    factor, slope = SMALL.get(activation, (1.0, 1.0))
-    shift = 0.0 if activation in SMALL else SHIFT
+    (factor, slope), shift = SMALL.get(activation, (1.0, 1.0)), 0.0 if activation in SMALL else SHIFT
     nn.init.eye_(dense.weight).mul_(factor)
     _set_bias(dense, torch.full((dense.out_features,), shift))
     dense.requires_grad_(False)
@@ -205,10 +194,8 @@ def _from_mlm(
         dim = list(parameter.shape).index(config.vocab_size)
         tensors[name] = parameter.detach().index_select(dim, torch.tensor(ids))
     model = load_tensors(empty_model(of_class, config), tensors, whole.base_model)
-    inside = {id(p) for p in model.base_model.parameters()}
-    for parameter in model.parameters():
-        if id(parameter) not in inside:
-            parameter.requires_grad_(False)
+    for parameter in set(model.parameters()) - set(model.base_model.parameters()):
+        parameter.requires_grad_(False)
     return TaskModel(model, tokenizer, source, ""), ids
 
 

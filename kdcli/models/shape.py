@@ -15,8 +15,8 @@ from kdcli.models.reduce import copy_reduced
 from kdcli.types import ModelShape
 
 GRAMMAR = re.compile(r"(\d{1,6})x(\d{1,6})(?::(\d{1,6}))?(?:@(\d{1,6}))?", re.ASCII)
+# A mistyped shape, and no model's name: `6y384`, `6 x 384`, `6X384`, `6x384@`.
 SLIP = re.compile(r"\d+\s*[A-Za-z*×]\s*\d+([:@].*)?")
-"""A mistyped shape, and no model's name: `6y384`, `6 x 384`, `6X384`, `6x384@`."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class InitializedStudent:
 def is_shape(source: str) -> bool:
     """Whether a model is given as a shape (`6x384`, `4x312:1200@12`), not as a directory (`./6x384`) or hub id. Raises
     UsageError: a mistyped shape."""
-    text = source.strip()
-    if GRAMMAR.fullmatch(text) is None and SLIP.fullmatch(text):
+    well_formed = GRAMMAR.fullmatch(source.strip()) is not None
+    if not well_formed and SLIP.fullmatch(source.strip()):
         raise _no_shape(source)
-    return GRAMMAR.fullmatch(text) is not None
+    return well_formed
 
 
 def _no_shape(text: str) -> UsageError:
-    hint = "the grammar is LxH[:FFN][@HEADS], for example 6x384 or 4x312:1200@12"
-    return UsageError(f"'{text}' is not a shape", hint)
+    grammar = "the grammar is LxH[:FFN][@HEADS], for example 6x384 or 4x312:1200@12"
+    return UsageError(f"'{text}' is not a shape", grammar)
 
 
 def shape_of(config: Any) -> ModelShape:
@@ -126,18 +126,11 @@ def build_student(
     dropout: float | None = None,
     seed: int = 0,
 ) -> InitializedStudent:
-    """Make a student of a shape.
-
-    Args:
-        teacher: a base encoder.
-        init: `teacher` copies weights (`kdcli.models.reduce`); `random` draws them as the model type does.
-        layers: teacher layers 1 ... N to copy, one per student layer; None for evenly spaced ones with the last.
-        dropout: rate of every dropout in memory; the saved configuration keeps the teacher's.
-        seed: of random weights.
-
-    Raises:
-        UsageError: `layers` has the wrong count or names a layer that the teacher lacks; see `student_config`.
-    """
+    """Make a student of a shape from a base encoder. `init`: `teacher` copies weights (`kdcli.models.reduce`); `random`
+    draws them as the model type does, from `seed`. `layers`: teacher layers 1 ... N to copy, one per student layer;
+    None for evenly spaced ones with the last. `dropout`: rate of every dropout in memory; the saved configuration keeps
+    the teacher's. Raises UsageError: `layers` has the wrong count or names a layer that the teacher lacks; see
+    `student_config`."""
     source = shape_of(teacher.config)
     chosen = layers or evenly_spaced_layers(source.layers, shape.layers)
     if len(chosen) != shape.layers or not all(1 <= n <= source.layers for n in chosen):
@@ -145,14 +138,12 @@ def build_student(
         raise UsageError(f"student.layers {chosen} must name {allowed}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        student = type(teacher)(student_config(teacher.config, shape, chosen))
-    student = student.float()
+        student = type(teacher)(student_config(teacher.config, shape, chosen)).float()
     if dropout is not None:
         set_dropout(student, dropout)
     if init == "random":
         return InitializedStudent(student, ["initialised at random"])
-    layout = layout_for(teacher.config)
-    left = copy_reduced(teacher, student, layout, chosen)
+    left = copy_reduced(teacher, student, layout_for(teacher.config), chosen)
     notes = [f"initialised from teacher layers {', '.join(map(str, chosen))}"]
     if shape.hidden < source.hidden:
         notes[0] += f", width {source.hidden} reduced to {shape.hidden}"
