@@ -189,7 +189,6 @@ class Capture(nn.Module):
     def _record_projection(
         self, recorder: _Recorder, n: int, kind: str, table: list[Tensor], module: Any, args: Any, x_BLE: Tensor
     ) -> None:
-        """A forward hook of a projection of layer n."""
         layout, layer = self.layout, self.layers[n - 1]
         if layout.fused == "heads":
             three = x_BLE.view(*x_BLE.shape[:2], layout.heads(layer), 3, -1)
@@ -209,7 +208,6 @@ capture = Capture  # A verb at its call sites, a class in annotations.
 
 
 def _repeated(x_BGLK: Tensor, heads: int) -> Tensor:
-    """Grouped key/value heads [B, G, L, K] repeated to [B, A, L, K]."""
     groups = x_BGLK.shape[1]
     return x_BGLK if groups == heads else x_BGLK.repeat_interleave(heads // groups, dim=1)
 

@@ -139,10 +139,9 @@ def _misfit(source: str, config: PreTrainedConfig, task: Task, label_map: Sequen
         return f"{named} has no head for {what}"
     if task.kind == "span":
         return None
-    own = [str(config.id2label[i]) for i in range(config.num_labels)]
+    own, count = [str(config.id2label[i]) for i in range(config.num_labels)], len(task.labels) or 1
     if config.problem_type not in (None, PROBLEM.get(task.kind)):
         return f"its head is for {config.problem_type}, not {PROBLEM.get(task.kind, what)}"
-    count = len(task.labels) or 1
     if len(own) != count:
         return f"its head has {len(own)} outputs, {task.name} needs {count}"
     if task.kind == "score":
@@ -184,15 +183,13 @@ def describe_task(config: PreTrainedConfig, task: Task) -> None:
     config.problem_type = PROBLEM.get(task.kind)
 
 
-def _with_new_head(
-    source: str, config: PreTrainedConfig, task: Task, seed: int, trust_remote_code: bool
-) -> PreTrainedModel:
-    encoder = load_weights(source, AutoModel, trust_remote_code=trust_remote_code, seed=seed)
+def _with_new_head(source: str, config: PreTrainedConfig, task: Task, seed: int, trust: bool) -> PreTrainedModel:
+    encoder = load_weights(source, AutoModel, trust_remote_code=trust, seed=seed)
     forget_custom_classes(config)
     describe_task(config, task)
     torch.manual_seed(seed)
-    of_task, settings = AUTO_CLASS[task.kind], {"dtype": torch.float32, "trust_remote_code": trust_remote_code}
-    model: PreTrainedModel = of_task.from_config(config, **settings)
+    auto = AUTO_CLASS[task.kind]
+    model: PreTrainedModel = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust)
     missing = model.base_model.load_state_dict(encoder.state_dict(), strict=False).missing_keys
     # Only one of the two classes may have a pooler; one that only the head's class has is drawn (Nomic's).
     lost = [name for name in missing if not name.startswith("pooler.")]

@@ -55,7 +55,11 @@ def label_word_ids(tokenizer: PreTrainedTokenizerBase, task: Task, words: Sequen
         raise UsageError(f"{len(chosen)} label words for the {len(outputs)} outputs of task {task.name}", hint)
     words_of: dict[int, str] = {}
     for word in chosen:
-        pieces = _pieces(tokenizer, word)
+        pieces: list[str] = tokenizer.tokenize(f" {word}")
+        # Byte-level tokenizers keep the space in the first piece. Some of SentencePiece's make it a piece of its own,
+        # except before the first word of a text.
+        if len(pieces) > 1 and not pieces[0].startswith("Ġ"):
+            pieces = tokenizer.tokenize(word)
         number = tokenizer.convert_tokens_to_ids(pieces)[0] if len(pieces) == 1 else None
         if number is None or number == tokenizer.unk_token_id:
             reason = f"is {len(pieces)} tokens ({' '.join(pieces)})" if len(pieces) > 1 else "is not in its vocabulary"
@@ -65,16 +69,6 @@ def label_word_ids(tokenizer: PreTrainedTokenizerBase, task: Task, words: Sequen
             raise UsageError(f"label words '{words_of[number]}' and '{word}' are the same token {pieces[0]}", hint)
         words_of[number] = word
     return list(words_of)
-
-
-def _pieces(tokenizer: PreTrainedTokenizerBase, word: str) -> list[str]:
-    """The tokens of a word within a text, that is after a space."""
-    pieces = tokenizer.tokenize(f" {word}")
-    # Byte-level tokenizers keep the space in the first piece. Some of SentencePiece's make it a piece of its own,
-    # except before the first word of a text.
-    if len(pieces) > 1 and not pieces[0].startswith("Ġ"):
-        return list(tokenizer.tokenize(word))
-    return list(pieces)
 
 
 def load_with_label_words(
@@ -175,13 +169,11 @@ def _identity_with_norm(source: str, model: PreTrainedModel) -> None:
     head.requires_grad_(False)
 
 
-def _from_mlm(
-    source: str, task: Task, words: Sequence[str] | None, trust_remote_code: bool
-) -> tuple[TaskModel, list[int]]:
+def _from_mlm(source: str, task: Task, words: Sequence[str] | None, trust: bool) -> tuple[TaskModel, list[int]]:
     """The checkpoint's masked language model with the label words as its vocabulary, and their ids."""
     hint = "use the words' embeddings: --set head.kind=embedding"
-    whole = load_masked_lm(source, otherwise=hint, trust_remote_code=trust_remote_code).model
-    tokenizer = tokenizer_for(source, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code)
+    whole = load_masked_lm(source, otherwise=hint, trust_remote_code=trust).model
+    tokenizer = tokenizer_for(source, of_words=task.kind == "tokens", trust_remote_code=trust)
     ids = label_word_ids(tokenizer, task, words)
     config: Any = copy.deepcopy(whole.config)
     describe_task(config, task)

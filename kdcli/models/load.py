@@ -144,9 +144,8 @@ def _no_safetensors(source: str, pickles: list[str]) -> UsageError:
 
 
 def _read_config(source: str, where: str, trust_remote_code: bool) -> PreTrainedConfig:
-    custom_code = UsageError(
-        f"{source} brings code of its own, which is not run by default", "read that code, then add --trust-remote-code"
-    )
+    hint = "read that code, then add --trust-remote-code"
+    custom_code = UsageError(f"{source} brings code of its own, which is not run by default", hint)
     try:
         raw, _ = PreTrainedConfig.get_config_dict(where)
     except (OSError, ValueError) as error:

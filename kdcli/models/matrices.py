@@ -21,18 +21,15 @@ class Matrix:
     rows: Rows  # of the linear's weight [out, in]
 
     @property
-    def name(self) -> str:
-        """Layer and type: `3.Q`."""
+    def name(self) -> str:  # layer and type: `3.Q`
         return f"{self.layer}.{self.kind}"
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+    def shape(self) -> tuple[int, int]:  # rows and columns
         return self.of(torch.arange(self.linear.out_features)).numel(), self.linear.in_features
 
     @property
     def numel(self) -> int:
-        """Number of weights."""
         return math.prod(self.shape)
 
     def of(self, weight: Tensor) -> Tensor:

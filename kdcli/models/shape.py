@@ -58,8 +58,7 @@ def positions_of(config: Any) -> int | None:
 def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
     """Read `LxH[:FFN][@HEADS]`; FFN defaults to the teacher's ratio to its width, heads to the teacher's. Raises
     UsageError: malformed, zero, heads that do not divide the width, or deeper or wider than the teacher."""
-    match = GRAMMAR.fullmatch(text.strip())
-    if not match:
+    if not (match := GRAMMAR.fullmatch(text.strip())):
         raise _no_shape(text)
     layers, hidden = int(match[1]), int(match[2])
     ffn, heads = int(match[3] or round(hidden * teacher.ffn / teacher.hidden)), int(match[4] or teacher.heads)
@@ -103,8 +102,7 @@ def student_config(teacher: Any, shape: ModelShape, layers: list[int] | None = N
     for name in ("embedding_size", "pooler_hidden_size"):
         if getattr(teacher, name, None) == teacher.hidden_size:
             setattr(config, name, shape.hidden)
-    key_heads = getattr(teacher, "num_key_value_heads", None)
-    if key_heads is not None:
+    if (key_heads := getattr(teacher, "num_key_value_heads", None)) is not None:
         # The teacher's ratio of query to key heads, or the next lower one that divides.
         most = max(1, shape.heads * key_heads // teacher.num_attention_heads)
         config.num_key_value_heads = max(g for g in range(1, most + 1) if shape.heads % g == 0)

@@ -102,8 +102,7 @@ def write_mask(
         raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         # Compressed, as a head made of label words is mostly an identity matrix.
         tensors[f"head.{name}"] = torch.frombuffer(bytearray(zlib.compress(raw, 6)), dtype=torch.uint8)
-    for name, tensor in (scores or {}).items():
-        tensors[f"scores.{name}"] = tensor.detach().cpu().half().contiguous()
+    tensors |= {f"scores.{name}": t.detach().cpu().half().contiguous() for name, t in (scores or {}).items()}
     header = {"format": FORMAT, "sha256": NO_DIGEST, "info": info.model_dump_json(), "head": json.dumps(parts)}
     data = save_tensors(tensors, header)
     # With sorted keys in the header, whose order safetensors varies: equal masks are equal files.
@@ -125,8 +124,7 @@ def read_mask(path: Path) -> MaskFile:
     except OSError as error:
         raise UsageError(f"the mask file {path} cannot be read: {error.strerror}") from None
     size = struct.unpack("<Q", data[:8])[0] if len(data) >= 8 else len(data)
-    digest = DIGEST.search(data, 8, min(8 + size, len(data)))
-    if digest is None:
+    if (digest := DIGEST.search(data, 8, min(8 + size, len(data)))) is None:
         raise UsageError(
             f"{path} is no mask file of kdcli, or damaged: no hash in its header",
             f"{COPY_AGAIN}; a model is no mask, and an .npy of the SMP authors is for `kdcli mask apply` and `compact`",
@@ -189,8 +187,7 @@ def check_base(mask: MaskFile, model: PreTrainedModel, source: str) -> None:
         raise UsageError(
             f"{mask.path} masks a {info.model_type} ({info.base}); {source} is a {kind}", f"use --base {info.base}"
         )
-    own = base_hash(model)
-    if own != info.base_sha256:
+    if (own := base_hash(model)) != info.base_sha256:
         raise UsageError(
             f"{mask.path} was made for {info.base}, whose masked weights have the hash {info.base_sha256}; "
             f"those of {source} have {own}",
