@@ -28,12 +28,11 @@ from torch.utils.checkpoint import checkpoint
 from kdcli.errors import UsageError
 from kdcli.losses.vocabulary import CHUNK_LOGITS
 
-TEACHER, STUDENT = "teacher", "student"
-"""The two models; they differ only in the weights of their terms."""
+TEACHER, STUDENT = "teacher", "student"  # the two models; they differ only in the weights of their terms
 
 Mode = Literal["standalone", "one-way", "reversed", "co-distillation"]
+# Mode -> the weights that it sets to 0.
 SILENCED: dict[str, tuple[int, ...]] = {"standalone": (1, 3), "one-way": (3,), "reversed": (1,), "co-distillation": ()}
-"""Mode -> the weights that it sets to 0."""
 
 
 @dataclass(frozen=True)
@@ -91,34 +90,21 @@ def ctcd(
     community: Tensor | None = None,
     community_kl: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> dict[str, tuple[float, Tensor]]:
-    """The terms of one forward pass of both models: name -> weight and value, a float32 scalar.
-
-    Args:
-        hard: logits -> loss against the labels.
-        soft: (logits to learn from, logits of the learner) -> divergence; no gradient may reach the first.
-        logits: of `teacher` and `student`.
-        community: logits of the frozen model; needed if its weight is not 0.
-        community_kl: as `soft`, which is the default.
-
-    Returns:
-        `MODEL/hard`, `MODEL/soft` and `MODEL/community` of both; a term of weight 0 is neither computed nor returned.
-    """
-    teacher, student, terms = logits[TEACHER], logits[STUDENT], dict[str, tuple[float, Tensor]]()
+    """The terms of one forward pass of both models: name -> weight and value, a float32 scalar. The names are
+    `MODEL/hard`, `MODEL/soft` and `MODEL/community`; a term of weight 0 is neither computed nor returned. `hard`:
+    logits -> loss against the labels. `soft`: (logits to learn from, logits of the learner) -> divergence; no gradient
+    may reach the first. `logits`: of `teacher` and `student`. `community`: logits of the frozen model; needed if its
+    weight is not 0. `community_kl`: as `soft`, which is the default."""
     if weights.community and community is None:
         raise ValueError("the logits of the frozen model are needed for its term")
-    frozen_kl = community_kl or soft
-    if weights.teacher_hard:
-        terms["teacher/hard"] = weights.teacher_hard, hard(teacher)
-    if weights.teacher_soft:
-        terms["teacher/soft"] = weights.teacher_soft, soft(student, teacher)
-    if community is not None and weights.community:
-        terms["teacher/community"] = weights.community, frozen_kl(community, teacher)
-    if weights.student_hard:
-        terms["student/hard"] = weights.student_hard, hard(student)
-    if weights.student_soft:
-        terms["student/soft"] = weights.student_soft, soft(teacher, student)
-    if community is not None and weights.community:
-        terms["student/community"] = weights.community, frozen_kl(community, student)
+    terms: dict[str, tuple[float, Tensor]] = {}
+    for model, other in ((TEACHER, STUDENT), (STUDENT, TEACHER)):
+        if weight := weights.hard(model):
+            terms[f"{model}/hard"] = weight, hard(logits[model])
+        if weight := weights.soft(model):
+            terms[f"{model}/soft"] = weight, soft(logits[other], logits[model])
+        if community is not None and weights.community:
+            terms[f"{model}/community"] = weights.community, (community_kl or soft)(community, logits[model])
     return terms
 
 

@@ -58,10 +58,7 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
             named["hidden"] = settings.hidden_weight * cosine
         return named
 
-    last = [frozenset({layers} if settings.hidden_weight else ()) for layers in (teacher.layers, student.layers)]
-    return Objective(
-        teacher_needs=Needs(hidden=last[0], masked_logits=settings.soft_weight > 0),
-        student_needs=Needs(hidden=last[1], masked_logits=settings.soft_weight + settings.mlm_weight > 0),
-        projections=nn.ModuleDict(),
-        terms=terms,
-    )
+    t_last, s_last = (frozenset({net.layers} if settings.hidden_weight else ()) for net in (teacher, student))
+    t_needs = Needs(hidden=t_last, masked_logits=settings.soft_weight > 0)
+    s_needs = Needs(hidden=s_last, masked_logits=settings.soft_weight + settings.mlm_weight > 0)
+    return Objective(teacher_needs=t_needs, student_needs=s_needs, projections=nn.ModuleDict(), terms=terms)

@@ -8,14 +8,10 @@ from kdcli.types import IGNORED, Kind
 
 
 def hard_loss(kind: Kind, logits: Tensor, labels: Tensor, mask_BL: Tensor | None) -> Tensor:
-    """Mean over what `labelled` counts, a float32 scalar.
-
-    Cross-entropy; `multi`: binary cross-entropy, a mean over classes; `score`: squared error; `span`: the mean of the
-    cross-entropies of first and last token.
-
-    `logits`: `class` and `multi` [B, C]; `score` [B, 1]; `tokens` [B, L, C]; `span` [B, L, 2]. `labels`: see
-    `kdcli.types.Kind`. `mask_BL`: 1 = real token.
-    """
+    """Mean over what `labelled` counts, a float32 scalar: cross-entropy; `multi`: binary cross-entropy, a mean over
+    classes; `score`: squared error; `span`: the mean of the cross-entropies of first and last token. `logits`: `class`
+    and `multi` [B, C]; `score` [B, 1]; `tokens` [B, L, C]; `span` [B, L, 2]. `labels`: see `kdcli.types.Kind`.
+    `mask_BL`: 1 = real token."""
     logits = logits.float()
     if kind == "multi":
         return F.binary_cross_entropy_with_logits(logits, labels)

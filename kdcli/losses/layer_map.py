@@ -40,8 +40,7 @@ def written_map(text: str, teacher_layers: int, student_layers: int, names: Sequ
     ValueError: unreadable; a missing layer; a student layer given twice; the embedding paired with a layer."""
     pairs: dict[int, int] = {}
     for part in text.split(","):
-        pair = _PAIR.fullmatch(part)
-        if pair is None:
+        if (pair := _PAIR.fullmatch(part)) is None:
             raise ValueError(
                 f"loss.layers: {text!r} is neither {', '.join(names)} nor pairs student:teacher such as "
                 f"0:0,1:{max(1, round(teacher_layers / student_layers))}"

@@ -27,6 +27,5 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         assert of_student.logits is not None
         return {"mlm": masked_ce(of_student.logits, labels_of(of_student))}
 
-    return Objective(
-        teacher_needs=Needs(), student_needs=Needs(masked_logits=True), projections=nn.ModuleDict(), terms=terms
-    )
+    needs = Needs(masked_logits=True)
+    return Objective(teacher_needs=Needs(), student_needs=needs, projections=nn.ModuleDict(), terms=terms)

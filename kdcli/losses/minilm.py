@@ -70,26 +70,22 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         for m, n in layer_map.items():
             attention = relation_kl(t.q[n], t.k[n], s.q[m], s.k[m], s.mask)
             named.setdefault("attention", []).append(settings.attention_weight * attention)
-            if settings.value != "none":
-                if settings.value == "relation":
-                    value = relation_kl(t.v[n], t.v[n], s.v[m], s.v[m], s.mask)
-                else:
-                    v_S_BLD = projections["value"](regroup(s.v[m], 1)[:, 0])
-                    value = masked_mse(regroup(t.v[n], 1)[:, 0], v_S_BLD, s.mask)
+            if settings.value == "relation":
+                value = relation_kl(t.v[n], t.v[n], s.v[m], s.v[m], s.mask)
                 named.setdefault("value", []).append(settings.value_weight * value)
-            if settings.hidden != "none":
-                if settings.hidden == "relation":
-                    h_T, h_S = (regroup(x[:, None], teacher.heads) for x in (t.hidden[n], s.hidden[m]))
-                    hidden = relation_kl(h_T, h_T, h_S, h_S, s.mask)
-                else:
-                    h_S_BLD = projections["hidden"](s.hidden[m]) if "hidden" in projections else s.hidden[m]
-                    hidden = masked_mse(t.hidden[n], h_S_BLD, s.mask)
+            elif settings.value == "mse":
+                v_S_BLD = projections["value"](regroup(s.v[m], 1)[:, 0])
+                value = masked_mse(regroup(t.v[n], 1)[:, 0], v_S_BLD, s.mask)
+                named.setdefault("value", []).append(settings.value_weight * value)
+            if settings.hidden == "relation":
+                h_T, h_S = (regroup(x[:, None], teacher.heads) for x in (t.hidden[n], s.hidden[m]))
+                hidden = relation_kl(h_T, h_T, h_S, h_S, s.mask)
+                named.setdefault("hidden", []).append(settings.hidden_weight * hidden)
+            elif settings.hidden == "mse":
+                h_S_BLD = projections["hidden"](s.hidden[m]) if "hidden" in projections else s.hidden[m]
+                hidden = masked_mse(t.hidden[n], h_S_BLD, s.mask)
                 named.setdefault("hidden", []).append(settings.hidden_weight * hidden)
         return {name: torch.stack(values).mean() for name, values in named.items()}
 
-    return Objective(
-        teacher_needs=needs(frozenset(layer_map.values())),
-        student_needs=needs(frozenset(layer_map)),
-        projections=projections,
-        terms=terms,
-    )
+    t_needs, s_needs = needs(frozenset(layer_map.values())), needs(frozenset(layer_map))
+    return Objective(teacher_needs=t_needs, student_needs=s_needs, projections=projections, terms=terms)

@@ -45,10 +45,9 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
                 f"{heads} relation heads do not divide the {name}'s width {width}; set loss.relation_heads to one of "
                 f"{', '.join(map(str, common[-4:]))}"
             )
-    n = settings.teacher_layer or (21 if teacher.layers == 24 else teacher.layers)
+    n, m = settings.teacher_layer or (21 if teacher.layers == 24 else teacher.layers), student.layers
     if n > teacher.layers:
         raise ValueError(f"loss.teacher_layer is {n}, but the teacher has layers 1 to {teacher.layers}")
-    m = student.layers
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
         named = {}

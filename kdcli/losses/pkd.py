@@ -26,8 +26,8 @@ INPUTS = frozenset({"task"})
 STAGE = "joint"
 KD = {"weight": 0.5, "temperature": 5.0}
 
+# PKD-Skip and PKD-Last: TinyBERT's maps without embedding and last layer.
 NAMED: dict[str, Strategy] = {"skip": "uniform", "last": "top"}
-"""PKD-Skip and PKD-Last: TinyBERT's maps without embedding and last layer."""
 
 
 class Settings(Section):
@@ -49,24 +49,17 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
             )
     else:
         pairs = written_map(settings.layers, teacher.layers, student.layers, list(NAMED))
-    projections = nn.ModuleDict()
-    if teacher.hidden != student.hidden:
-        projections.update({str(m): projection(student.hidden, teacher.hidden) for m in pairs})
+    projected = pairs if teacher.hidden != student.hidden else ()
+    projections = nn.ModuleDict({str(m): projection(student.hidden, teacher.hidden) for m in projected})
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
         errors = []
         for m, n in pairs.items():
-            first_BD = s.hidden[m][:, 0]
-            if str(m) in projections:
-                first_BD = projections[str(m)](first_BD)
+            first_BD = projections[str(m)](s.hidden[m][:, 0]) if len(projections) else s.hidden[m][:, 0]
             target_BD = F.normalize(t.hidden[n][:, 0].detach().float(), dim=-1)
             # A mean over D, as in the authors' code; the paper prints the sum, but its β of 10 to 1000 fit the mean.
             errors.append(F.mse_loss(F.normalize(first_BD.float(), dim=-1), target_BD))
         return {"patience": settings.weight * torch.stack(errors).mean()}
 
-    return Objective(
-        teacher_needs=Needs(hidden=frozenset(pairs.values())),
-        student_needs=Needs(hidden=frozenset(pairs)),
-        projections=projections,
-        terms=terms,
-    )
+    t_needs, s_needs = Needs(hidden=frozenset(pairs.values())), Needs(hidden=frozenset(pairs))
+    return Objective(teacher_needs=t_needs, student_needs=s_needs, projections=projections, terms=terms)

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Score of a masked position: far below any real one, yet finite, so that 0 · (log p - log q) is 0 and not NaN.
 MASKED = -1e30
-"""Score of a masked position: far below any real one, yet finite, so that 0 · (log p - log q) is 0 and not NaN."""
-
+# Scores of a block: 2 MB of float32 per buffer stay in a CPU core's cache; a GPU needs enough work per launch.
 BLOCK_SCORES = {"cpu": 1 << 19, "cuda": 1 << 25}
-"""Scores of a block: 2 MB of float32 per buffer stay in a CPU core's cache; a GPU needs enough work per launch."""
 
 
 def regroup(x_BALK: Tensor, heads: int) -> Tensor:
@@ -34,46 +33,31 @@ def regroup(x_BALK: Tensor, heads: int) -> Tensor:
 def relation_kl(
     teacher_x_BALK: Tensor, teacher_y_BALK: Tensor, student_x_BALJ: Tensor, student_y_BALJ: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """KL(teacher ‖ student) between two relations, averaged over heads and real query positions: a float32 scalar.
-
-    Args:
-        teacher_x_BALK, teacher_y_BALK: no gradient reaches them.
-        student_x_BALJ, student_y_BALJ: J may differ from K; each side is scaled by its own 1/√width.
-        mask: [B, L], non-zero at real tokens (padded keys are masked, padded queries not counted); or [B, 1, L, L],
-            True where a query may attend; or None. Without any real row the loss is 0.
-
-    Raises:
-        ValueError: the two sides differ in batch, heads or length.
-    """
-    _check_alike(teacher_x_BALK, student_x_BALJ)
-    kl: Tensor = _RelationKL.apply(  # type: ignore[no-untyped-call]
-        student_x_BALJ, student_y_BALJ, teacher_x_BALK.detach(), teacher_y_BALK.detach(), mask
-    )
-    return kl
+    """KL(teacher ‖ student) between two relations, averaged over heads and real query positions: a float32 scalar. No
+    gradient reaches the teacher; J may differ from K, and each side is scaled by its own 1/√width. `mask`: [B, L],
+    non-zero at real tokens (padded keys are masked, padded queries not counted); or [B, 1, L, L], True where a query
+    may attend; or None. Without any real row the loss is 0. Raises ValueError: the two sides differ in batch, heads or
+    length."""
+    return _compared(_RelationKL, teacher_x_BALK, teacher_y_BALK, student_x_BALJ, student_y_BALJ, mask)
 
 
 def score_mse(
     teacher_x_BALK: Tensor, teacher_y_BALK: Tensor, student_x_BALJ: Tensor, student_y_BALJ: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """Squared error between the scores X Yᵀ/√K of two relations, before any softmax; arguments as in `relation_kl`.
-
-    Returns:
-        float32 scalar: the mean over the keys that a query may attend to, averaged over heads and real queries. So
-        sequences weigh by their tokens, and the losses of micro-batches, weighted by tokens, add up to the batch's.
-    """
-    _check_alike(teacher_x_BALK, student_x_BALJ)
-    mse: Tensor = _ScoreMSE.apply(  # type: ignore[no-untyped-call]
-        student_x_BALJ, student_y_BALJ, teacher_x_BALK.detach(), teacher_y_BALK.detach(), mask
-    )
-    return mse
+    """Squared error between the scores X Yᵀ/√K of two relations, before any softmax; arguments as in `relation_kl`. A
+    float32 scalar: the mean over the keys that a query may attend to, averaged over heads and real queries. So
+    sequences weigh by their tokens, and the losses of micro-batches, weighted by tokens, add up to the batch's."""
+    return _compared(_ScoreMSE, teacher_x_BALK, teacher_y_BALK, student_x_BALJ, student_y_BALJ, mask)
 
 
-def _check_alike(teacher_BALK: Tensor, student_BALJ: Tensor) -> None:
-    if teacher_BALK.shape[:3] != student_BALJ.shape[:3]:
+def _compared(by: Any, t_x_BALK: Tensor, t_y_BALK: Tensor, s_x_BALJ: Tensor, s_y_BALJ: Tensor, mask: Any) -> Tensor:
+    if t_x_BALK.shape[:3] != s_x_BALJ.shape[:3]:
         raise ValueError(
-            f"relations of [batch, heads, tokens] {list(teacher_BALK.shape[:3])} and {list(student_BALJ.shape[:3])} "
+            f"relations of [batch, heads, tokens] {list(t_x_BALK.shape[:3])} and {list(s_x_BALJ.shape[:3])} "
             "cannot be compared: regroup the heads of one side first"
         )
+    loss: Tensor = by.apply(s_x_BALJ, s_y_BALJ, t_x_BALK.detach(), t_y_BALK.detach(), mask)
+    return loss
 
 
 class _MadeForward(torch.autograd.Function):
@@ -81,7 +65,6 @@ class _MadeForward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The saved gradients times the scalar's."""
         grad_x, grad_y = ctx.saved_tensors
         return grad_x * grad, grad_y * grad, None, None, None
 
@@ -93,12 +76,9 @@ class _RelationKL(_MadeForward):
     def forward(
         ctx: Any, student_x: Tensor, student_y: Tensor, teacher_x: Tensor, teacher_y: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """See `relation_kl`."""
-        batch, heads, length, _ = student_x.shape
-        device = student_x.device
+        (batch, heads, length, _), device = student_x.shape, student_x.device
         bias, real_BL = _bias_and_rows(mask)
-        rows = batch * length if real_BL is None else int(real_BL.sum())
-        scale = 1.0 / max(1, heads * rows)
+        scale = 1.0 / max(1, heads * (batch * length if real_BL is None else int(real_BL.sum())))
         s_scale, t_scale = student_x.shape[-1] ** -0.5, teacher_x.shape[-1] ** -0.5
         gradients = _empty_gradients(ctx, student_x, student_y)
         total = torch.zeros((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
@@ -124,13 +104,12 @@ class _RelationKL(_MadeForward):
                 else:
                     row_kl += torch.linalg.vecdot(p_t, t_scores)
                     total += (row_kl * real_BL[sequences, None, :]).sum()
-                if gradients is None:
-                    continue
-                error = p_s.sub_(p_t)
-                if real_BL is not None:
-                    error *= real_BL[sequences, None, :, None]
-                _product(error, s_y, scale * s_scale, out=gradients[0][block])
-                _product(error.transpose(-1, -2), s_x, scale * s_scale, out=gradients[1][block])
+                if gradients is not None:
+                    error = p_s.sub_(p_t)
+                    if real_BL is not None:
+                        error *= real_BL[sequences, None, :, None]
+                    _product(error, s_y, scale * s_scale, out=gradients[0][block])
+                    _product(error.transpose(-1, -2), s_x, scale * s_scale, out=gradients[1][block])
         if gradients is not None:
             ctx.save_for_backward(*gradients)
         return (total * scale).float()
@@ -143,9 +122,7 @@ class _ScoreMSE(_MadeForward):
     def forward(
         ctx: Any, student_x: Tensor, student_y: Tensor, teacher_x: Tensor, teacher_y: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """See `score_mse`."""
-        batch, heads, length, _ = student_x.shape
-        device = student_x.device
+        (batch, heads, length, _), device = student_x.shape, student_x.device
         root_BALK, real_BALK, allowed_BALL = _row_weights(mask, heads, length, batch, device)
         s_scale, t_scale = student_x.shape[-1] ** -0.5, teacher_x.shape[-1] ** -0.5
         gradients = _empty_gradients(ctx, student_x, student_y)
@@ -167,11 +144,10 @@ class _ScoreMSE(_MadeForward):
                 if allowed_BALL is not None:
                     error *= allowed_BALL[sequences]
                 total += torch.dot(error.view(-1), error.view(-1))
-                if gradients is None:
-                    continue
-                _product(error, s_y, 2 * s_scale, out=gradients[0][block])
-                gradients[0][block] *= root
-                _product(error.transpose(-1, -2), s_x, 2 * s_scale, out=gradients[1][block])
+                if gradients is not None:
+                    _product(error, s_y, 2 * s_scale, out=gradients[0][block])
+                    gradients[0][block] *= root
+                    _product(error.transpose(-1, -2), s_x, 2 * s_scale, out=gradients[1][block])
         if gradients is not None:
             ctx.save_for_backward(*gradients)
         return total.float()

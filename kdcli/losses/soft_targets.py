@@ -43,9 +43,8 @@ def soft_loss(
     factor = temperature**2
     if kind == "multi":
         soft = (teacher / temperature).sigmoid()
-        logits = student / temperature
         entropy = F.binary_cross_entropy_with_logits(teacher / temperature, soft)
-        return factor * (F.binary_cross_entropy_with_logits(logits, soft) - entropy)
+        return factor * (F.binary_cross_entropy_with_logits(student / temperature, soft) - entropy)
     if kind == "tokens":
         labelled = labels.flatten() != IGNORED
         teacher, student = teacher.flatten(0, 1)[labelled], student.flatten(0, 1)[labelled]
@@ -55,6 +54,5 @@ def soft_loss(
             teacher, student = (x.masked_fill(mask_BL[:, :, None] == 0, -1e4) for x in (teacher, student))
         teacher, student = (x.transpose(1, 2).flatten(0, 1) for x in (teacher, student))
     log_q, log_p = (F.log_softmax(x / temperature, -1) for x in (student, teacher))
-    summed = F.kl_div(log_q, log_p, reduction="sum", log_target=True)
     # A micro-batch may have no labelled word.
-    return factor * summed / max(1, len(student))
+    return factor * F.kl_div(log_q, log_p, reduction="sum", log_target=True) / max(1, len(student))

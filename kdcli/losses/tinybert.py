@@ -78,17 +78,14 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
             named.setdefault("attention", []).append(settings.attention_weight * weights[m] * error)
         return {name: torch.stack(values).sum() for name, values in named.items()}
 
-    note = (
-        f"the teacher has {teacher.heads} attention heads and the student {student.heads}: both are compared regrouped "
-        f"into {heads}"
-    )
-    t_scores, s_scores = frozenset(scores.values()), frozenset(scores)
+    counts = f"the teacher has {teacher.heads} attention heads and the student {student.heads}"
+    t_scores, s_scores, regrouped = frozenset(scores.values()), frozenset(scores), teacher.heads != student.heads
     return Objective(
         teacher_needs=Needs(q=t_scores, k=t_scores, hidden=frozenset(states.values())),
         student_needs=Needs(q=s_scores, k=s_scores, hidden=frozenset(states)),
         projections=projections,
         terms=terms,
-        notes=(note,) if scores and teacher.heads != student.heads else (),
+        notes=(f"{counts}: both are compared regrouped into {heads}",) if scores and regrouped else (),
     )
 
 

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from kdcli.types import IGNORED, Signals
 
+# Logits in float32 at once: four buffers of 512 kB stay in a CPU core's cache; a GPU needs more work per launch.
 CHUNK_LOGITS = {"cpu": 1 << 17, "cuda": 1 << 21}
-"""Logits in float32 at once: four buffers of 512 kB stay in a CPU core's cache; a GPU needs more work per launch."""
-
+# Differences of probabilities are kept times this until the backward pass: float16 would round small ones to 0 before
+# the loss scale. A power of two changes no digit, and 2^14 is within float16's range.
 KEPT = 2.0**14
-"""Differences of probabilities are kept times this until the backward pass: float16 would round small ones to 0 before
-the loss scale. A power of two changes no digit, and 2^14 is within float16's range."""
 
 
 def labels_of(signals: Signals) -> Tensor:
@@ -53,14 +52,13 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, teacher: Tensor | None, labels: Tensor | None, temperature: float) -> Tensor:
-        """The loss of `masked_ce` (`labels` [P]) or `soft_kl` (`teacher` [P, V])."""
         rows, words = logits.shape
         ctx.scale = temperature / max(1, rows) / KEPT
         gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
-        total = torch.zeros((), dtype=torch.float64 if logits.device.type == "cpu" else torch.float32)
-        total = total.to(logits.device)
-        with torch.autocast(logits.device.type, enabled=False):
-            for chunk in _chunks(rows, words, logits.device.type):
+        device = logits.device
+        total = torch.zeros((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
+        with torch.autocast(device.type, enabled=False):
+            for chunk in _chunks(rows, words, device.type):
                 x, p, z = _softmax(logits[chunk], temperature)
                 if teacher is not None:
                     t, p_t, z_t = _softmax(teacher[chunk], temperature)

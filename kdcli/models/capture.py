@@ -7,7 +7,7 @@ after any rotary embedding, scaled so that attention is softmax(q·k/√K).
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -41,10 +41,8 @@ class _Recorder:
         if (kind, layer) in self.missing:
             getattr(self.signals, kind)[layer] = make()
             self.missing.discard((kind, layer))
-
-    def stop_if_done(self) -> None:
-        if not self.missing and not self.needs_logits:
-            raise _AllCaptured
+            if not self.missing and not self.needs_logits:
+                raise _AllCaptured
 
 
 _recorder: ContextVar[_Recorder | None] = ContextVar("kdcli_recorder", default=None)
@@ -63,7 +61,6 @@ def _kd_capture(
         recorder.record("q", n, lambda: query if abs(factor - 1.0) < 1e-6 else query * factor)
         recorder.record("k", n, lambda: _repeated(key, heads))
         recorder.record("v", n, lambda: _repeated(value, heads))
-        recorder.stop_if_done()
     output: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     return output
 
@@ -73,16 +70,10 @@ AttentionMaskInterface.register(INTERFACE, sdpa_mask)
 
 
 class Capture(nn.Module):
-    """A module whose forward(batch) gives `Signals` and computes nothing beyond the last signal needed.
-
-    Args:
-        model: a base encoder, or one with a head (needed for logits). It keeps working as before.
-        needs: layers 1 ... N; `hidden` also takes 0, the embedding output.
-
-    Raises:
-        UsageError: a model type without a row in `kdcli.models.layout`.
-        ValueError: a layer that the model does not have, or logits of a model without a head.
-    """
+    """A module whose forward(batch) gives `Signals` and computes nothing beyond the last signal needed. `model`: a base
+    encoder, or one with a head (needed for logits); it keeps working as before. `needs`: layers 1 ... N; `hidden` also
+    takes 0, the embedding output. Raises UsageError: a model type without a row in `kdcli.models.layout`. Raises
+    ValueError: a layer that the model does not have, or logits of a model without a head."""
 
     def __init__(self, model: PreTrainedModel, needs: Needs) -> None:
         super().__init__()
@@ -111,33 +102,27 @@ class Capture(nn.Module):
         if self.needs == Needs():
             return signals
         recorder = _Recorder(self.needs, signals)
-        token = _recorder.set(recorder)
-        try:
-            with ExitStack() as hooks:
-                self._hook_hidden(recorder, hooks)
-                if self.needs.masked_logits:
-                    self._hook_labelled(signals.labels, hooks)
-                if not self.layout.interface:
-                    self._hook_projections(recorder, hooks)
-                if not self.layout.autocast:
-                    hooks.enter_context(torch.autocast(batch["input_ids"].device.type, enabled=False))
-                output = self.model(**self._inputs(batch))
+        with suppress(_AllCaptured), ExitStack() as hooks:
+            hooks.callback(_recorder.reset, _recorder.set(recorder))
+            self._hook_hidden(recorder, hooks)
+            if self.needs.masked_logits:
+                self._hook_labelled(signals.labels, hooks)
+            if not self.layout.interface:
+                self._hook_projections(recorder, hooks)
+            if not self.layout.autocast:
+                hooks.enter_context(torch.autocast(batch["input_ids"].device.type, enabled=False))
+            output = self.model(**self._inputs(batch))
             if self.needs.logits:
                 # A question answering head gives two vectors in place of one matrix.
                 spans = "start_logits" in output
                 signals.logits = torch.stack([output.start_logits, output.end_logits], -1) if spans else output.logits
             elif self.needs.masked_logits:
                 signals.logits = output.logits[0]
-        except _AllCaptured:
-            pass
-        finally:
-            _recorder.reset(token)
         if recorder.missing:
             raise RuntimeError(f"never saw {sorted(recorder.missing)}: is the row in kdcli/models/layout.py right?")
         return signals
 
     def _inputs(self, batch: Batch) -> dict[str, Any]:
-        """The arguments of this model's forward."""
         # With labels a model would compute a loss of its own.
         inputs: dict[str, Any] = {k: v for k, v in batch.items() if k in self.accepted and k != "labels"}
         config = self.model.config
@@ -166,13 +151,11 @@ class Capture(nn.Module):
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             if done == 0:
                 recorder.record("hidden", 0, lambda: args[0] if args else kwargs["hidden_states"])
-                recorder.stop_if_done()
 
         def after(module: nn.Module, args: Any, output: Any) -> None:
             nonlocal done
             done += 1
             recorder.record("hidden", done, lambda: output if isinstance(output, Tensor) else output[0])
-            recorder.stop_if_done()
 
         hooks.callback(self.layers[0].register_forward_pre_hook(before, with_kwargs=True).remove)
         for layer in dict.fromkeys(self.layers):
@@ -197,43 +180,34 @@ class Capture(nn.Module):
         if self.layout.positions:
             module = self.model.base_model.get_submodule(self.layout.positions)
             hooks.callback(module.register_forward_hook(lambda m, a, output: table.append(output[None, None])).remove)
-        for n in sorted(self.needs.q | self.needs.k | self.needs.v):
-            layer = self.layers[n - 1]
-            kinds_of: dict[str, list[str]] = {}
-            for kind in "qkv":
-                if n in getattr(self.needs, kind):
-                    # A fused linear serves several kinds.
-                    kinds_of.setdefault(getattr(self.layout, kind), []).append(kind)
-            for path, kinds in kinds_of.items():
-                record = partial(self._record_projection, recorder, n, kinds, table)
-                hooks.callback(layer.get_submodule(path).register_forward_hook(record).remove)
+        for kind in "qkv":
+            for n in getattr(self.needs, kind):
+                linear = self.layers[n - 1].get_submodule(getattr(self.layout, kind))
+                record = partial(self._record_projection, recorder, n, kind, table)
+                hooks.callback(linear.register_forward_hook(record).remove)
 
     def _record_projection(
-        self, recorder: _Recorder, n: int, kinds: list[str], table: list[Tensor], module: Any, args: Any, x_BLE: Tensor
+        self, recorder: _Recorder, n: int, kind: str, table: list[Tensor], module: Any, args: Any, x_BLE: Tensor
     ) -> None:
-        """A forward hook: record the output of a projection of layer n."""
         layout, layer = self.layout, self.layers[n - 1]
-        for kind in kinds:
-            if layout.fused == "heads":
-                three = x_BLE.view(*x_BLE.shape[:2], layout.heads(layer), 3, -1)
-                x_BALK = three[:, :, :, "qkv".index(kind)].transpose(1, 2)
-            else:
-                x_BALK = x_BLE.view(*x_BLE.shape[:2], layout.heads(layer), -1).transpose(1, 2)
-            if layout.bias and kind in "qv":
-                bias = layer.get_parameter(layout.bias["qv".index(kind)])
-                x_BALK = x_BALK + bias.view(1, x_BALK.shape[1], 1, -1)
-            if table and (kind in "qk" or getattr(self.model.config, "rotary_value", False)):
-                rotate = layout.attention(layer).apply_rotary_position_embeddings
-                x_BALK = rotate(table[-1], x_BALK, x_BALK)[0]
-            recorder.record(kind, n, lambda x=x_BALK: x)  # type: ignore[misc]
-        recorder.stop_if_done()
+        if layout.fused == "heads":
+            three = x_BLE.view(*x_BLE.shape[:2], layout.heads(layer), 3, -1)
+            x_BALK = three[:, :, :, "qkv".index(kind)].transpose(1, 2)
+        else:
+            x_BALK = x_BLE.view(*x_BLE.shape[:2], layout.heads(layer), -1).transpose(1, 2)
+        if layout.bias and kind in "qv":
+            bias = layer.get_parameter(layout.bias["qv".index(kind)])
+            x_BALK = x_BALK + bias.view(1, x_BALK.shape[1], 1, -1)
+        if table and (kind in "qk" or getattr(self.model.config, "rotary_value", False)):
+            rotate = layout.attention(layer).apply_rotary_position_embeddings
+            x_BALK = rotate(table[-1], x_BALK, x_BALK)[0]
+        recorder.record(kind, n, lambda: x_BALK)
 
 
 capture = Capture  # A verb at its call sites, a class in annotations.
 
 
 def _repeated(x_BGLK: Tensor, heads: int) -> Tensor:
-    """Grouped key/value heads [B, G, L, K] repeated to [B, A, L, K]."""
     groups = x_BGLK.shape[1]
     return x_BGLK if groups == heads else x_BGLK.repeat_interleave(heads // groups, dim=1)
 

@@ -17,19 +17,15 @@ from transformers import PreTrainedModel
 from kdcli.models.layout import layout_for
 from kdcli.models.shape import shape_of
 
-_DTYPES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
-"""Names of dtypes in safetensors -> in kdcli."""
-TOKENS = 128
-"""Length of the sequence that `multiply_adds` counts."""
+_DTYPES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}  # names of dtypes in safetensors -> in kdcli
+TOKENS = 128  # length of the sequence that `multiply_adds` counts
 
 
 def describe(model: PreTrainedModel, name: str, folder: Path | None) -> dict[str, Any]:
     """The CARD of an encoder; keys as in docs/artefacts.md. Parameters include the head, multiply-adds do not. `folder`
     holds its safetensors files; None if it was never saved: `bytes` is then the size in float32."""
-    layout = layout_for(model.config)
-    shape = shape_of(model.config)
-    counts = {n: p.numel() for n, p in model.base_model.named_parameters()}
-    embedding = sum(c for n, c in counts.items() if n.startswith(layout.embeddings))
+    prefixes = layout_for(model.config).embeddings
+    embedding = sum(p.numel() for name, p in model.base_model.named_parameters() if name.startswith(prefixes))
     total = sum(p.numel() for p in model.parameters())
     weights = sorted(folder.glob("*.safetensors")) if folder else []
     digest, dtypes = hashlib.sha256(), Counter[str]()
@@ -42,7 +38,7 @@ def describe(model: PreTrainedModel, name: str, folder: Path | None) -> dict[str
     return {
         "id": name,
         "model_type": str(model.config.model_type),
-        **asdict(shape),
+        **asdict(shape_of(model.config)),
         "params_total": total,
         "params_embedding": embedding,
         "params_transformer": total - embedding,
@@ -66,14 +62,12 @@ def weights_hash(model: PreTrainedModel) -> str:
 def multiply_adds(model: PreTrainedModel) -> int:
     """Multiply-adds of a forward pass over one sequence of 128 tokens, matrix and attention products alike. "FLOPs" in
     papers are mostly twice this number."""
-    attention = model.config._attn_implementation
-    device = next(model.parameters()).device
-    words = model.config.vocab_size
-    ids_BL = torch.arange(TOKENS, device=device)[None] % (words // 2) + words // 2
+    attention, was_training = model.config._attn_implementation, model.training
+    half = model.config.vocab_size // 2
+    ids_BL = torch.arange(TOKENS, device=next(model.parameters()).device)[None] % half + half
     # The counter's hooks fail on a parameter that is passed to a module (DeBERTa's table of positions).
     weights = {name: p.detach() for name, p in model.named_parameters()}
     model.set_attn_implementation("eager")
-    was_training = model.training
     try:
         # Fused attention kernels would hide their matrix products from the counter.
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:

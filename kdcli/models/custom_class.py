@@ -11,8 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from kdcli.errors import UsageError
 from kdcli.models import modeling_kdcli
 
-CODE = Path(str(modeling_kdcli.__file__))
-"""The file that is copied beside such a model's weights."""
+CODE = Path(str(modeling_kdcli.__file__))  # the file that is copied beside such a model's weights
 COMPACT = "compact_layers"
 """Configuration key of a compacted model: by layer and matrix, columns read, rows written, columns and rows kept."""
 LABEL_WORDS = "label_words"
@@ -68,17 +67,16 @@ def load_tensors(model: PreTrainedModel, tensors: Mapping[str, Tensor], like: nn
 
 def forget_custom_classes(config: PreTrainedConfig) -> None:
     """Remove a custom class's keys from a configuration, for another class that takes over its weights."""
-    custom = [name for name in (COMPACT, LABEL_WORDS) if hasattr(config, name)]
-    for name in [*custom, "auto_map"] if custom else ():
-        config.__dict__.pop(name, None)
+    if hasattr(config, COMPACT) or hasattr(config, LABEL_WORDS):
+        for name in (COMPACT, LABEL_WORDS, "auto_map"):
+            config.__dict__.pop(name, None)
 
 
 def describe_code(model: PreTrainedModel) -> None:
     """Write `auto_map` into a custom model's configuration: the classes in the file beside its weights."""
     config: Any = model.config
-    name, base = type(model).__name__, type(model.base_model).__name__
-    classes = {"AutoModel": f"Compact{base.removeprefix('Compact')}"} if hasattr(config, COMPACT) else {}
+    name, base = type(model).__name__, type(model.base_model).__name__.removeprefix("Compact")
     words = getattr(config, LABEL_WORDS, None)
     heads = [words["auto_class"]] if words else [f"AutoModelFor{h}" for h in HEADS if name.endswith(f"For{h}")]
-    classes |= dict.fromkeys(heads, name)
+    classes = ({"AutoModel": f"Compact{base}"} if hasattr(config, COMPACT) else {}) | dict.fromkeys(heads, name)
     config.auto_map = {auto: f"{CODE.stem}.{of}" for auto, of in classes.items()}

@@ -52,8 +52,8 @@ class TaskModel:
 
 def modules_of_head(model: PreTrainedModel) -> list[nn.Module]:
     """The modules of a model outside its encoder."""
-    inside = {id(module) for module in model.base_model.modules()}
-    return [module for module in model.modules() if id(module) not in inside]
+    inside = set(model.base_model.modules())
+    return [module for module in model.modules() if module not in inside]
 
 
 def tokenizer_for(source: str, *, of_words: bool, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -75,18 +75,11 @@ def load_for_task(
     compacted: bool = False,
     trust_remote_code: bool = False,
 ) -> TaskModel:
-    """Load a model with the head of a task.
-
-    Args:
-        label_map: the data's number of each of the checkpoint's labels, where their orders differ.
-        new_head: allow a random head (to fine-tune); otherwise the checkpoint must have a fitting one.
-        own_head: use a fitting head of the checkpoint; otherwise make a new one in any case.
-        seed: of a new head.
-
-    Raises:
-        UsageError: see `kdcli.models.load`; the type has no such head; the checkpoint's head is of another kind, or its
-            labels differ from the task's or are in another order.
-    """
+    """Load a model with the head of a task. `label_map`: the data's number of each of the checkpoint's labels, where
+    their orders differ. `new_head`: allow a random head (to fine-tune), of `seed`; otherwise the checkpoint must have a
+    fitting one. `own_head`: use a fitting head of the checkpoint; otherwise make a new one in any case. Raises
+    UsageError: see `kdcli.models.load`; the type has no such head; the checkpoint's head is of another kind, or its
+    labels differ from the task's or are in another order."""
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=compacted)
     auto, own = AUTO_CLASS[task.kind], custom_class(config) if own_head else None
     if own is None and type(config) not in auto._model_mapping:
@@ -146,10 +139,9 @@ def _misfit(source: str, config: PreTrainedConfig, task: Task, label_map: Sequen
         return f"{named} has no head for {what}"
     if task.kind == "span":
         return None
-    own = [str(config.id2label[i]) for i in range(config.num_labels)]
+    own, count = [str(config.id2label[i]) for i in range(config.num_labels)], len(task.labels) or 1
     if config.problem_type not in (None, PROBLEM.get(task.kind)):
         return f"its head is for {config.problem_type}, not {PROBLEM.get(task.kind, what)}"
-    count = len(task.labels) or 1
     if len(own) != count:
         return f"its head has {len(own)} outputs, {task.name} needs {count}"
     if task.kind == "score":
@@ -183,25 +175,21 @@ def _numbered(names: Sequence[str]) -> str:
 def describe_task(config: PreTrainedConfig, task: Task) -> None:
     """Write labels and task into a configuration; `transformers.pipeline` reads the labels from there."""
     names = {"score": ("score",), "span": ("start", "end")}.get(task.kind, task.labels)
-    if task.kind != "span":
-        config.id2label = dict(enumerate(names))
-        config.label2id = {name: number for number, name in enumerate(names)}
-        config.problem_type = PROBLEM.get(task.kind)
-    else:
-        config.num_labels = len(names)
     config.finetuning_task = task.name
+    if task.kind == "span":
+        config.num_labels = len(names)
+        return
+    config.id2label, config.label2id = dict(enumerate(names)), {name: number for number, name in enumerate(names)}
+    config.problem_type = PROBLEM.get(task.kind)
 
 
-def _with_new_head(
-    source: str, config: PreTrainedConfig, task: Task, seed: int, trust_remote_code: bool
-) -> PreTrainedModel:
-    encoder = load_weights(source, AutoModel, trust_remote_code=trust_remote_code, seed=seed)
+def _with_new_head(source: str, config: PreTrainedConfig, task: Task, seed: int, trust: bool) -> PreTrainedModel:
+    encoder = load_weights(source, AutoModel, trust_remote_code=trust, seed=seed)
     forget_custom_classes(config)
     describe_task(config, task)
     torch.manual_seed(seed)
-    model: PreTrainedModel = AUTO_CLASS[task.kind].from_config(
-        config, dtype=torch.float32, trust_remote_code=trust_remote_code
-    )
+    auto = AUTO_CLASS[task.kind]
+    model: PreTrainedModel = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust)
     missing = model.base_model.load_state_dict(encoder.state_dict(), strict=False).missing_keys
     # Only one of the two classes may have a pooler; one that only the head's class has is drawn (Nomic's).
     lost = [name for name in missing if not name.startswith("pooler.")]

@@ -34,12 +34,10 @@ from kdcli.models.masked_lm import load_masked_lm
 from kdcli.models.modeling_kdcli import vocabulary_of_head
 from kdcli.types import Task
 
-SMALL = {"tanh": (2.0**-10, 1.0)} | dict.fromkeys(
-    ("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "silu", "swish"), (2.0**-14, 0.5)
-)
-"""Activation -> the factor ε on its input and its slope at 0. A smaller ε would underflow in float16."""
-SHIFT = 16.0
-"""Shift of relu's input; the last states of encoders that end in a norm are well within."""
+_LIKE_GELU = ("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "silu", "swish")
+# Activation -> the factor ε on its input and its slope at 0. A smaller ε would underflow in float16.
+SMALL = {"tanh": (2.0**-10, 1.0)} | dict.fromkeys(_LIKE_GELU, (2.0**-14, 0.5))
+SHIFT = 16.0  # of relu's input; the last states of encoders that end in a norm are well within
 HEAD_DROPOUT = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout", "qa_dropout", "pooler_dropout")
 TRAIN_ONE = "train one: --set head.kind=scratch"
 
@@ -57,27 +55,20 @@ def label_word_ids(tokenizer: PreTrainedTokenizerBase, task: Task, words: Sequen
         raise UsageError(f"{len(chosen)} label words for the {len(outputs)} outputs of task {task.name}", hint)
     words_of: dict[int, str] = {}
     for word in chosen:
-        pieces = _pieces(tokenizer, word)
+        pieces: list[str] = tokenizer.tokenize(f" {word}")
+        # Byte-level tokenizers keep the space in the first piece. Some of SentencePiece's make it a piece of its own,
+        # except before the first word of a text.
+        if len(pieces) > 1 and not pieces[0].startswith("Ġ"):
+            pieces = tokenizer.tokenize(word)
         number = tokenizer.convert_tokens_to_ids(pieces)[0] if len(pieces) == 1 else None
         if number is None or number == tokenizer.unk_token_id:
             reason = f"is {len(pieces)} tokens ({' '.join(pieces)})" if len(pieces) > 1 else "is not in its vocabulary"
-            raise UsageError(
-                f"label word '{word}' of task {task.name} {reason}: this tokenizer has no token for it", hint
-            )
+            reason += ": this tokenizer has no token for it"
+            raise UsageError(f"label word '{word}' of task {task.name} {reason}", hint)
         if number in words_of:
             raise UsageError(f"label words '{words_of[number]}' and '{word}' are the same token {pieces[0]}", hint)
         words_of[number] = word
     return list(words_of)
-
-
-def _pieces(tokenizer: PreTrainedTokenizerBase, word: str) -> list[str]:
-    """The tokens of a word within a text, that is after a space."""
-    pieces = tokenizer.tokenize(f" {word}")
-    # Byte-level tokenizers keep the space in the first piece. Some of SentencePiece's make it a piece of its own,
-    # except before the first word of a text.
-    if len(pieces) > 1 and not pieces[0].startswith("Ġ"):
-        return list(tokenizer.tokenize(word))
-    return list(pieces)
 
 
 def load_with_label_words(
@@ -89,16 +80,9 @@ def load_with_label_words(
     seed: int,
     trust_remote_code: bool = False,
 ) -> TaskModel:
-    """Load an encoder under a frozen head of label words (`requires_grad` is off) without dropout.
-
-    Args:
-        kind: see the top of this file.
-        words: in place of the task's own.
-        seed: of weights that the checkpoint lacks and the head does not read.
-
-    Raises:
-        UsageError: see `load_for_task` and `label_word_ids`; a type or checkpoint without such a head.
-    """
+    """Load an encoder under a frozen head of label words (`requires_grad` is off) without dropout. `kind`: see the top
+    of this file. `words`: in place of the task's own. `seed`: of weights that the checkpoint lacks and the head does
+    not read. Raises UsageError: see `load_for_task` and `label_word_ids`; a type or checkpoint without such a head."""
     if kind == "mlm":
         headed, ids = _from_mlm(source, task, words, trust_remote_code)
     else:
@@ -114,7 +98,7 @@ def load_with_label_words(
     for module in modules_of_head(model):
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    tokens = ", ".join(str(token) for token in headed.tokenizer.convert_ids_to_tokens(ids))
+    tokens = ", ".join(map(str, headed.tokenizer.convert_ids_to_tokens(ids)))
     return replace(headed, note=f"a frozen head of label words ({kind}): {tokens}")
 
 
@@ -161,8 +145,7 @@ def _identity(model: PreTrainedModel, head: tuple[str, str] | None) -> tuple[flo
             f"the head of {type(model).__name__} has activation {activation}, which cannot be made the identity",
             f"{TRAIN_ONE}; known: relu, {', '.join(SMALL)}",
         )
-    factor, slope = SMALL.get(activation, (1.0, 1.0))
-    shift = 0.0 if activation in SMALL else SHIFT
+    (factor, slope), shift = SMALL.get(activation, (1.0, 1.0)), 0.0 if activation in SMALL else SHIFT
     nn.init.eye_(dense.weight).mul_(factor)
     _set_bias(dense, torch.full((dense.out_features,), shift))
     dense.requires_grad_(False)
@@ -186,13 +169,11 @@ def _identity_with_norm(source: str, model: PreTrainedModel) -> None:
     head.requires_grad_(False)
 
 
-def _from_mlm(
-    source: str, task: Task, words: Sequence[str] | None, trust_remote_code: bool
-) -> tuple[TaskModel, list[int]]:
+def _from_mlm(source: str, task: Task, words: Sequence[str] | None, trust: bool) -> tuple[TaskModel, list[int]]:
     """The checkpoint's masked language model with the label words as its vocabulary, and their ids."""
     hint = "use the words' embeddings: --set head.kind=embedding"
-    whole = load_masked_lm(source, otherwise=hint, trust_remote_code=trust_remote_code).model
-    tokenizer = tokenizer_for(source, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code)
+    whole = load_masked_lm(source, otherwise=hint, trust_remote_code=trust).model
+    tokenizer = tokenizer_for(source, of_words=task.kind == "tokens", trust_remote_code=trust)
     ids = label_word_ids(tokenizer, task, words)
     config: Any = copy.deepcopy(whole.config)
     describe_task(config, task)
@@ -205,10 +186,8 @@ def _from_mlm(
         dim = list(parameter.shape).index(config.vocab_size)
         tensors[name] = parameter.detach().index_select(dim, torch.tensor(ids))
     model = load_tensors(empty_model(of_class, config), tensors, whole.base_model)
-    inside = {id(p) for p in model.base_model.parameters()}
-    for parameter in model.parameters():
-        if id(parameter) not in inside:
-            parameter.requires_grad_(False)
+    for parameter in set(model.parameters()) - set(model.base_model.parameters()):
+        parameter.requires_grad_(False)
     return TaskModel(model, tokenizer, source, ""), ids
 
 

@@ -71,13 +71,12 @@ _POOLER, _DENSE = ("{base}.pooler.dense", "tanh"), ("classifier.dense", "tanh")
 _BERT = Layout(compact=True, head=_POOLER)
 _ROBERTA = replace(_BERT, position_offset=True, head=_DENSE)
 _HOOKED = Layout(interface=False)
-_LEAKS = "its embeddings take a mask of tokens only"
+_LEAKS, _DISENTANGLED = "its embeddings take a mask of tokens only", "disentangled position terms and their scale"
 # fmt: off
 _LLAMA_LIKE = Layout(
-    layers="layers", embeddings=("embed_tokens.", "embeddings."), rotary="halves",
-    q="self_attn.q_proj", k="self_attn.k_proj", v="self_attn.v_proj", o="self_attn.o_proj",
-    up="mlp.up_proj", gate="mlp.gate_proj", down="mlp.down_proj",
-)
+    layers="layers", embeddings=("embed_tokens.", "embeddings."), rotary="halves", q="self_attn.q_proj",
+    k="self_attn.k_proj", v="self_attn.v_proj", o="self_attn.o_proj", up="mlp.up_proj", gate="mlp.gate_proj",
+    down="mlp.down_proj")
 
 LAYOUTS: dict[str, Layout] = {
     "bert": _BERT,
@@ -95,48 +94,38 @@ LAYOUTS: dict[str, Layout] = {
     "albert": Layout(
         layers="encoder.albert_layer_groups.0.albert_layers", shared=True,
         embeddings=("embeddings.", "encoder.embedding_hidden_mapping_in."), head=("{base}.pooler", "tanh"),
-        q="attention.query", k="attention.key", v="attention.value", o="attention.dense", up="ffn", down="ffn_output",
-    ),
+        q="attention.query", k="attention.key", v="attention.value", o="attention.dense", up="ffn", down="ffn_output"),
     "distilbert": Layout(
         layers="transformer.layer", ffn="hidden_dim", compact=True, head=("pre_classifier", "relu"),
-        q="attention.q_lin", k="attention.k_lin", v="attention.v_lin", o="attention.out_lin",
-        up="ffn.lin1", down="ffn.lin2",
-    ),
+        q="attention.q_lin", k="attention.k_lin", v="attention.v_lin", o="attention.out_lin", up="ffn.lin1",
+        down="ffn.lin2"),
     "modernbert": Layout(
         layers="layers", rotary="halves", local=True, head_norm=True, pooling="cls", fused="blocks",
-        q="attn.Wqkv", k="attn.Wqkv", v="attn.Wqkv", o="attn.Wo", up="mlp.Wi", gate="mlp.Wi", down="mlp.Wo",
-    ),
+        q="attn.Wqkv", k="attn.Wqkv", v="attn.Wqkv", o="attn.Wo", up="mlp.Wi", gate="mlp.Wi", down="mlp.Wo"),
     "eurobert": replace(_LLAMA_LIKE, head=("dense", "gelu"), pooling="bos"),
     "nomic_bert": replace(_LLAMA_LIKE, head=_POOLER),
     "mpnet": replace(
         _HOOKED, position_offset=True, other_term="relative position bias", head=_DENSE,
-        q="attention.attn.q", k="attention.attn.k", v="attention.attn.v", o="attention.attn.o",
-    ),
+        q="attention.attn.q", k="attention.attn.k", v="attention.attn.v", o="attention.attn.o"),
     "deberta": replace(
         _HOOKED, autocast=False, leaks=_LEAKS, head=("pooler.dense", "pooler_hidden_act"), fused="heads",
         q="attention.self.in_proj", k="attention.self.in_proj", v="attention.self.in_proj",
-        like_q=("attention.self.pos_proj", "attention.self.pos_q_proj"),
-        bias=("attention.self.q_bias", "attention.self.v_bias"),
-        other_term="disentangled position terms and their scale",
-    ),
+        like_q=("attention.self.pos_proj", "attention.self.pos_q_proj"), other_term=_DISENTANGLED,
+        bias=("attention.self.q_bias", "attention.self.v_bias")),
     "deberta-v2": replace(
         _HOOKED, leaks=_LEAKS, head=("pooler.dense", "pooler_hidden_act"),
         q="attention.self.query_proj", k="attention.self.key_proj", v="attention.self.value_proj",
-        like_q=("attention.self.pos_key_proj", "attention.self.pos_query_proj"),
-        other_term="disentangled position terms and their scale",
-    ),
+        like_q=("attention.self.pos_key_proj", "attention.self.pos_query_proj"), other_term=_DISENTANGLED),
     "roformer": replace(
-        _HOOKED, rotary="pairs", positions="encoder.embed_positions", head=("classifier.dense", "hidden_act"),
-    ),
+        _HOOKED, rotary="pairs", positions="encoder.embed_positions", head=("classifier.dense", "hidden_act")),
     "convbert": replace(
-        _HOOKED, leaks="its convolution runs over neighbouring tokens", head=("classifier.dense", "hidden_act"),
-    ),
+        _HOOKED, leaks="its convolution runs over neighbouring tokens", head=("classifier.dense", "hidden_act")),
     "megatron-bert": replace(_HOOKED, head=_POOLER),
     "rembert": replace(_HOOKED, embeddings=("embeddings.", "encoder.embedding_hidden_mapping_in."), head=_POOLER),
 }
 # fmt: on
+# Types that can be compacted, with the paths of a layer's attention, attention output, feed-forward up and down.
 PATHS = {kind: layer_paths(kind) for kind, row in LAYOUTS.items() if row.compact}
-"""Types that can be compacted, with the paths of a layer's attention, attention output, feed-forward up and down."""
 
 
 def layout_for(config: Any) -> Layout:
@@ -155,8 +144,13 @@ def row_of(kind: str, *, decodes: bool) -> Layout:
     """The row of a model type, or the UsageError of `layout_for`; `decodes`: its configuration says it is a decoder."""
     if kind in LAYOUTS and not decodes:
         return LAYOUTS[kind]
+    from transformers.models.auto import modeling_auto as auto
+
     known = ", ".join(sorted(LAYOUTS))
-    if decodes or _only_decodes(kind):
+    # transformers has causal or sequence-to-sequence models of the type, but no masked one.
+    causal, masked = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    only_decodes = kind in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES or (kind in causal and kind not in masked)
+    if decodes or only_decodes:
         raise UsageError(
             f"'{kind}' is a decoder or an encoder-decoder; kdcli compresses encoders", f"known types: {known}"
         )
@@ -166,8 +160,7 @@ def row_of(kind: str, *, decodes: bool) -> Layout:
     )
 
 
-Rows = slice | Tensor | None
-"""Rows of a linear that belong to a matrix: a slice, indices, or all (None)."""
+Rows = slice | Tensor  # rows of a linear that belong to a matrix: a slice or indices
 
 
 def linears(layout: Layout, layer: nn.Module) -> dict[str, list[tuple[nn.Linear, Rows]]]:
@@ -178,23 +171,14 @@ def linears(layout: Layout, layer: nn.Module) -> dict[str, list[tuple[nn.Linear,
     matrices: dict[str, list[tuple[nn.Linear, Rows]]] = {}
     for letter in MATRICES:
         modules = [submodule(layer, name) for name in names[letter]]
-        rows: Rows = None
+        rows: Rows = slice(None)
         if layout.fused and letter in "QKV":
             part, size = "QKV".index(letter), modules[0].out_features
-            if layout.fused == "blocks":
-                rows = slice(part * size // 3, (part + 1) * size // 3)
-            else:
+            rows = slice(part * size // 3, (part + 1) * size // 3)
+            if layout.fused == "heads":
                 rows = torch.arange(size).view(layout.heads(layer), 3, -1)[:, part].reshape(-1)
         matrices[letter] = [(linear, rows) for linear in modules]
     return matrices
-
-
-def _only_decodes(kind: str) -> bool:
-    """True if transformers has causal or sequence-to-sequence models of a type, but no masked one."""
-    from transformers.models.auto import modeling_auto as auto
-
-    causal, masked = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    return kind in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES or (kind in causal and kind not in masked)
 
 
 def submodule(module: nn.Module, path: str) -> Any:

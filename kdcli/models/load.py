@@ -80,18 +80,20 @@ def load_config(
             "give the masked model it was made of; evaluate, benchmark, export and kdcli.load take it",
         )
     layout_for(config)
-    if weights and folder.is_dir():
-        _check_weights(folder)
-    elif weights:
+    if weights and not folder.is_dir():
         _check_repository(source)
+    elif weights and (folder / WEIGHTS[1]).is_file():
+        _check_json(folder / WEIGHTS[1])
+    elif weights and not (folder / WEIGHTS[0]).is_file():
+        raise _no_safetensors(str(folder), [file.name for file in sorted(folder.glob("*.bin"))])
     return config
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Save config.json, model.safetensors, the tokenizer's files and, for a custom class, the file with its code.
     Raises MachineError: the disk is full or not writable; then no file is there."""
-    custom, staged = is_custom(model), folder / ".model"
-    if custom:
+    staged = folder / ".model"
+    if custom := is_custom(model):
         describe_code(model)
     with atomic_dir(staged) as aside:
         model.save_pretrained(aside)
@@ -101,17 +103,9 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
     mode = (staged / "config.json").stat().st_mode
     with disk_errors(folder / WEIGHTS[0]):
         for file in sorted(staged.iterdir()):
-            # safetensors writes for the owner alone.
-            file.chmod(mode)
+            file.chmod(mode)  # safetensors writes for the owner alone
             file.replace(folder / file.name)
         staged.rmdir()
-
-
-def _check_weights(folder: Path) -> None:
-    if (folder / WEIGHTS[1]).is_file():
-        _check_json(folder / WEIGHTS[1])
-    elif not (folder / WEIGHTS[0]).is_file():
-        raise _no_safetensors(str(folder), [file.name for file in sorted(folder.glob("*.bin"))])
 
 
 def _check_json(file: Path) -> None:
@@ -150,13 +144,19 @@ def _no_safetensors(source: str, pickles: list[str]) -> UsageError:
 
 
 def _read_config(source: str, where: str, trust_remote_code: bool) -> PreTrainedConfig:
-    custom_code = UsageError(
-        f"{source} brings code of its own, which is not run by default", "read that code, then add --trust-remote-code"
-    )
+    hint = "read that code, then add --trust-remote-code"
+    custom_code = UsageError(f"{source} brings code of its own, which is not run by default", hint)
     try:
         raw, _ = PreTrainedConfig.get_config_dict(where)
     except (OSError, ValueError) as error:
-        raise _not_found(source, error) from None
+        if isinstance(error.__cause__, GatedRepoError):
+            message = f"model '{source}' is on the hub, but you have no access to it"
+            raise UsageError(message, "ask for it there, then `hf auth login`") from None
+        raise UsageError(
+            f"model '{source}' was found neither as a directory, nor in the Hugging Face cache, nor on the hub: "
+            f"{_first_line(error)}",
+            "check the name and the network, or use a local directory or 'demo'",
+        ) from None
     # An unsupported type is refused before any code of its own runs.
     kind = str(raw.get("model_type"))
     if "model_type" not in raw:
@@ -171,17 +171,6 @@ def _read_config(source: str, where: str, trust_remote_code: bool) -> PreTrained
             raise custom_code from None
         message = " ".join(str(error).split()) if isinstance(error, StrictDataclassError) else _first_line(error)
         raise UsageError(f"the config.json of {source} cannot be used: {message}") from None
-
-
-def _not_found(source: str, error: Exception) -> UsageError:
-    if isinstance(error.__cause__, GatedRepoError):
-        message = f"model '{source}' is on the hub, but you have no access to it"
-        return UsageError(message, "ask for it there, then `hf auth login`")
-    return UsageError(
-        f"model '{source}' was found neither as a directory, nor in the Hugging Face cache, nor on the hub: "
-        f"{_first_line(error)}",
-        "check the name and the network, or use a local directory or 'demo'",
-    )
 
 
 def load_tokenizer(source: str, *, trust_remote_code: bool = False, **settings: Any) -> PreTrainedTokenizerBase:
@@ -201,27 +190,14 @@ def load_tokenizer(source: str, *, trust_remote_code: bool = False, **settings: 
 def load_weights(
     source: str, auto_class: Any, *, trust_remote_code: bool = False, seed: int = 0, **settings: Any
 ) -> PreTrainedModel:
-    """A model in float32, read from safetensors.
-
-    Args:
-        auto_class: `AutoModel`, or a class with a head that the checkpoint must hold.
-        seed: of a pooler that a base model lacks.
-        settings: for `from_pretrained`.
-
-    Raises:
-        UsageError: unreadable, damaged or incomplete weights.
-    """
+    """A model in float32, read from safetensors. `auto_class`: `AutoModel`, or a class with a head that the checkpoint
+    must hold. `seed`: of a pooler that a base model lacks. `settings`: for `from_pretrained`. Raises UsageError:
+    unreadable, damaged or incomplete weights."""
+    settings |= {"trust_remote_code": trust_remote_code, "use_safetensors": True, "dtype": torch.float32}
     try:
         with _quietly(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model, info = auto_class.from_pretrained(
-                location(source),
-                trust_remote_code=trust_remote_code,
-                use_safetensors=True,
-                dtype=torch.float32,
-                output_loading_info=True,
-                **settings,
-            )
+            model, info = auto_class.from_pretrained(location(source), output_loading_info=True, **settings)
     except SafetensorError as error:
         raise UsageError(f"the weights of {source} are damaged: {error}", "download or copy them again") from None
     except OSError as error:
@@ -232,8 +208,7 @@ def load_weights(
         ) from None
     except (RuntimeError, ValueError) as error:
         # The message of transformers about sizes points to a table that is not shown.
-        sizes = "ignore_mismatched_sizes" in str(error)
-        reason = "tensors of other sizes" if sizes else _first_line(error)
+        reason = "tensors of other sizes" if "ignore_mismatched_sizes" in str(error) else _first_line(error)
         raise UsageError(f"the weights of {source} do not fit its config.json: {reason}") from None
     if not is_custom(model):
         forget_custom_classes(model.config)
@@ -241,8 +216,7 @@ def load_weights(
     headed = model.base_model is not model
     prefix, optional = (f"{model.base_model_prefix}.", OPTIONAL[1:]) if headed else ("", OPTIONAL)
     allowed = tuple(prefix + name for name in optional)
-    missing = sorted(name for name in info["missing_keys"] if not name.startswith(allowed))
-    if missing:
+    if missing := sorted(name for name in info["missing_keys"] if not name.startswith(allowed)):
         example = f"{len(missing)} tensors are missing, for example {missing[0]}"
         raise UsageError(f"the weights of {source} are incomplete: {example}")
     loaded: PreTrainedModel = model
@@ -261,5 +235,4 @@ def _quietly() -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -38,13 +38,9 @@ def student_with_head(
     seed: int = 0,
 ) -> InitializedStudent:
     """Put a student encoder under a head of its teacher's class, tied to its embeddings if the configuration says so.
-
-    Args:
-        teacher: a masked language model.
-        built: a student of the teacher's `base_model`. It becomes part of the new model, without its pooler.
-        init: `teacher` copies the head's weights in the dimensions that the student keeps.
-        seed: of random weights.
-    """
+    `teacher`: a masked language model. `built`: a student of its `base_model`, which becomes part of the new model,
+    without its pooler. `init`: `teacher` copies the head's weights in the dimensions that the student keeps. `seed`: of
+    random weights."""
     encoder = built.model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

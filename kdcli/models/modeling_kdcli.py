@@ -23,17 +23,13 @@ from transformers import modeling_outputs as outputs
 def layer_paths(model_type: str) -> tuple[str, str | None, str, str]:
     """Paths of a layer's attention, attention output, feed-forward up and down."""
     if model_type == "distilbert":
-        # Its attention contains the output.
-        return "attention", None, "ffn.lin1", "ffn.lin2"
+        return "attention", None, "ffn.lin1", "ffn.lin2"  # its attention contains the output
     return "attention.self", "attention.output.dense", "intermediate.dense", "output.dense"
 
 
 class CompactLinear(nn.Module):
-    """A linear without its empty columns and rows that reads and writes vectors of the full width.
-
-    Args:
-        size: full columns, full rows, kept columns, kept rows.
-    """
+    """A linear without its empty columns and rows that reads and writes vectors of the full width. `size`: full
+    columns, full rows, kept columns, kept rows."""
 
     inputs: Tensor | None
     outputs: Tensor | None
@@ -84,8 +80,7 @@ class CompactAttention(nn.Module):
 class _Compact:
     """Mixed in before a class of transformers: its layers take the sizes in `config.compact_layers`."""
 
-    _supports_flash_attn = False
-    _supports_flex_attn = False
+    _supports_flash_attn = _supports_flex_attn = False
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
@@ -95,21 +90,17 @@ class _Compact:
         # A class with a head builds its encoder in the plain sizes first.
         for layer, sizes in zip(layers, config.compact_layers, strict=True):
             layer.set_submodule(attention, CompactAttention(config, sizes, attention_output is None))
-            if attention_output is not None:
-                layer.set_submodule(attention_output, CompactLinear(sizes["O"]))
-            layer.set_submodule(up, CompactLinear(sizes["U"]))
-            layer.set_submodule(down, CompactLinear(sizes["D"]))
+            for path, letter in ((attention_output, "O"), (up, "U"), (down, "D")):
+                if path is not None:
+                    layer.set_submodule(path, CompactLinear(sizes[letter]))
 
 
 class _LabelWords:
     """Mixed in before a class with a masked-language-model head: keeps `config.label_words["ids"]` of its vocabulary.
-
     `config.label_words["auto_class"]` selects the output: a class per text, read at its first token; a class per
-    token; or start and end of an answer.
-    """
+    token; or start and end of an answer."""
 
-    # A decoder with a few of the vocabulary's rows cannot be tied to the embeddings.
-    _tied_weights_keys: Any = None
+    _tied_weights_keys: Any = None  # a decoder with a few of the vocabulary's rows cannot be tied to the embeddings
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
@@ -124,11 +115,11 @@ class _LabelWords:
 
 def vocabulary_of_head(model: Any) -> dict[str, nn.Parameter]:
     """Name -> parameter outside the encoder with one row, column or number per word of the vocabulary."""
-    inside = {id(module) for module in model.base_model.modules()}
+    inside = set(model.base_model.modules())
     return {
         f"{path}.{name}": parameter
         for path, module in model.named_modules()
-        if id(module) not in inside
+        if module not in inside
         for name, parameter in module.named_parameters(recurse=False)
         if model.config.vocab_size in parameter.shape
     }
@@ -141,16 +132,14 @@ def _classifying(forward: Callable[..., Any]) -> Callable[..., outputs.ModelOutp
     def classify(self: Any, *args: Any, labels: Tensor | None = None, **kwargs: Any) -> outputs.ModelOutput:
         if labels is not None:
             raise TypeError(f"{type(self).__name__} computes no loss: call it without labels")
-        output = forward(self, *args, **kwargs)
-        logits_BLC = output.logits
+        output, auto_class = forward(self, *args, **kwargs), self.config.label_words["auto_class"]
         states = {"hidden_states": output.hidden_states, "attentions": output.attentions}
-        auto_class = self.config.label_words["auto_class"]
         if auto_class == "AutoModelForQuestionAnswering":
-            start_BL, end_BL = logits_BLC.unbind(-1)
+            start_BL, end_BL = output.logits.unbind(-1)
             return outputs.QuestionAnsweringModelOutput(start_logits=start_BL, end_logits=end_BL, **states)
         if auto_class == "AutoModelForTokenClassification":
-            return outputs.TokenClassifierOutput(logits=logits_BLC, **states)
-        return outputs.SequenceClassifierOutput(logits=logits_BLC[:, 0], **states)
+            return outputs.TokenClassifierOutput(logits=output.logits, **states)
+        return outputs.SequenceClassifierOutput(logits=output.logits[:, 0], **states)
 
     return classify
 
@@ -162,11 +151,11 @@ def __getattr__(name: str) -> Any:
         if rest == name:
             continue
         plain = getattr(transformers, rest, None) or __getattr__(rest)
-        members: dict[str, Any] = {"__module__": __name__}
+        # transformers would search the source of this module for its attention interface.
+        can_set = staticmethod(plain._can_set_attn_implementation)
+        members: dict[str, Any] = {"__module__": __name__, "_can_set_attn_implementation": can_set}
         if added is _LabelWords:
             members["forward"] = _classifying(plain.forward)
-        # transformers would search the source of this module for its attention interface.
-        members["_can_set_attn_implementation"] = staticmethod(plain._can_set_attn_implementation)
         globals()[name] = type(name, (added, plain), members)
         return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

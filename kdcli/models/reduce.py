@@ -22,8 +22,7 @@ from transformers import PreTrainedModel
 
 from kdcli.models.layout import Layout, Rows, linears
 
-Sets = dict[int, Tensor]
-"""Dimension of a tensor -> indices into the teacher's."""
+Sets = dict[int, Tensor]  # dimension of a tensor -> indices into the teacher's
 
 
 def copy_reduced(teacher: PreTrainedModel, student: PreTrainedModel, layout: Layout, chosen: list[int]) -> list[str]:
@@ -60,12 +59,16 @@ def _fill(
     sets: Mapping[int, Sets],
 ) -> list[str]:
     """Fill the student's (name, parameter, teacher's tensor); returns the names of those that could not be filled."""
-    residual = _residual(teacher, int(student.config.hidden_size))
+    wide, narrow = int(teacher.config.hidden_size), int(student.config.hidden_size)
+    words_VD: Tensor = teacher.get_input_embeddings().weight
+    # The columns of factorised embeddings are not the dimensions of the residual stream.
+    stream = words_VD.shape[1] == wide
+    kept_D = words_VD.float().var(0).topk(narrow).indices.sort().values if stream else _spread(wide, narrow)
     linear = {id(m.weight) for m in student.modules() if isinstance(m, nn.Linear)}
     left = []
     for name, parameter, origin in parameters:
         own = sets.get(id(parameter), {})
-        part = None if origin is None else _part(origin, parameter, own, residual, id(parameter) in linear)
+        part = None if origin is None else _part(origin, parameter, own, wide, kept_D, id(parameter) in linear)
         if part is not None:
             parameter.copy_(part)
         elif parameter.requires_grad:
@@ -74,18 +77,17 @@ def _fill(
     return left
 
 
-def _part(origin: Tensor, target: Tensor, sets: Sets, residual: tuple[int, Tensor], linear: bool) -> Tensor | None:
-    """The student's part of a teacher's tensor; None if a dimension has no subset."""
+def _part(origin: Tensor, target: Tensor, sets: Sets, wide: int, kept_D: Tensor, linear: bool) -> Tensor | None:
+    """The student's part of a teacher's tensor, `kept_D` of `wide` residual ones; None if a dimension has no subset."""
     part = origin.detach().float()
     if part.dim() != target.dim():
         return None
-    wide, residual_D = residual
     for dim, (size, narrow) in enumerate(zip(origin.shape, target.shape, strict=True)):
         index = sets.get(dim)
         if index is None and size == narrow:
             continue
-        if index is None and (size, narrow) == (wide, len(residual_D)):
-            index = residual_D
+        if index is None and (size, narrow) == (wide, len(kept_D)):
+            index = kept_D
         if index is None or len(index) != narrow:
             return None
         before = part.norm()
@@ -93,16 +95,6 @@ def _part(origin: Tensor, target: Tensor, sets: Sets, residual: tuple[int, Tenso
         if linear and dim == 1 and part.norm() > 0:
             part = part * (before / part.norm())
     return part
-
-
-def _residual(teacher: PreTrainedModel, narrow: int) -> tuple[int, Tensor]:
-    """Width of the teacher's residual stream and the dimensions that the student keeps."""
-    wide = int(teacher.config.hidden_size)
-    words_VD: Tensor = teacher.get_input_embeddings().weight
-    if words_VD.shape[1] != wide:
-        # Factorised embeddings: the table's columns are not the dimensions of the stream.
-        return wide, _spread(wide, narrow)
-    return wide, words_VD.detach().float().var(0).topk(narrow).indices.sort().values
 
 
 def _layer_sets(
@@ -116,9 +108,18 @@ def _layer_sets(
     output, down = small["O"][0][0], small["D"][0][0]
     if (width, heads) != (narrow, narrow_heads):
         q, k, v, o = _head_sets(layout, of_teacher, of_student, big, width, narrow)
-        _put_qkv(
-            sets, layout, small, student, (q, k, v), (heads, width // heads), (narrow_heads, narrow // narrow_heads)
-        )
+        linear, each = small["Q"][0][0], width // heads
+        if layout.fused == "blocks":
+            _put(sets, linear, torch.cat([kept + i * heads * each for i, kept in enumerate((q, k, v))]))
+        elif layout.fused == "heads":
+            # The row of part p, flat dimension f of [A, 3, K] is (f // K)·3K + p·K + f % K.
+            parts = [f // each * 3 * each + p * each + f % each for p, f in enumerate((q, k, v))]
+            _put(sets, linear, torch.stack([part.view(narrow_heads, -1) for part in parts], 1).reshape(-1))
+        else:
+            for letter, kept in zip("QKV", (q, k, v), strict=True):
+                _put(sets, small[letter][0][0], kept)
+        for name, kept in zip(layout.bias or (), (q, v), strict=False):
+            sets.setdefault(id(student.get_parameter(name)), {})[0] = kept
         for name, module in student.named_modules():
             if name in layout.like_q and isinstance(module, nn.Linear):
                 _put(sets, module, q)
@@ -146,9 +147,9 @@ def _head_sets(
     narrow_groups = getattr(of_student, "num_key_value_heads", None) or narrow_heads
     if layout.rotary or groups != heads:
         each, narrow_each = width // heads, narrow // narrow_heads
-        queries = _even_in_heads(heads, each, narrow_heads, narrow_each, layout.rotary)
-        keys = _even_in_heads(groups, each, narrow_groups, narrow_each, layout.rotary)
-        return queries, keys, keys, queries
+        q = _even_in_heads(heads, each, narrow_heads, narrow_each, layout.rotary)
+        k = _even_in_heads(groups, each, narrow_groups, narrow_each, layout.rotary)
+        return q, k, k, q
     q_norm, k_norm, v_norm = (_weight(*big[letter][0]).norm(dim=1) for letter in "QKV")
     # ConvBERT's output projection also reads a convolution, behind the heads.
     o_norm = _weight(*big["O"][0]).norm(dim=0)[:width]
@@ -161,8 +162,7 @@ def _best_in_heads(score_E: Tensor, narrow: int, narrow_heads: int) -> Tensor:
     """For each student head the best dimensions of its span of the teacher's width, a head if the counts agree."""
     # Spans differ by one if the heads do not divide the width; none is shorter than a student's head.
     each, bounds = narrow // narrow_heads, [a * len(score_E) // narrow_heads for a in range(narrow_heads + 1)]
-    best = [start + score_E[start:end].topk(each).indices.sort().values for start, end in pairwise(bounds)]
-    return torch.cat(best)
+    return torch.cat([start + score_E[start:end].topk(each).indices.sort().values for start, end in pairwise(bounds)])
 
 
 def _even_in_heads(heads: int, each: int, narrow_heads: int, narrow_each: int, rotary: str | None) -> Tensor:
@@ -181,36 +181,10 @@ def _spread(size: int, count: int) -> Tensor:
     return torch.arange(count) * size // count
 
 
-def _put_qkv(
-    sets: dict[int, Sets],
-    layout: Layout,
-    small: dict[str, Any],
-    student: nn.Module,
-    qkv: tuple[Tensor, Tensor, Tensor],
-    wide: tuple[int, int],
-    narrow: tuple[int, int],
-) -> None:
-    """Rows of q, k and v, separate or fused; `wide` and `narrow` are A and K of teacher and student."""
-    linear, each = small["Q"][0][0], wide[1]
-    if layout.fused == "blocks":
-        _put(sets, linear, torch.cat([kept + i * wide[0] * each for i, kept in enumerate(qkv)]))
-    elif layout.fused == "heads":
-        # The row of part p, flat dimension f of [A, 3, K] is (f // K)·3K + p·K + f % K.
-        parts = [(f // each * 3 * each + p * each + f % each).view(narrow) for p, f in enumerate(qkv)]
-        _put(sets, linear, torch.stack(parts, 1).reshape(-1))
-    else:
-        for letter, kept in zip("QKV", qkv, strict=True):
-            _put(sets, small[letter][0][0], kept)
-    for name, kept in zip(layout.bias or (), (qkv[0], qkv[2]), strict=False):
-        sets.setdefault(id(student.get_parameter(name)), {})[0] = kept
-
-
 def _put(sets: dict[int, Sets], linear: nn.Linear, rows: Tensor) -> None:
-    sets.setdefault(id(linear.weight), {})[0] = rows
-    if linear.bias is not None:
-        sets.setdefault(id(linear.bias), {})[0] = rows
+    for parameter in linear.parameters():
+        sets.setdefault(id(parameter), {})[0] = rows
 
 
 def _weight(linear: nn.Linear, rows: Rows) -> Tensor:
-    weight = linear.weight.detach().float().cpu()
-    return weight if rows is None else weight[rows]
+    return linear.weight.detach().float().cpu()[rows]

@@ -15,8 +15,8 @@ from kdcli.models.reduce import copy_reduced
 from kdcli.types import ModelShape
 
 GRAMMAR = re.compile(r"(\d{1,6})x(\d{1,6})(?::(\d{1,6}))?(?:@(\d{1,6}))?", re.ASCII)
+# A mistyped shape, and no model's name: `6y384`, `6 x 384`, `6X384`, `6x384@`.
 SLIP = re.compile(r"\d+\s*[A-Za-z*×]\s*\d+([:@].*)?")
-"""A mistyped shape, and no model's name: `6y384`, `6 x 384`, `6X384`, `6x384@`."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class InitializedStudent:
 def is_shape(source: str) -> bool:
     """Whether a model is given as a shape (`6x384`, `4x312:1200@12`), not as a directory (`./6x384`) or hub id. Raises
     UsageError: a mistyped shape."""
-    text = source.strip()
-    if GRAMMAR.fullmatch(text) is None and SLIP.fullmatch(text):
+    well_formed = GRAMMAR.fullmatch(source.strip()) is not None
+    if not well_formed and SLIP.fullmatch(source.strip()):
         raise _no_shape(source)
-    return GRAMMAR.fullmatch(text) is not None
+    return well_formed
 
 
 def _no_shape(text: str) -> UsageError:
-    hint = "the grammar is LxH[:FFN][@HEADS], for example 6x384 or 4x312:1200@12"
-    return UsageError(f"'{text}' is not a shape", hint)
+    grammar = "the grammar is LxH[:FFN][@HEADS], for example 6x384 or 4x312:1200@12"
+    return UsageError(f"'{text}' is not a shape", grammar)
 
 
 def shape_of(config: Any) -> ModelShape:
@@ -58,8 +58,7 @@ def positions_of(config: Any) -> int | None:
 def parse_shape(text: str, teacher: ModelShape) -> ModelShape:
     """Read `LxH[:FFN][@HEADS]`; FFN defaults to the teacher's ratio to its width, heads to the teacher's. Raises
     UsageError: malformed, zero, heads that do not divide the width, or deeper or wider than the teacher."""
-    match = GRAMMAR.fullmatch(text.strip())
-    if not match:
+    if not (match := GRAMMAR.fullmatch(text.strip())):
         raise _no_shape(text)
     layers, hidden = int(match[1]), int(match[2])
     ffn, heads = int(match[3] or round(hidden * teacher.ffn / teacher.hidden)), int(match[4] or teacher.heads)
@@ -103,8 +102,7 @@ def student_config(teacher: Any, shape: ModelShape, layers: list[int] | None = N
     for name in ("embedding_size", "pooler_hidden_size"):
         if getattr(teacher, name, None) == teacher.hidden_size:
             setattr(config, name, shape.hidden)
-    key_heads = getattr(teacher, "num_key_value_heads", None)
-    if key_heads is not None:
+    if (key_heads := getattr(teacher, "num_key_value_heads", None)) is not None:
         # The teacher's ratio of query to key heads, or the next lower one that divides.
         most = max(1, shape.heads * key_heads // teacher.num_attention_heads)
         config.num_key_value_heads = max(g for g in range(1, most + 1) if shape.heads % g == 0)
@@ -126,18 +124,11 @@ def build_student(
     dropout: float | None = None,
     seed: int = 0,
 ) -> InitializedStudent:
-    """Make a student of a shape.
-
-    Args:
-        teacher: a base encoder.
-        init: `teacher` copies weights (`kdcli.models.reduce`); `random` draws them as the model type does.
-        layers: teacher layers 1 ... N to copy, one per student layer; None for evenly spaced ones with the last.
-        dropout: rate of every dropout in memory; the saved configuration keeps the teacher's.
-        seed: of random weights.
-
-    Raises:
-        UsageError: `layers` has the wrong count or names a layer that the teacher lacks; see `student_config`.
-    """
+    """Make a student of a shape from a base encoder. `init`: `teacher` copies weights (`kdcli.models.reduce`); `random`
+    draws them as the model type does, from `seed`. `layers`: teacher layers 1 ... N to copy, one per student layer;
+    None for evenly spaced ones with the last. `dropout`: rate of every dropout in memory; the saved configuration keeps
+    the teacher's. Raises UsageError: `layers` has the wrong count or names a layer that the teacher lacks; see
+    `student_config`."""
     source = shape_of(teacher.config)
     chosen = layers or evenly_spaced_layers(source.layers, shape.layers)
     if len(chosen) != shape.layers or not all(1 <= n <= source.layers for n in chosen):
@@ -145,14 +136,12 @@ def build_student(
         raise UsageError(f"student.layers {chosen} must name {allowed}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        student = type(teacher)(student_config(teacher.config, shape, chosen))
-    student = student.float()
+        student = type(teacher)(student_config(teacher.config, shape, chosen)).float()
     if dropout is not None:
         set_dropout(student, dropout)
     if init == "random":
         return InitializedStudent(student, ["initialised at random"])
-    layout = layout_for(teacher.config)
-    left = copy_reduced(teacher, student, layout, chosen)
+    left = copy_reduced(teacher, student, layout_for(teacher.config), chosen)
     notes = [f"initialised from teacher layers {', '.join(map(str, chosen))}"]
     if shape.hidden < source.hidden:
         notes[0] += f", width {source.hidden} reduced to {shape.hidden}"

@@ -33,9 +33,8 @@ def build_pruner(
     Raises UsageError: see `Methods.settings`; an unknown model type; a density or settings that do not fit."""
     checked = check_settings(method, settings)
     if not 0 < density <= 1:
-        raise UsageError(
-            f"a sparsity of {1 - density:g} is not possible", "at least 0 and less than 1: 0.9 removes 90 %"
-        )
+        hint = "at least 0 and less than 1: 0.9 removes 90 %"
+        raise UsageError(f"a sparsity of {1 - density:g} is not possible", hint)
     try:
         built: Pruner = _METHODS.module(method).pruner(checked, model, density=density, steps=steps, lr=lr)
     except ValueError as error:

@@ -9,6 +9,7 @@ Relations: the baseline of `smp` and `movement`, without scores: hardly slower t
     pruner: {masking: global}
 """
 
+from functools import partial
 from typing import Literal
 
 from torch import Tensor
@@ -31,9 +32,7 @@ class Settings(Ramp):
 def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float) -> Pruner:
     """Put masks on a model; arguments as in `kdcli.pruners.smp`, but `lr` is the weights'."""
     masks = attach(model, start=None, embeddings=settings.embeddings)
-
-    def density_at(done: int) -> float:
-        return settings.density(done, steps, density)
+    density_at = partial(settings.density, steps=steps, final=density)
 
     def choose(done: int) -> dict[str, Tensor]:
         # A removed weight keeps its value and momentum, and comes back when others fall below it.

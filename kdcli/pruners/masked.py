@@ -32,7 +32,6 @@ class MaskedWeight(nn.Module):
         self.register_buffer("share", weight.new_zeros(len(weight), 1, dtype=torch.float32), persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The masked weight."""
         masked: Tensor = _StraightThrough.apply(weight, self.score, self.mask)  # type: ignore[no-untyped-call]
         return masked
 
@@ -46,15 +45,13 @@ class _StraightThrough(torch.autograd.Function):
         return weight * mask
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         weight, mask = ctx.saved_tensors
-        (gradient,) = gradients
-        to_weight = gradient * mask if ctx.needs_input_grad[0] else None
         to_score = None
         if ctx.needs_input_grad[1]:
             # Float32 before the product: half precision would round it, and small values to zero.
             to_score = gradient * weight if gradient.dtype == torch.float32 else gradient.float().mul_(weight)
-        return to_weight, to_score, None
+        return gradient * mask if ctx.needs_input_grad[0] else None, to_score, None
 
 
 class _MeanSigmoid(torch.autograd.Function):
@@ -79,8 +76,7 @@ class Masks:
     def __init__(self, masked: list[Matrix]) -> None:
         self.matrices = masked
         self.kinds = {m.name: m.kind for m in masked}
-        self._linears: dict[str, Any] = {m.path: m.linear for m in masked}
-        # Path of each linear -> its parametrization.
+        self._linears: dict[str, Any] = {m.path: m.linear for m in masked}  # by path, as their parametrizations:
         self.held: dict[str, MaskedWeight] = {p: li.parametrizations.weight[0] for p, li in self._linears.items()}
 
     def scores(self) -> dict[str, Tensor]:
@@ -101,7 +97,7 @@ class Masks:
         for matrix in self.matrices:
             if matrix.name in masks:
                 mask = self.held[matrix.path].mask
-                mask[slice(None) if matrix.rows is None else matrix.rows] = masks[matrix.name].to(mask.device)
+                mask[matrix.rows] = masks[matrix.name].to(mask.device)
 
     def kept(self) -> dict[str, int]:
         """Name -> number of weights that are kept."""
@@ -139,18 +135,10 @@ def attach(
     embeddings: str = "trained",
     kind: type[MaskedWeight] = MaskedWeight,
 ) -> Masks:
-    """Put a mask that keeps everything on each matrix of `kdcli.models.matrices`.
-
-    Args:
-        start: initial value of the scores; None for none.
-        frozen: only the scores are trained.
-        embeddings: `frozen`, as in the code of movement pruning's authors, or `trained`.
-        kind: computes the masked weight.
-
-    Raises:
-        UsageError: an unknown model type.
-        ValueError: the model has masks already.
-    """
+    """Put a mask that keeps everything on each matrix of `kdcli.models.matrices`. `start`: initial value of the scores;
+    None for none. `frozen`: only the scores are trained. `embeddings`: `frozen`, as in the code of movement pruning's
+    authors, or `trained`. `kind`: computes the masked weight. Raises UsageError: an unknown model type. Raises
+    ValueError: the model has masks already."""
     found = matrices(model)
     if frozen:
         model.requires_grad_(False)
@@ -164,8 +152,7 @@ def attach(
         parametrize.register_parametrization(linear, "weight", kind(linear.weight, start))
     masks = Masks(found)
     for matrix in found:
-        rows = slice(None) if matrix.rows is None else matrix.rows
-        masks.held[matrix.path].share[rows] = 1 / (matrix.numel * len(found))
+        masks.held[matrix.path].share[matrix.rows] = 1 / (matrix.numel * len(found))
     return masks
 
 

@@ -16,6 +16,7 @@ Relations: trains the weights, unlike `smp`, and needs more steps: runs of 1,000
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -64,9 +65,7 @@ class Settings(Ramp):
 def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float) -> Pruner:
     """Put masks on a model; arguments as in `kdcli.pruners.smp`, but `lr` is the weights'."""
     masks = attach(model, embeddings=settings.embeddings)
-
-    def density_at(done: int) -> float:
-        return settings.density(done, steps, density)
+    density_at = partial(settings.density, steps=steps, final=density)
 
     def choose(done: int) -> dict[str, Tensor]:
         return select(settings.masking, masks.scores(), masks.kinds, density_at(done), settings.temperature)

@@ -73,8 +73,7 @@ def ramp(done: int, steps: int, *, first: float = 0.0, last: float = 0.0) -> flo
 
 def progress(passed: float, shape: Shape) -> float:
     """0 to 1: how far the scheduled value has moved when `passed` of its ramp is past."""
-    left = 1 - passed
-    return 1 - (left**3 if shape == "cubic" else left)
+    return 1 - (1 - passed) ** (3 if shape == "cubic" else 1)
 
 
 def kept_share(passed: float, final: float, shape: Shape) -> float:

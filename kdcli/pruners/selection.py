@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+# Least size of the sample; of n scores it has n^⅔, so that the sample and its bracket cost about the same.
 SAMPLE = 1024
-"""Least size of the sample; of n scores it has n^⅔, so that the sample and its bracket cost about the same."""
 MASKINGS = ("local", "global", "proportional")  # Names of the masking functions that keep a given density, see `select`
 WIDTH = 4.0  # Half the bracket in standard deviations of the sampled rank. A k-th score outside it only costs time
 
@@ -40,8 +40,8 @@ def local(scores: Mapping[str, Tensor], density: float) -> dict[str, Tensor]:
 def global_(scores: Mapping[str, Tensor], density: float) -> dict[str, Tensor]:
     """The top `density` of all scores together (SMP-G): round(density · total), and one for each empty matrix."""
     total = sum(s.numel() for s in scores.values())
-    masks = dict(zip(scores, _keep_top(list(scores.values()), round(density * total)), strict=True))
-    return _raise_empty(scores, masks)
+    masks = _keep_top(list(scores.values()), round(density * total))
+    return _raise_empty(scores, dict(zip(scores, masks, strict=True)))
 
 
 def proportional(
@@ -56,15 +56,12 @@ def proportional(
     raised to one weight.
     """
     ideal: dict[str, float] = {}
-    of_kind: dict[str, list[str]] = {}
-    for name in scores:
-        of_kind.setdefault(kinds[name], []).append(name)
-    for names in of_kind.values():
+    for kind in dict.fromkeys(kinds[name] for name in scores):
+        names = [name for name in scores if kinds[name] == kind]
         sizes = [scores[n].numel() for n in names]
         means = [float((scores[n].float() / temperature).sigmoid().mean()) for n in names]
         ideal |= dict(zip(names, shares(sizes, means, density), strict=True))
-    total = sum(s.numel() for s in scores.values())
-    counts = apportion(ideal, round(density * total))
+    counts = apportion(ideal, round(density * sum(s.numel() for s in scores.values())))
     return {name: keep_top(s, max(1, counts[name])) for name, s in scores.items()}
 
 
@@ -81,8 +78,7 @@ def shares(sizes: Sequence[int], weights: Sequence[float], density: float) -> li
     kept = [float(size) for size in sizes]
     while open_:
         factor = left / sum(sizes[i] * weights[i] for i in open_)
-        full = [i for i in open_ if factor * weights[i] > 1]
-        if not full:
+        if not (full := [i for i in open_ if factor * weights[i] > 1]):
             for i in open_:
                 kept[i] = factor * weights[i] * sizes[i]
             break
@@ -95,16 +91,14 @@ def shares(sizes: Sequence[int], weights: Sequence[float], density: float) -> li
 def apportion(ideal: Mapping[str, float], total: int) -> dict[str, int]:
     """Whole numbers that sum to `total`, each the ideal one rounded down or up: the largest remainders go up."""
     counts = {name: math.floor(value) for name, value in ideal.items()}
-    by_remainder = sorted(ideal, key=lambda name: counts[name] - ideal[name])
-    for name in by_remainder[: total - sum(counts.values())]:
+    for name in sorted(ideal, key=lambda n: counts[n] - ideal[n])[: total - sum(counts.values())]:
         counts[name] += 1
     return counts
 
 
 def down_to_one(masks: Mapping[str, Tensor]) -> list[str]:
     """A note on matrices that keep a single weight, the least a mask leaves; nothing if there are none."""
-    names = [name for name, mask in masks.items() if int(mask.sum()) == 1]
-    if not names:
+    if not (names := [name for name, mask in masks.items() if int(mask.sum()) == 1]):
         return []
     few = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     return [f"{len(names):,} of {len(masks):,} matrices keep a single weight, the least a mask leaves them: {few}"]
@@ -143,12 +137,17 @@ def _kth(pieces: Sequence[Tensor], rank: int) -> float:
         above += int(is_above.count_nonzero())
         between.append(piece[(piece >= low).logical_xor_(is_above)])
     inside = sum(len(b) for b in between)
-    if above < rank <= above + inside:
-        return _nth_largest(torch.cat(between), rank - above)
-    # Outside the bracket: search only the side where it is.
     if rank <= above:
-        return _nth_largest(torch.cat([p[p > high] for p in pieces]), rank)
-    return _nth_largest(torch.cat([p[p < low] for p in pieces]), rank - above - inside)
+        # Outside the bracket: search only the side where it is.
+        between = [p[p > high] for p in pieces]
+    elif rank > above + inside:
+        between, rank = [p[p < low] for p in pieces], rank - above - inside
+    else:
+        rank -= above
+    values = torch.cat(between)
+    least, most = values.aminmax()
+    # Equal scores, as before the first step, make selection algorithms slow.
+    return float(least if least == most else values.kthvalue(len(values) - rank + 1).values)
 
 
 def _bracket(pieces: Sequence[Tensor], rank: int) -> tuple[float, float]:
@@ -163,11 +162,3 @@ def _bracket(pieces: Sequence[Tensor], rank: int) -> tuple[float, float]:
     high = float(sample[first]) if first >= 0 else math.inf
     low = float(sample[last]) if last < len(sample) else -math.inf
     return low, high
-
-
-def _nth_largest(values: Tensor, rank: int) -> float:
-    low, high = values.aminmax()
-    # Equal scores, as before the first step, make selection algorithms slow.
-    if low == high:
-        return float(low)
-    return float(values.kthvalue(len(values) - rank + 1).values)

@@ -16,6 +16,7 @@ Relations: a task costs a mask file beside one shared base; every other method s
     pruner: {masking: proportional, regularizer: 400}
 """
 
+from functools import partial
 from typing import Literal
 
 from pydantic import Field
@@ -45,31 +46,20 @@ class Settings(Section):
 
 
 def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float) -> Pruner:
-    """Put masks on a model and freeze it.
-
-    Args:
-        density: share of the weights that is kept in the end, above 0 and at most 1.
-        steps: of the run.
-        lr: the schedule's learning rate, which is that of the scores; `weight_lr` is that of a trained head.
-
-    Raises:
-        ValueError: the density would not be reached within the run.
-    """
+    """Put masks on a model and freeze it. `density`: share of the weights that is kept in the end, above 0 and at most
+    1. `steps`: of the run. `lr`: the schedule's learning rate, which is that of the scores; `weight_lr` is that of a
+    trained head. Raises ValueError: the density would not be reached within the run."""
     rising = settings.warmup_fraction * steps if settings.warmup_steps is None else settings.warmup_steps
     if rising > steps:
         raise ValueError(f"'pruner.warmup_steps' {settings.warmup_steps} is more than the {steps} steps of the run")
-    masks = attach(model, frozen=True)
-
-    def passed(done: int) -> float:
-        return ramp(done, steps, last=1 - rising / steps)
+    masks, passed = attach(model, frozen=True), partial(ramp, steps=steps, last=1 - rising / steps)
 
     def density_at(done: int) -> float:
         return kept_share(passed(done), density, settings.schedule)
 
     def choose(done: int) -> dict[str, Tensor]:
         if settings.masking == "threshold":
-            tau = settings.threshold * progress(passed(done), settings.schedule)
-            return threshold(masks.scores(), tau)
+            return threshold(masks.scores(), settings.threshold * progress(passed(done), settings.schedule))
         return select(settings.masking, masks.scores(), masks.kinds, density_at(done), settings.temperature)
 
     def regularise(done: int) -> dict[str, Tensor]:

@@ -6,8 +6,7 @@ are stored as bits, through which the base is written. Numpy releases the GIL fo
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,9 +24,7 @@ TILE = 1 << 16  # Weights of a tile: places within it fit 16 bits, and its 256 K
 SCATTER_BELOW = 0.1  # Density up to which writing kept weights one by one beats masking all
 
 
-class _Scattered:
-    """A mask as places and values of the kept weights."""
-
+class _Scattered:  # a mask as places and values of the kept weights
     def __init__(self, weight: Array, mask: Array) -> None:
         self.values = weight[mask]
         self.tiles = [np.flatnonzero(mask[at : at + TILE]).astype(np.uint16) for at in range(0, mask.size, TILE)]
@@ -40,9 +37,7 @@ class _Scattered:
             tile[places.astype(np.intp)] = self.values[self.ends[n] : self.ends[n + 1]]
 
 
-class _Packed:
-    """A mask as bits."""
-
+class _Packed:  # a mask as bits
     def __init__(self, weight: Array, mask: Array) -> None:
         self.bits = np.packbits(mask)
 
@@ -52,8 +47,7 @@ class _Packed:
         np.bitwise_and(weight.view(np.int32), np.negative(kept, out=kept), out=out.view(np.int32))
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     model: PreTrainedModel
     forms: list[_Scattered | _Packed]
 
@@ -84,16 +78,9 @@ class Bank:
         info: MaskInfo | None = None,
         head: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Add a task.
-
-        Args:
-            masks: by `Matrix.name`, bool [out, in].
-            info: names the class of the task's model and its settings; None for the bare encoder.
-            head: parameters by their names in that model.
-
-        Raises:
-            UsageError: masks that do not fit the base, a head that does not fit its class, or a name that is taken.
-        """
+        """Add a task. `masks`: by `Matrix.name`, bool [out, in]. `info`: names the class of the task's model and its
+        settings; None for the bare encoder. `head`: parameters by their names in that model. Raises UsageError: masks
+        that do not fit the base, a head that does not fit its class, or a name that is taken."""
         if name in self._entries:
             raise UsageError(f"the bank already holds a task {name}", "give this one another name")
         check_fit(masks, self._base, f"the mask of {name}")
@@ -113,18 +100,15 @@ class Bank:
                 f"the bank holds no task '{name}'{did_you_mean(name, self._entries)}",
                 f"it holds: {', '.join(self._entries) or 'none yet'}",
             )
-        entry = self._entries[name]
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            list(threads.map(_write, self._matrices, self._weights, entry.forms))
-        return entry.model
+            list(threads.map(_write, self._matrices, self._weights, self._entries[name].forms))
+        return self._entries[name].model
 
 
 def _write(matrix: Matrix, weight: Array, form: _Scattered | _Packed) -> None:
-    """Set a matrix to a task's weights."""
     target = matrix.of(matrix.linear.weight.detach())
     # Rows that are picked one by one are no view of the weight.
-    is_view = matrix.rows is None or isinstance(matrix.rows, slice)
-    out = target.reshape(-1).numpy() if is_view else np.empty_like(weight)
+    out = target.reshape(-1).numpy() if isinstance(matrix.rows, slice) else np.empty_like(weight)
     form.write(weight, out)
-    if not is_view:
+    if not isinstance(matrix.rows, slice):
         matrix.linear.weight.detach()[matrix.rows] = torch.from_numpy(out).view(target.shape)

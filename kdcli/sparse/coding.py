@@ -21,7 +21,12 @@ def encode(mask: Array) -> Array:
     forms = {BITS: _huffman(np.packbits(flat).tobytes())}
     # At higher densities distances are the longer form, and slow.
     if np.count_nonzero(flat) < 0.25 * flat.size:
-        forms[GAPS] = _huffman(_gaps(flat).tobytes())
+        # How many removed weights lie before each kept one, as bytes.
+        gaps = np.diff(np.flatnonzero(flat), prepend=-1) - 1
+        steps = gaps // STEP
+        distances = np.full(int(steps.sum()) + gaps.size, STEP, np.uint8)
+        distances[np.cumsum(steps + 1) - 1] = gaps - STEP * steps
+        forms[GAPS] = _huffman(distances.tobytes())
     form = min(forms, key=lambda f: len(forms[f]))
     return np.frombuffer(bytes([form]) + forms[form], np.uint8)
 
@@ -47,15 +52,6 @@ def decode(coded: Array, size: int) -> Array:
     mask = np.zeros(size, bool)
     mask[places] = True
     return mask
-
-
-def _gaps(flat: Array) -> Array:
-    """How many removed weights lie before each kept one, as bytes."""
-    gaps = np.diff(np.flatnonzero(flat), prepend=-1) - 1
-    steps = gaps // STEP
-    coded = np.full(int(steps.sum()) + gaps.size, STEP, np.uint8)
-    coded[np.cumsum(steps + 1) - 1] = gaps - STEP * steps
-    return coded
 
 
 def _huffman(data: bytes) -> bytes:

@@ -24,23 +24,15 @@ from kdcli.errors import UsageError
 from kdcli.models.custom_class import COMPACT, custom_class, empty_model, load_tensors
 from kdcli.models.layout import PATHS, layout_for, linears
 
+# Share of empty rows, or columns, from which a matrix skips them; below, picking the others costs what it saves.
 SKIP_ABOVE = 0.5
-"""Share of empty rows, or columns, from which a matrix skips them; below, picking the others costs what it saves."""
 
 
 def compact(model: PreTrainedModel, *, drop_rows_below: int = 0) -> PreTrainedModel:
-    """A smaller model that computes the same; the given one stays as it is.
-
-    Args:
-        model: with its removed weights at zero, in eval mode.
-        drop_rows_below: treat rows with fewer weights as empty, which changes the outputs; 0 or 1 changes nothing.
-
-    Returns:
-        A model of class `Compact...` with the sizes of its layers in `config.compact_layers`.
-
-    Raises:
-        UsageError: a model type that cannot be compacted, or a compacted model.
-    """
+    """A smaller model that computes the same, of class `Compact...` with the sizes of its layers in
+    `config.compact_layers`; the given one, with its removed weights at zero and in eval mode, stays as it is.
+    `drop_rows_below`: treat rows with fewer weights as empty, which changes the outputs; 0 or 1 changes nothing. Raises
+    UsageError: a model type that cannot be compacted, or a compacted model."""
     kind = str(model.config.model_type)
     if kind not in PATHS:
         raise UsageError(f"{kind} cannot be compacted", f"supported: {', '.join(sorted(PATHS))}")
@@ -67,8 +59,7 @@ def compact(model: PreTrainedModel, *, drop_rows_below: int = 0) -> PreTrainedMo
         state |= {f"{inside}{number}.{name}": tensor.clone() for name, tensor in rest.items()}
         sizes.append(size)
     config = copy.deepcopy(model.config)
-    config.compact_layers = sizes
-    config.architectures = [f"Compact{type(model).__name__}"]
+    config.compact_layers, config.architectures = sizes, [f"Compact{type(model).__name__}"]
     compact_class = custom_class(config)
     assert compact_class is not None
     return load_tensors(empty_model(compact_class, config), state, base)
@@ -85,13 +76,11 @@ class _Part:
         self.bias = torch.zeros(rows).double() if linear.bias is None else linear.bias.detach().double().cpu().clone()
 
     @property
-    def rows(self) -> Tensor:
-        """Which rows hold a weight, bool."""
+    def rows(self) -> Tensor:  # which rows hold a weight, bool
         return self.weight.any(1)
 
     @property
-    def columns(self) -> Tensor:
-        """Which columns hold a weight, bool."""
+    def columns(self) -> Tensor:  # which columns hold a weight, bool
         return self.weight.any(0)
 
     def fold(self, constant: Tensor) -> None:
@@ -127,8 +116,7 @@ def _feed_forward(parts: dict[str, _Part], act: nn.Module) -> None:
     down.fold(torch.where(up.rows, 0, act(up.bias)))
     kept = up.rows & down.columns
     if not kept.any():
-        # No linear may be without a row.
-        kept[0] = True
+        kept[0] = True  # no linear may be without a row
     up.weight, up.bias, down.weight = up.weight[kept], up.bias[kept], down.weight[:, kept]
     # A constant unit that stays all the same must not count twice.
     down.weight[:, ~up.rows] = 0
@@ -141,17 +129,16 @@ def _attention(parts: dict[str, _Part], heads: int) -> int:
     kept_AK = (v.rows & o.columns).view(heads, -1)
     left = kept_AK.any(1)
     if not left.any():
-        # A layer needs a head; this one writes nothing.
-        left[0] = True
+        left[0] = True  # a layer needs a head; this one writes nothing
     each = kept_AK.shape[1]
     spans = [slice(a * each, (a + 1) * each) for a in left.nonzero()[:, 0].tolist()]
     scores = [_score_rows(q, k, span) for span in spans]
     values = [kept_AK.view(-1)[span].nonzero()[:, 0] + span.start for span in spans]
     # One width for all: torch's fast attention on the CPU needs keys and values of one width.
     width = max(1, *(len(rows[1]) for rows in scores), *(len(kept) for kept in values))
-    for part, number in ((q, 0), (k, 2)):
-        part.weight = torch.cat([_padded(rows[number], width) for rows in scores])
-        part.bias = torch.cat([_padded(rows[number + 1], width) for rows in scores])
+    q.weight, q.bias, k.weight, k.bias = (
+        torch.cat([_padded(x, width) for x in xs]) for xs in zip(*scores, strict=True)
+    )
     v.weight, v.bias = (torch.cat([_padded(x[kept], width) for kept in values]) for x in (v.weight, v.bias))
     o.weight = torch.cat([_padded(o.weight[:, kept].T, width) for kept in values]).T
     return len(spans)
@@ -159,8 +146,7 @@ def _attention(parts: dict[str, _Part], heads: int) -> int:
 
 def _score_rows(q: _Part, k: _Part, span: slice) -> list[Tensor]:
     """Rows and biases of a head's Q, and of its K, that its attention scores depend on."""
-    both = q.rows[span] & k.rows[span]
-    alone = ~q.rows[span] & k.rows[span]
+    both, alone = q.rows[span] & k.rows[span], ~q.rows[span] & k.rows[span]
     rows = [x[span][both] for x in (q.weight, q.bias, k.weight, k.bias)]
     constant_D = (q.bias[span][alone, None] * k.weight[span][alone]).sum(0)
     if constant_D.any():
@@ -170,5 +156,4 @@ def _score_rows(q: _Part, k: _Part, span: slice) -> list[Tensor]:
 
 
 def _padded(x: Tensor, width: int) -> Tensor:
-    """Append zeros to x until it has `width` rows."""
     return torch.cat([x, x.new_zeros(width - len(x), *x.shape[1:])])

@@ -26,10 +26,10 @@ from kdcli.models.matrices import matrices
 
 TOKENS = 64  # Columns of the dense factor that are computed at a time
 TIMED_BELOW = 0.35  # Density up to which the sparse form is timed at all: beyond it never won
+# Speed-up it must have, as timings vary; rounds of which the best counts; tokens it is timed with.
 GAIN, ROUNDS, LENGTH = 1.1, 5, 128
-"""Speed-up it must have, as timings vary; rounds of which the best counts; tokens it is timed with."""
+# Names of the activation in a feed-forward module that applies nothing else behind its linear.
 ACTIVATIONS = ("intermediate_act_fn", "activation")
-"""Names of the activation in a feed-forward module that applies nothing else behind its linear."""
 
 
 class SparseLinear(nn.Module):
@@ -40,7 +40,11 @@ class SparseLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         bias = torch.zeros(self.out_features) if linear.bias is None else linear.bias.detach().clone()
         self.bias = nn.Parameter(bias, requires_grad=False)
-        self.csr = _csr(linear.weight.detach())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns that its CSR is in beta
+            wide = linear.weight.detach().to_sparse_csr()
+            indices = wide.crow_indices().int(), wide.col_indices().int()
+            self.csr = torch.sparse_csr_tensor(*indices, wide.values(), linear.weight.shape, check_invariants=False)
 
     def product(self, x_IN: Tensor, out: Tensor | None = None) -> Tensor:
         """Compute [columns, tokens] -> [rows, tokens]."""
@@ -96,8 +100,7 @@ class SparseAttention(nn.Module):
             x_IN = x_NI[piece].T.contiguous()
             for part, into_DN in zip((self.q, self.k, self.v), qkv_DN, strict=True):
                 part.product(x_IN, out=into_DN[:, piece])
-        length = len(x_NI) // len(mask_BALL)
-        mixed = []
+        length, mixed = len(x_NI) // len(mask_BALL), []
         for row, mask_ALL in enumerate(mask_BALL):
             here = slice(row * length, (row + 1) * length)
             q_AKL, k_AKL, v_AKL = (x[:, here].view(self.heads, -1, length) for x in qkv_DN)
@@ -118,28 +121,11 @@ def _by_tokens(x: Tensor, rows: int, compute: Callable[[Tensor], Tensor]) -> Ten
     return out_NO.view(*x.shape[:-1], rows)
 
 
-def _csr(weight: Tensor) -> Tensor:
-    with warnings.catch_warnings():
-        # Torch warns that its CSR is in beta.
-        warnings.simplefilter("ignore")
-        wide = weight.to_sparse_csr()
-        return torch.sparse_csr_tensor(
-            wide.crow_indices().int(), wide.col_indices().int(), wide.values(), weight.shape, check_invariants=False
-        )
-
-
 def sparsify(model: PreTrainedModel, choose: Callable[[nn.Linear], bool] | None = None) -> PreTrainedModel:
-    """A copy of a model whose linears run sparse where that is faster; it shares all tensors with the model.
-
-    The copy is for inference: it cannot be saved or trained.
-
-    Args:
-        model: on the CPU in float32, its removed weights at zero.
-        choose: decides whether a linear runs sparse; else a timing does, one for all of a shape and nearly a density.
-
-    Raises:
-        UsageError: not float32 on the CPU, or compacted.
-    """
+    """A copy of a model, with its removed weights at zero, whose linears run sparse where that is faster; it shares all
+    tensors with the model. The copy is for inference: it cannot be saved or trained. `choose`: decides whether a linear
+    runs sparse; else a timing does, one for all of a shape and nearly a density. Raises UsageError: not float32 on the
+    CPU, or compacted."""
     for parameter in model.parameters():
         if parameter.device.type != "cpu" or parameter.dtype != torch.float32:
             raise UsageError(f"sparse inference is for float32 on the CPU, not {parameter.dtype} on {parameter.device}")
@@ -199,8 +185,7 @@ def _blocks(layer: nn.Module, layout: Layout, kind: str) -> Iterator[_Block]:
             (layout.down, layout.up, f"{inside}.{name}"),
         )
     if kind in PATHS:
-        attention, output = PATHS[kind][:2]
-        heads = layout.heads(layer)
+        (attention, output), heads = PATHS[kind][:2], layout.heads(layer)
         yield _Block(
             layer,
             tuple(of[letter] for letter in "QKVO"),
@@ -221,15 +206,13 @@ def faster_sparse(dense: tuple[nn.Linear, ...], now: Callable[[Tensor], Tensor],
 
 def faster(sparse: nn.Module, now: Callable[[Tensor], Tensor], width: int) -> bool:
     """Whether a module beats what there is, by the best of a few rounds of `LENGTH` tokens."""
-    x = torch.randn(1, LENGTH, width)
+    x, best = torch.randn(1, LENGTH, width), [float("inf"), float("inf")]
     forms: tuple[Callable[[Tensor], Any], ...] = (now, sparse)
-    best = [float("inf"), float("inf")]
     with torch.inference_mode():
         try:
             sparse(x)
         except RuntimeError:
-            # A torch without MKL has no such product.
-            return False
+            return False  # a torch without MKL has no such product
         now(x)
         for _ in range(ROUNDS):
             for i, form in enumerate(forms):

@@ -17,24 +17,16 @@ from kdcli.models.load import load_config, load_weights
 from kdcli.models.matrices import matrices
 from kdcli.sparse.mask_file import MaskInfo, apply_masks, check_base, read_mask
 
+# Keys of a configuration that say nothing about a task.
 NOT_OF_A_TASK = ("architectures", "dtype", "transformers_version", "_name_or_path", "torch_dtype", "auto_map")
-"""Keys of a configuration that say nothing about a task."""
 
 
 def load(base: str | Path, mask: str | Path | None = None, *, trust_remote_code: bool = False) -> PreTrainedModel:
-    """Load a model, in float32 and eval mode.
-
-    Args:
-        base: hub id, directory or `demo`; what kdcli wrote needs no `trust_remote_code`.
-        mask: a mask file made for this base; the model then has the head of the mask's task.
-
-    Returns:
-        The class that the mask names, or without a mask the one that the base's configuration names.
-
-    Raises:
-        UsageError: see `kdcli.models.load`, `read_mask`, `check_base` and `with_head`; a mask for a compacted model,
-            whose matrices are no longer the base's.
-    """
+    """Load a model, in float32 and eval mode, of the class that the mask names, or without a mask of the one that the
+    base's configuration names. `base`: hub id, directory or `demo`; what kdcli wrote needs no `trust_remote_code`.
+    `mask`: a mask file made for this base; the model then has the head of the mask's task. Raises UsageError: see
+    `kdcli.models.load`, `read_mask`, `check_base` and `with_head`; a mask for a compacted model, whose matrices are no
+    longer the base's."""
     source = str(base)
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
     if mask is None:
@@ -75,8 +67,7 @@ def with_head(base: PreTrainedModel, info: MaskInfo, head: Mapping[str, Tensor],
     transformers, or the head, from `source`, does not fit it."""
     if info.architecture is None:
         return base
-    task_class = _class(info.architecture)
-    if task_class is None:
+    if (task_class := _class(info.architecture)) is None:
         raise UsageError(
             f"{source} needs class {info.architecture}, which transformers {transformers.__version__} does not have"
         )
@@ -87,8 +78,7 @@ def with_head(base: PreTrainedModel, info: MaskInfo, head: Mapping[str, Tensor],
     model = empty_model(task_class, config)
     prefix, shared = f"{model.base_model_prefix}.", base.state_dict(keep_vars=True)
     tensors = {name: head.get(name, shared.get(name.removeprefix(prefix))) for name in model.state_dict()}
-    missing = sorted(name for name, tensor in tensors.items() if tensor is None)
-    if missing:
+    if missing := sorted(name for name, tensor in tensors.items() if tensor is None):
         raise UsageError(f"{source} lacks {len(missing)} tensors of {info.architecture}, for example {missing[0]}")
     try:
         return load_tensors(model, {name: t for name, t in tensors.items() if t is not None}, base)

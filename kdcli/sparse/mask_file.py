@@ -88,19 +88,10 @@ def write_mask(
     head: Mapping[str, Tensor] | None = None,
     scores: Mapping[str, Tensor] | None = None,
 ) -> MaskInfo:
-    """Write a mask file atomically.
-
-    Args:
-        masks: by `Matrix.name`, bool [out, in].
-        head: parameters of the task's model that are not the base's, see `kdcli.sparse.load.task_part`.
-        scores: by `Matrix.name`, to cut at another density later; stored in float16.
-
-    Returns:
-        `info` with densities and shapes filled in.
-
-    Raises:
-        MachineError: the disk is full or not writable; an older file of that name is untouched.
-    """
+    """Write a mask file atomically; returns `info` with densities and shapes filled in. `masks`: by `Matrix.name`, bool
+    [out, in]. `head`: parameters of the task's model that are not the base's, see `kdcli.sparse.load.task_part`.
+    `scores`: by `Matrix.name`, to cut at another density later; stored in float16. Raises MachineError: the disk is
+    full or not writable; an older file of that name is untouched."""
     densities = {name: float(mask.float().mean()) for name, mask in masks.items()}
     shapes = {name: (mask.shape[0], mask.shape[1]) for name, mask in masks.items()}
     info = info.model_copy(update={"densities": densities, "shapes": shapes})
@@ -111,10 +102,14 @@ def write_mask(
         raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         # Compressed, as a head made of label words is mostly an identity matrix.
         tensors[f"head.{name}"] = torch.frombuffer(bytearray(zlib.compress(raw, 6)), dtype=torch.uint8)
-    for name, tensor in (scores or {}).items():
-        tensors[f"scores.{name}"] = tensor.detach().cpu().half().contiguous()
+    tensors |= {f"scores.{name}": t.detach().cpu().half().contiguous() for name, t in (scores or {}).items()}
     header = {"format": FORMAT, "sha256": NO_DIGEST, "info": info.model_dump_json(), "head": json.dumps(parts)}
-    data = _sorted_header(save_tensors(tensors, header))
+    data = save_tensors(tensors, header)
+    # With sorted keys in the header, whose order safetensors varies: equal masks are equal files.
+    (size,) = struct.unpack("<Q", data[:8])
+    keys = json.dumps(json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":")).encode()
+    keys += b" " * (-len(keys) % 8)
+    data = struct.pack("<Q", len(keys)) + keys + data[8 + size :]
     at = data.index(f'"sha256":"{NO_DIGEST}"'.encode()) + len(b'"sha256":"')
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,18 +117,21 @@ def write_mask(
     return info
 
 
-def _sorted_header(data: bytes) -> bytes:
-    """The same file with sorted keys in its header, whose order safetensors varies: equal masks are equal files."""
-    (size,) = struct.unpack("<Q", data[:8])
-    header = json.dumps(json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    return struct.pack("<Q", len(header)) + header + data[8 + size :]
-
-
 def read_mask(path: Path) -> MaskFile:
     """Read a mask file; a missing, damaged or foreign one is a `UsageError`."""
-    data = _read_checked(path)
-    size = struct.unpack("<Q", data[:8])[0]
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"the mask file {path} cannot be read: {error.strerror}") from None
+    size = struct.unpack("<Q", data[:8])[0] if len(data) >= 8 else len(data)
+    if (digest := DIGEST.search(data, 8, min(8 + size, len(data)))) is None:
+        raise UsageError(
+            f"{path} is no mask file of kdcli, or damaged: no hash in its header",
+            f"{COPY_AGAIN}; a model is no mask, and an .npy of the SMP authors is for `kdcli mask apply` and `compact`",
+        )
+    start, end = digest.span(1)
+    if hashlib.sha256(data[:start] + NO_DIGEST.encode() + data[end:]).hexdigest().encode() != digest[1]:
+        raise UsageError(f"{path} is damaged: its hash is not that of its content", COPY_AGAIN)
     header = json.loads(data[8 : 8 + size]).get("__metadata__", {})
     if header.get("format") != FORMAT:
         raise UsageError(f"{path} is a mask file of format {header.get('format')!r}; this version reads {FORMAT!r}")
@@ -155,37 +153,12 @@ def read_mask(path: Path) -> MaskFile:
     return MaskFile(info, masks, path, head, scores)
 
 
-def _read_checked(path: Path) -> bytes:
-    """The bytes of a mask file whose hash is right."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"the mask file {path} cannot be read: {error.strerror}") from None
-    size = struct.unpack("<Q", data[:8])[0] if len(data) >= 8 else len(data)
-    digest = DIGEST.search(data, 8, min(8 + size, len(data)))
-    if digest is None:
-        raise UsageError(
-            f"{path} is no mask file of kdcli, or damaged: no hash in its header",
-            f"{COPY_AGAIN}; a model is no mask, and an .npy of the SMP authors is for `kdcli mask apply` and `compact`",
-        )
-    start, end = digest.span(1)
-    if hashlib.sha256(data[:start] + NO_DIGEST.encode() + data[end:]).hexdigest().encode() != digest[1]:
-        raise UsageError(f"{path} is damaged: its hash is not that of its content", COPY_AGAIN)
-    return data
-
-
 def read_smp(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:
-    """Read the masks that the authors of static model pruning publish (https://arxiv.org/abs/2210.06210): one `.npy`.
-
-    It holds the bits of all matrices packed one after the other, in the string order of the weights' names: layer 0, 1,
-    10, 11, 2, ..., and in a layer attention output, key, query, value, then feed-forward up and down.
-
-    Returns:
-        `Matrix.name` -> bool [out, in].
-
-    Raises:
-        UsageError: no such file, not an `.npy` of bytes, or not as many weights as the model has.
-    """
+    """Read the masks that the authors of static model pruning publish (https://arxiv.org/abs/2210.06210): `Matrix.name`
+    -> bool [out, in]. Their `.npy` holds the bits of all matrices packed one after the other, in the string order of
+    the weights' names: layer 0, 1, 10, 11, 2, ..., and in a layer attention output, key, query, value, then
+    feed-forward up and down. Raises UsageError: no such file, not an `.npy` of bytes, or not as many weights as the
+    model has."""
     try:
         with path.open("rb") as file:
             packed = np.lib.format.read_array(file, allow_pickle=False)
@@ -214,8 +187,7 @@ def check_base(mask: MaskFile, model: PreTrainedModel, source: str) -> None:
         raise UsageError(
             f"{mask.path} masks a {info.model_type} ({info.base}); {source} is a {kind}", f"use --base {info.base}"
         )
-    own = base_hash(model)
-    if own != info.base_sha256:
+    if (own := base_hash(model)) != info.base_sha256:
         raise UsageError(
             f"{mask.path} was made for {info.base}, whose masked weights have the hash {info.base_sha256}; "
             f"those of {source} have {own}",
@@ -244,5 +216,5 @@ def apply_masks(model: PreTrainedModel, masks: Mapping[str, Tensor]) -> None:
     check_fit(masks, model, "the mask")
     with torch.no_grad():
         for matrix in matrices(model):
-            weight, rows = matrix.linear.weight, slice(None) if matrix.rows is None else matrix.rows
+            weight, rows = matrix.linear.weight, matrix.rows
             weight[rows] = weight[rows].masked_fill(~masks[matrix.name].to(weight.device), 0)
