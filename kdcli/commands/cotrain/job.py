@@ -130,7 +130,6 @@ class OnText:
         return load_text_pair(self.recipe, trust_remote_code=self.session.trust_remote_code)
 
     def build(self, recipe: CotrainRecipe, pair: Pair) -> tuple[Job, Schedule, float]:
-        """Job, schedule and steps per pass of one run."""
         mask, temperature, schedule = recipe.data.mask, recipe.temperature, self.schedule
         tokens = tokens_of(pair.models[TEACHER].tokenizer, str(recipe.teacher))
         train, held_out = (
@@ -201,7 +200,6 @@ class OnTask:
         return load_task_pair(self.recipe, self.task)
 
     def build(self, recipe: CotrainTaskRecipe, pair: Pair) -> tuple[Job, Schedule, float]:
-        """Job, schedule and steps per pass of one run: the student's fine-tuning with both models in its step."""
         task, kind, student = self.task, self.task.data.task.kind, pair.models[STUDENT]
         assert isinstance(student, TaskModel)
         models = pair.captured(recipe.dropout, Needs(logits=True))

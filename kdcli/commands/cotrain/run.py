@@ -82,7 +82,6 @@ class PairStage:
         return {name: self.folder / name for name in names_of(self.resolved.recipe).values()}
 
     def build(self) -> StageJob:
-        """Load both models and make the job."""
         if self.alone:
             Progress.log("the same models without each other")
         self.pair = self.pair or self.data.load()
@@ -92,7 +91,6 @@ class PairStage:
         return StageJob(job, schedule, steps_per_pass, cards)
 
     def finish(self, outcome: Outcome) -> None:
-        """Save and evaluate both models."""
         assert self.pair is not None
         cards = {}
         for (name, folder), loaded in zip(self.folders.items(), self.pair.models.values(), strict=True):
@@ -134,7 +132,6 @@ class PairRun:
     community: LoadedModel | None
 
     def report(self) -> None:
-        """Compare both models with the comparison run and the community teacher."""
         main, *others = self.stages
         data, session, contents = main.data, main.session, main.contents
         sources = {name: str(folder) for name, folder in main.folders.items()}

@@ -85,10 +85,8 @@ class Copies:
     notes: list[str]
 
     def to_json(self) -> str:
-        """All fields."""
         return json.dumps({"file": str(self.file), "copies": self.count, "notes": self.notes}, indent=2)
 
     def renderables(self) -> Iterable[str]:
-        """The same as text."""
         yield from self.notes
         yield f"{self.count:,} rows in {self.file}"

@@ -23,8 +23,7 @@ on_task = partial(typer.Option, rich_help_panel=ON_TASK)
 def distill(
     teacher: Annotated[str | None, typer.Argument(help="Hub id, directory, or 'demo'.")] = None,
     to: Annotated[
-        list[str] | None,
-        typer.Option(metavar="LxH[:FFN][@HEADS]", help="Student shape, e.g. 6x768; may be repeated."),
+        list[str] | None, typer.Option(metavar="LxH[:FFN][@HEADS]", help="Student shape, e.g. 6x768; may be repeated.")
     ] = None,
     method: Annotated[
         str | None,

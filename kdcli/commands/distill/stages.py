@@ -30,7 +30,7 @@ from kdcli.downstream.settings import FinetuneRecipe
 from kdcli.downstream.task import PreparedTask, TrainedModel, order_and_schedule, predict, quality_of
 from kdcli.losses import build_objective, on_tasks
 from kdcli.models.capture import Capture
-from kdcli.models.card import describe
+from kdcli.models.card import describe, describe_source
 from kdcli.models.heads import AUTO_CLASS, TaskModel
 from kdcli.models.load import load_encoder, location, save_model
 from kdcli.models.shape import build_student, set_dropout, shape_of
@@ -106,8 +106,7 @@ class TaskRun:
     @cached_property
     def teacher_card(self) -> dict[str, Any]:
         """The teacher as a report describes it."""
-        folder = Path(location(self.teachers[0].source))
-        return describe(self.teachers[0].model, self.teachers[0].source, folder if folder.is_dir() else None)
+        return describe_source(self.teachers[0].model, self.teachers[0].source)
 
     @cached_property
     def teacher_evaluations(self) -> list[dict[str, Any]]:
@@ -192,7 +191,6 @@ class TaskRun:
         finish_claimed(self.task, recipe, self.folder / ALONE, trained, timed=False)
 
     def report(self) -> None:
-        """Save the student and report it beside its teacher and itself undistilled."""
         if not self.session.is_main:
             return
         recipe, folder, headed = self.recipe, self.folder, self.trained.headed

@@ -158,7 +158,6 @@ class TextStage:
         return self.folder if len(self.shapes) == 1 else self.folder / as_directory(name)
 
     def build(self) -> StageJob:
-        """Load the teacher, build the students, and make their job."""
         run, corpus, schedule = self.run, self.run.corpus, self.run.schedule
         masked = _is_masked(self.resolved.recipe)
         self.teacher = teacher = self._load_teacher()
@@ -179,7 +178,6 @@ class TextStage:
         return StageJob(job, schedule, len(corpus.train) / schedule.batch_size, cards)
 
     def finish(self, outcome: Outcome) -> None:
-        """Save the students, score them on the downstream tasks, and report."""
         run, teacher = self.run, self.teacher
         assert teacher is not None
         if run.session.is_main:

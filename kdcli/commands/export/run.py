@@ -83,11 +83,9 @@ class Exported:
     folder: Path
 
     def to_json(self) -> str:
-        """export.json."""
         return json.dumps(self.facts, indent=2)
 
     def renderables(self) -> Iterable[Any]:
-        """One table, the notes and the directory."""
         table = Table("", "", show_header=False, box=None)
         for key in ("source", "format", "precision"):
             table.add_row(key, self.facts[key])

@@ -39,7 +39,6 @@ class _Grid:
     task: PreparedTask
 
     def report(self) -> None:
-        """Choose a run, copy its model and report it; delete the other models."""
         if len(self.stages) == 1 or not self.task.session.is_main:
             return
         task, recipe, stages = self.task, self.resolved.recipe, self.stages

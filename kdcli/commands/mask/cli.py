@@ -30,9 +30,7 @@ def mask_info(file: MaskPath, **shared: Any) -> None:
 @mask.command("diff")
 @with_options("json")
 def mask_diff(
-    first: MaskPath,
-    second: Annotated[Path, typer.Argument(help="Another one of the same base.")],
-    **shared: Any,
+    first: MaskPath, second: Annotated[Path, typer.Argument(help="Another one of the same base.")], **shared: Any
 ) -> None:
     """Compare two masks."""
     from kdcli.commands.mask import run

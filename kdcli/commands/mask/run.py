@@ -34,11 +34,9 @@ class MaskResult:
     table: list[list[str]] = field(default_factory=list)
 
     def to_json(self) -> str:
-        """The facts."""
         return json.dumps(self.facts, indent=2)
 
     def renderables(self) -> Iterable[Any]:
-        """The table, then the lines."""
         if self.table:
             header, *rows = self.table
             shown = Table(header[0], *(Column(name, justify="right") for name in header[1:]), header_style="bold")

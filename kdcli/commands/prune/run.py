@@ -46,7 +46,6 @@ class PruneStage:
     built: Pruning | None = None
 
     def build(self) -> StageJob:
-        """Load the model, put masks on it and make the job."""
         task, recipe = self.task, self.resolved.recipe
         Progress.log(f"{recipe.method}, sparsity {recipe.sparsity[0]:g}")
         headed = self.headed or _load(recipe, task)
@@ -61,7 +60,6 @@ class PruneStage:
         return StageJob(built.job, built.schedule, order.steps_of_pass, {DENSE: built.dense})
 
     def finish(self, outcome: Outcome) -> None:
-        """Predict, save every form of the model and report."""
         assert self.built is not None
         task, built, self.built = self.task, self.built, None
         if outcome.best_step is not None:
@@ -84,7 +82,6 @@ class PruneRun:
     stages: list[PruneStage]
 
     def report(self) -> None:
-        """Compare several stages; a single one wrote the report."""
         if len(self.stages) > 1 and self.stages[0].task.session.is_main:
             combine(self.folder, self.resolved.recipe, self.stages)
 
