@@ -96,17 +96,12 @@ def _distill_on_task(given: Mapping[str, Any]) -> None:
         if given[name]:
             raise UsageError(f"--{name.replace('_', '-')} belongs to distilling on text, not on a task")
     copies = True if given["augment_only"] or given["glove"] or given["augment_model"] else None
-    own = {
-        **{name: given[name] for name in ("teacher", "method", "task", "more_teachers")},
-        "student.to": given["to"],
-        "student.source": given["student"],
-        "general.use": True if given["general"] or given["corpus"] else None,
-        "general.run": given["general"],
-        "general.source": given["corpus"],
-        "augment.use": given["augment"] if given["augment"] is not None else copies,
-        "augment.model": given["augment_model"],
-        "augment.glove": given["glove"],
-    }
+    own = {name: given[name] for name in ("teacher", "method", "task", "more_teachers")}
+    own |= {"student.to": given["to"], "student.source": given["student"]}
+    own |= {"general.run": given["general"], "general.source": given["corpus"]}
+    own |= {"augment.model": given["augment_model"], "augment.glove": given["glove"]}
+    own["general.use"] = True if given["general"] or given["corpus"] else None
+    own["augment.use"] = given["augment"] if given["augment"] is not None else copies
     options = {"recipe": given["recipe"], "sets": given["sets"] or (), "options": own | training_options(given)}
     from kdcli.commands.distill.recipes import ablations, task_recipe
 

@@ -3,18 +3,15 @@
 A batch of token ids -> the teacher's signals, once -> the loss of every student -> engine -> saved students -> report.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from kdcli.bench.latency import Latency, Subject
-from kdcli.commands.distill.assistant import as_directory, assistant_recipe, assistant_shape, short_name, student_shapes
+from kdcli.bench.latency import Subject
 from kdcli.commands.distill.settings import DistillRecipe
 from kdcli.commands.distill.student import Student, distill_job, freeze_unreached, teacher_needs
 from kdcli.data.batches import BatchOrder
@@ -26,11 +23,11 @@ from kdcli.errors import UsageError
 from kdcli.losses import build_objective, check_settings, inputs
 from kdcli.losses.hard import labelled
 from kdcli.metrics.probe import probe_demo
-from kdcli.models.card import describe
+from kdcli.models.card import describe, describe_source
 from kdcli.models.layout import layout_for
 from kdcli.models.load import LoadedModel, load_encoder, location, save_model
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
-from kdcli.models.shape import InitializedStudent, build_student
+from kdcli.models.shape import InitializedStudent, build_student, parse_shape
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
 from kdcli.report.finish import RunResult, measure, write_report
@@ -59,10 +56,10 @@ class TextRun:
     corpus: Corpus
     schedule: Schedule
     downstream: Tasks
-    stages: list[TextStage]
+    stages: "list[TextStage]"
 
     def report(self) -> None:
-        """The last stage wrote the report."""
+        """The last stage wrote it."""
 
 
 def check_text(recipe: DistillRecipe) -> None:
@@ -105,19 +102,11 @@ def prepare_text(resolved: Resolved[DistillRecipe], invocation: Invocation, sess
     for shape in shapes.values():
         build_objective(recipe.method, recipe.loss, assistant or teacher.shape, shape)
     # Before the corpus, which may take hours to tokenise.
-    tasks: Tasks = {}
-    if recipe.eval.tasks:
-        tasks = opened(recipe.eval, str(recipe.teacher), recipe.train.seed, invocation, session)
+    tasks = opened(recipe.eval, str(recipe.teacher), recipe.train.seed, invocation, session)
     with session.accelerator.main_process_first():
-        corpus = open_corpus(
-            recipe.data.source,
-            teacher.tokenizer,
-            max_length=recipe.data.max_length,
-            column=recipe.data.column,
-            isolated=recipe.data.pack_isolated,
-            held_out_blocks=recipe.data.held_out_blocks,
-            log=Progress.log,
-        )
+        how = recipe.data.model_dump(include={"max_length", "column", "held_out_blocks"})
+        isolated = recipe.data.pack_isolated
+        corpus = open_corpus(recipe.data.source, teacher.tokenizer, isolated=isolated, log=Progress.log, **how)
     schedule = make_schedule(recipe.train, len(corpus.train) / recipe.train.batch_size)
     run = TextRun(resolved, invocation, folder, session, teacher, corpus, schedule, tasks, [])
     if assistant is not None:
@@ -149,7 +138,7 @@ class TextStage:
     folder: Path
     resolved: Resolved[DistillRecipe]
     shapes: Mapping[str, ModelShape]
-    assistant: TextStage | None = None
+    assistant: "TextStage | None" = None
     teacher: LoadedModel | None = None
     students: dict[str, Student] = field(default_factory=dict)
 
@@ -248,8 +237,7 @@ class TextStage:
     def _report(self, outcome: Outcome, scores: list[dict[str, Any]], final: bool) -> None:
         """Write the stage's report; the last one also shows the assistant, probes and measures latency."""
         run, recipe, teacher = self.run, self.resolved.recipe, self.run.teacher
-        source = location(teacher.source)
-        cards = {TEACHER: describe(teacher.model, teacher.source, Path(source) if Path(source).is_dir() else None)}
+        cards = {TEACHER: describe_source(teacher.model, teacher.source)}
         notes = [f"{name}: {note}" for name, (task, _) in run.downstream.items() for note in task.notes if scores]
         if self.assistant is not None:
             cards[ASSISTANT] = RunResult.read(self.assistant.folder).report.models[ASSISTANT].model_dump()
@@ -259,23 +247,15 @@ class TextStage:
             )
         folders = {name: self.model_folder(name) for name in self.shapes}
         cards |= {name: describe(self.students[name].encoder, str(f), f) for name, f in folders.items()}
-        subjects = [Subject(TEACHER, source), *(Subject(name, str(folder)) for name, folder in folders.items())]
-        latency = measure(subjects, recipe.measure, run.session) if final else Latency()
+        sources = {TEACHER: location(teacher.source)} | {name: str(folder) for name, folder in folders.items()}
+        subjects = list(map(Subject, sources, sources.values()))
+        contents: dict[str, Any] = {"cards": cards, "folders": folders, "outcome": outcome, "notes": notes}
+        contents["latency"] = measure(subjects, recipe.measure, run.session) if final else None
         probes = self._demo_probes() if final and recipe.data.source == "demo" else {}
         losses = held_out_losses(RunDir(self.folder), list(self.shapes))
-        write_report(
-            RunDir(self.folder),
-            command="distill",
-            recipe=recipe.model_dump(),
-            cards=cards,
-            folders=folders,
-            latency=latency,
-            outcome=outcome,
-            quality=quality_of(scores) | probes | {HELD_OUT: losses},
-            notes=notes,
-            auto_class="AutoModelForMaskedLM" if _is_masked(recipe) else "AutoModel",
-            evaluations=scores,
-        )
+        contents |= {"evaluations": scores, "quality": quality_of(scores) | probes | {HELD_OUT: losses}}
+        contents["auto_class"] = "AutoModelForMaskedLM" if _is_masked(recipe) else "AutoModel"
+        write_report(RunDir(self.folder), command="distill", recipe=recipe.model_dump(), **contents)
 
     def _demo_probes(self) -> dict[str, dict[str, dict[str, float]]]:
         """Linear probes of the demo tasks: the teacher, every student, and its copy of the teacher before training."""
@@ -304,3 +284,55 @@ def held_out_losses(run_dir: RunDir, names: list[str]) -> dict[str, dict[str, fl
             terms = {k.removeprefix(prefix): v for k, v in losses.items() if k.startswith(prefix) and k != "loss"}
             quality[label] = {"loss": sum(terms.values())} | terms
     return quality
+
+
+def student_shapes(recipe: DistillRecipe, teacher: ModelShape) -> dict[str, ModelShape]:
+    """The students' shapes by name in the report: `student`, or with several students the shape as given."""
+    texts = recipe.student.to
+    if len(set(texts)) < len(texts):
+        raise UsageError(f"--to names a shape twice: {', '.join(texts)}")
+    parsed = {text: parse_shape(text, teacher) for text in texts}
+    return parsed if len(parsed) > 1 else {"student": next(iter(parsed.values()))}
+
+
+def assistant_shape(
+    recipe: DistillRecipe, teacher: ModelShape, students: Mapping[str, ModelShape]
+) -> ModelShape | None:
+    """The shape of the teacher assistant that all students learn from, if they need one (MiniLM, arXiv 2002.10957,
+    section 3.3). A student with at most half the teacher's layers and half its width learns better from an assistant,
+    which has the teacher's layers and the student's width and learnt from the teacher."""
+    if recipe.assistant == "none":
+        return None
+    if recipe.assistant != "auto":
+        return parse_shape(recipe.assistant, teacher)
+    needed: dict[str, ModelShape | None] = dict.fromkeys(students)
+    for name, shape in students.items():
+        if 2 * shape.layers <= teacher.layers and 2 * shape.hidden <= teacher.hidden:
+            needed[name] = replace(shape, layers=teacher.layers)
+    if len(set(needed.values())) > 1:
+        listed = "; ".join(f"{name}: {shape or 'none'}" for name, shape in needed.items())
+        raise UsageError(
+            f"the students need different teacher assistants ({listed}), so one teacher pass cannot serve them",
+            "distil them one by one, or give one --assistant for all (none, or LxH)",
+        )
+    return next(iter(needed.values()))
+
+
+def assistant_recipe(resolved: Resolved[DistillRecipe], short: str) -> Resolved[DistillRecipe]:
+    """The recipe that alone repeats the assistant's stage; `short` is its shape."""
+    recipe = resolved.recipe
+    student = recipe.student.model_copy(update={"to": [short], "layers": None})
+    origins = dict(resolved.origins) | {"student.to": "teacher assistant", "assistant": "teacher assistant"}
+    return Resolved(recipe.model_copy(update={"student": student, "assistant": "none"}), origins)
+
+
+def short_name(shape: ModelShape, teacher: ModelShape) -> str:
+    """A shape without the parts that the grammar fills in: `6x384` for `6x384:1536@12`."""
+    ffn = "" if shape.ffn == round(shape.hidden * teacher.ffn / teacher.hidden) else f":{shape.ffn}"
+    heads = "" if shape.heads == teacher.heads else f"@{shape.heads}"
+    return f"{shape.layers}x{shape.hidden}{ffn}{heads}"
+
+
+def as_directory(name: str) -> str:
+    """A name for a directory; some file systems refuse ':'."""
+    return name.replace(":", "_")
