@@ -81,7 +81,6 @@ class PairStep:
         self.modules = {name: models[role] for role, name in self.names.items()}
 
     def __call__(self, batch: Batch) -> StepLoss:
-        """The loss, and every term without its weight."""
         frozen = self.community.signals(batch).logits if self.community is not None else None
         signals = {role: model(batch) for role, model in self.models.items()}
         student = signals[STUDENT]
@@ -126,7 +125,6 @@ class OnText:
     auto_class: str = "AutoModelForMaskedLM"
 
     def load(self) -> Pair:
-        """Both models as they start."""
         return load_text_pair(self.recipe, trust_remote_code=self.session.trust_remote_code)
 
     def build(self, recipe: CotrainRecipe, pair: Pair) -> tuple[Job, Schedule, float]:
@@ -150,16 +148,9 @@ class OnText:
 
         step = PairStep(recipe, pair.captured(recipe.dropout, needs), losses, community)
         step.freeze_idle(train.batch(np.arange(1)))
-        job = Job(
-            modules=step.modules,
-            step=step,
-            examples=train,
-            order=PassOrder(BatchOrder(len(train), schedule.batch_size, schedule.seed)),
-            held_out=held_out,
-            batch_weight=lambda batch: labelled("tokens", batch["labels"]),
-            param_group=step.param_group,
-        )
-        return job, schedule, len(train) / schedule.batch_size
+        order = PassOrder(BatchOrder(len(train), schedule.batch_size, schedule.seed))
+        job = Job(step.modules, step, train, order, held_out, lambda batch: labelled("tokens", batch["labels"]))
+        return replace(job, param_group=step.param_group), schedule, len(train) / schedule.batch_size
 
     def evaluate(self, pair: Pair, folder: Path) -> tuple[list[dict[str, Any]], Quality]:
         """Evaluations (none) and held-out losses of a finished run."""
@@ -196,7 +187,6 @@ class OnTask:
     auto_class: str
 
     def load(self) -> Pair:
-        """Both models as they start."""
         return load_task_pair(self.recipe, self.task)
 
     def build(self, recipe: CotrainTaskRecipe, pair: Pair) -> tuple[Job, Schedule, float]:
@@ -220,7 +210,6 @@ class OnTask:
         return job, schedule, job.order.steps_of_pass
 
     def evaluate(self, pair: Pair, folder: Path) -> tuple[list[dict[str, Any]], Quality]:
-        """Evaluations and metrics of both models."""
         task, evaluations = self.task, []
         for name, model in pair.models.items():
             assert isinstance(model, TaskModel)

@@ -61,17 +61,10 @@ class _Grid:
         assert report.training is not None
         selection = {"metric": metric, "on": chosen_on(task, recipe), "settings": runs[chosen]["settings"]}
         selection |= {"seed": runs[chosen]["seed"], "runs": runs}
-        write_finetune_report(
-            task,
-            self.folder,
-            recipe,
-            report.models[FINETUNED].model_dump() | {"id": str(self.folder)},
-            timed=True,
-            outcome=Outcome(**report.training.model_dump()),
-            notes=report.notes,
-            evaluations=[e.model_dump() for e in report.evaluations],
-            selection=selection,
-        )
+        contents = {"outcome": Outcome(**report.training.model_dump()), "notes": report.notes, "selection": selection}
+        contents["evaluations"] = [e.model_dump() for e in report.evaluations]
+        card = report.models[FINETUNED].model_dump() | {"id": str(self.folder)}
+        write_finetune_report(task, self.folder, recipe, card, timed=True, **contents)
         for stage in stages:
             (stage.folder / WEIGHTS).unlink(missing_ok=True)
 

@@ -169,7 +169,6 @@ class Trace:
             self.lists = json.loads(self.file.read_text("utf-8"))
 
     def after(self, done: int) -> None:
-        """Add a point after a step, if it is one that is traced."""
         self.lists = {name: [p for p in points if p["step"] < done] for name, points in self.lists.items()}
         if done % self.every and done != self.steps:
             return
