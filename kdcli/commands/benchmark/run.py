@@ -40,10 +40,8 @@ from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir, numbered
 from kdcli.types import ModelShape
 
-COMPARED_TEXTS = 16
-"""Real texts on which backends are compared with torch in float32."""
-LENGTH_TEXTS = 2000
-"""Real texts for the lengths of `padding: data`."""
+COMPARED_TEXTS = 16  # Real texts on which backends are compared with torch in float32
+LENGTH_TEXTS = 2000  # Real texts for the lengths of `padding: data`
 
 
 @dataclass(frozen=True)

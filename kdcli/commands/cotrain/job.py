@@ -33,14 +33,9 @@ from kdcli.training.run_dir import RunDir
 from kdcli.training.session import Session
 from kdcli.types import Batch, Job, Needs, ParamGroup, Schedule, Signals, StepLoss
 
-PARTNERS = ("student-1", "student-2")
-"""Names of the two models beside a community teacher, where neither is one."""
-
-STANDALONE = "standalone"
-"""Directory of the comparison run, and suffix of its models' names."""
-
-HELD_OUT = "held-out MLM loss"
-"""Quality row with the loss on masked tokens of held-out text."""
+PARTNERS = ("student-1", "student-2")  # Names of the two models beside a community teacher, where neither is one
+STANDALONE = "standalone"  # Directory of the comparison run, and suffix of its models' names
+HELD_OUT = "held-out MLM loss"  # Quality row with the loss on masked tokens of held-out text
 
 Recipe = CotrainRecipe | CotrainTaskRecipe
 Quality = dict[str, dict[str, dict[str, float]]]
@@ -66,8 +61,7 @@ class Losses:
     community: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
-MakeLosses = Callable[[Signals, Batch], Losses]
-"""The losses of a batch, from the student's signals and the batch."""
+MakeLosses = Callable[[Signals, Batch], Losses]  # The losses of a batch, from the student's signals and the batch
 
 
 class PairStep:

@@ -73,5 +73,5 @@ class CotrainTaskRecipe(PairSettings, OnTask):
     train: CotrainTaskTrainSettings = CotrainTaskTrainSettings()
 
 
+# Folder of `recipes/` -> settings model.
 RECIPES: dict[str, type[Section]] = {"cotrain": CotrainRecipe, "cotrain-task": CotrainTaskRecipe}
-"""Folder of `recipes/` and settings model of each kind of recipe of this verb."""

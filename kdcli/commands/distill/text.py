@@ -40,8 +40,7 @@ from kdcli.training.run_dir import RunDir
 from kdcli.training.session import Session
 from kdcli.types import Examples, ModelShape, Outcome, Schedule, real_tokens
 
-HELD_OUT = "held-out loss"
-"""Quality row of the distillation loss on held-out text."""
+HELD_OUT = "held-out loss"  # Quality row of the distillation loss on held-out text
 
 
 @dataclass(frozen=True)

@@ -48,10 +48,9 @@ class _Grid:
         alike = [range(first, first + recipe.seeds) for first in range(0, len(stages), recipe.seeds)]
         best = max(alike, key=lambda numbers: statistics.fmean(scores[n][metric] for n in numbers))
         chosen = max(best, key=lambda n: scores[n][metric])
-        runs = [
-            {"settings": settings, "seed": stage.resolved.recipe.train.seed, "metrics": metrics}
-            for settings, stage, metrics in zip(self.settings, stages, scores, strict=True)
-        ]
+        seeds = [stage.resolved.recipe.train.seed for stage in stages]
+        found = zip(self.settings, seeds, scores, strict=True)
+        runs = [{"settings": values, "seed": seed, "metrics": metrics} for values, seed, metrics in found]
         # Model, tokenizer and log.jsonl.
         for file in stages[chosen].folder.iterdir():
             if file.is_file() and file.name not in (RECIPE, REPORT):
