@@ -106,18 +106,14 @@ def _distill_on_task(given: Mapping[str, Any]) -> None:
     from kdcli.commands.distill.recipes import ablations, task_recipe
 
     resolved, invocation = task_recipe(**options), invocation_of(given)
+    ablate = given["ablate"] if given["augment_only"] is None else None
+    listed = ablations(ablate) if ablate is not None else {}
+    variants = {name: task_recipe(**options, overrides=changes) for name, changes in listed.items()}
+    from kdcli.commands.distill import run, task
+
     result: Any
     if given["augment_only"] is not None:
-        from kdcli.commands.distill.task import write_copies
-
-        result = write_copies(resolved, invocation, given["augment_only"])
-    elif given["ablate"] is not None:
-        from kdcli.commands.distill.variants import run_variants
-
-        variants = {name: task_recipe(**options, overrides=over) for name, over in ablations(given["ablate"]).items()}
-        result = run_variants(variants, invocation)
+        result = task.write_copies(resolved, invocation, given["augment_only"])
     else:
-        from kdcli.commands.distill import run as command
-
-        result = command.run_on_task(resolved, invocation)
+        result = run.run_variants(variants, invocation) if variants else run.run_on_task(resolved, invocation)
     show(result, as_json=given["json"])

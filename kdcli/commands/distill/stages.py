@@ -222,10 +222,9 @@ class TaskRun:
     def _save_copy(self, folder: Path) -> None:
         if (folder / WEIGHTS).is_file():
             return
-        teacher, settings = self.teachers[0], self.recipe.student
+        teacher, how = self.teachers[0], self.recipe.student.model_dump(include={"init", "layers"})
         model = load_encoder(teacher.source, trust_remote_code=self.session.trust_remote_code).model
-        how: dict[str, Any] = {"init": settings.init, "layers": settings.layers, "seed": self.recipe.train.seed}
-        built = build_student(model, self.shape, **how)
+        built = build_student(model, self.shape, seed=self.recipe.train.seed, **how)
         for note in built.notes:
             Progress.log(f"{STUDENT}: {note}")
         save_model(built.model, teacher.tokenizer, folder)

@@ -38,7 +38,7 @@ from kdcli.training.launch import choose_output_dir, make_schedule
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
 from kdcli.training.session import Session
-from kdcli.types import Examples, ModelShape, Outcome, Schedule, real_tokens
+from kdcli.types import Batch, Examples, ModelShape, Outcome, Schedule, real_tokens
 
 HELD_OUT = "held-out loss"  # Quality row of the distillation loss on held-out text
 
@@ -116,6 +116,10 @@ def prepare_text(resolved: Resolved[DistillRecipe], invocation: Invocation, sess
     return run
 
 
+def _masked_tokens(batch: Batch) -> float:
+    return labelled("tokens", batch["labels"])
+
+
 def _is_masked(recipe: DistillRecipe) -> bool:
     return "masked" in inputs(recipe.method)
 
@@ -146,8 +150,7 @@ class TextStage:
         return self.folder if len(self.shapes) == 1 else self.folder / as_directory(name)
 
     def build(self) -> StageJob:
-        run, corpus, schedule = self.run, self.run.corpus, self.run.schedule
-        masked = _is_masked(self.resolved.recipe)
+        run, corpus, schedule, masked = self.run, self.run.corpus, self.run.schedule, _is_masked(self.resolved.recipe)
         self.teacher = teacher = self._load_teacher()
         self.students = students = self._build_students(teacher)
         cards = {}
@@ -155,22 +158,17 @@ class TextStage:
             cards = {TEACHER: describe(teacher.model, teacher.source, None)} if self.assistant is None else {}
             cards |= {name: describe(s.encoder, str(self.model_folder(name)), None) for name, s in students.items()}
         blocks = BatchOrder(len(corpus.train), schedule.batch_size, schedule.seed)
-        job = distill_job(
-            students,
-            Teacher.frozen(teacher.source, teacher.model, teacher_needs(students), run.session).signals,
-            self._examples(corpus.train, teacher),
-            PassOrder(blocks) if masked else blocks,
-            self._examples(corpus.held_out, teacher),
-            (lambda batch: labelled("tokens", batch["labels"])) if masked else real_tokens,
-        )
+        signals = Teacher.frozen(teacher.source, teacher.model, teacher_needs(students), run.session).signals
+        train, held_out = (self._examples(part, teacher) for part in (corpus.train, corpus.held_out))
+        order, weight = (PassOrder(blocks), _masked_tokens) if masked else (blocks, real_tokens)
+        job = distill_job(students, signals, train, order, held_out, weight)
         return StageJob(job, schedule, len(corpus.train) / schedule.batch_size, cards)
 
     def finish(self, outcome: Outcome) -> None:
         run, teacher = self.run, self.teacher
         assert teacher is not None
-        if run.session.is_main:
-            for name, student in self.students.items():
-                save_model(student.encoder, teacher.tokenizer, self.model_folder(name))
+        for name, student in self.students.items() if run.session.is_main else ():
+            save_model(student.encoder, teacher.tokenizer, self.model_folder(name))
         run.session.wait()
         final = self is run.stages[-1]
         scores = self._scores() if final and run.downstream else []
@@ -185,7 +183,7 @@ class TextStage:
         if not run.invocation.dry_run:
             return _load(self.resolved.recipe, str(before.folder), run.session)
         # A dry run saves no assistant: an untrained one stands in. Its estimate has moved the teacher to the device.
-        ((_, shape),) = before.shapes.items()
+        (shape,) = before.shapes.values()
         run.teacher.model.cpu()
         assistant = before._initialized(run.teacher, shape).model
         return LoadedModel(assistant, run.teacher.tokenizer, shape, str(before.folder))
@@ -199,8 +197,7 @@ class TextStage:
 
     def _build_students(self, teacher: LoadedModel) -> dict[str, Student]:
         """Build every student and freeze the weights that its loss does not reach."""
-        recipe = self.resolved.recipe
-        students = {}
+        recipe, students = self.resolved.recipe, {}
         for name, shape in self.shapes.items():
             built = self._initialized(teacher, shape)
             # The projections of a loss are random: they too are a pure function of the seed.
@@ -268,8 +265,7 @@ class TextStage:
 
 
 def _build(recipe: DistillRecipe, teacher: LoadedModel, shape: ModelShape) -> InitializedStudent:
-    settings = recipe.student
-    how: dict[str, Any] = {"init": settings.init, "layers": settings.layers, "dropout": settings.dropout}
+    how = recipe.student.model_dump(include={"init", "layers", "dropout"})
     return build_student(teacher.model.base_model, shape, **how, seed=recipe.train.seed)
 
 
