@@ -94,8 +94,7 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> RunResul
     projections = table(shapes, recipe.project, cells)
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
     latency = _measure(models, backends, protocol)
-    scored = opened is not None and not latency.interrupted
-    scores = evaluate_backends(recipe, *opened, backends, device) if opened and scored else Scores()
+    scores = evaluate_backends(recipe, *opened, backends, device) if opened and not latency.interrupted else Scores()
     notes = ["interrupted: only the cells measured until then are here"] if latency.interrupted else []
     contents: dict[str, Any] = {"cards": cards, "latency": latency, "projections": projections, "notes": notes}
     contents |= {"evaluations": scores.evaluations, "comparisons": scores.comparisons}

@@ -79,11 +79,8 @@ def evaluate_backends(
                 continue
             sides = (label, evaluator.scorers(predictions)), (name, evaluator.scorers(plain))
             scores.comparisons += (rows := compared(evaluator, *sides, RESAMPLES))
-            scores.worse += [
-                f"{label} {row['set']}".rstrip() + f": {first} {row['difference']:+.4f}"
-                for row in rows
-                if row["metric"] == first and not row["difference"] >= -recipe.max_drop
-            ]
+            lost = [row for row in rows if row["metric"] == first and not row["difference"] >= -recipe.max_drop]
+            scores.worse += [f"{label} {r['set']}".rstrip() + f": {first} {r['difference']:+.4f}" for r in lost]
     return scores
 
 

@@ -124,10 +124,8 @@ class OnText:
     def build(self, recipe: CotrainRecipe, pair: Pair) -> tuple[Job, Schedule, float]:
         mask, temperature, schedule = recipe.data.mask, recipe.temperature, self.schedule
         tokens = tokens_of(pair.models[TEACHER].tokenizer, str(recipe.teacher))
-        train, held_out = (
-            Masked(blocks, tokens, mask.share, mask.whole_words, mask.static, schedule.seed)
-            for blocks in (self.corpus.train, self.corpus.held_out)
-        )
+        how = tokens, mask.share, mask.whole_words, mask.static, schedule.seed
+        train, held_out = (Masked(blocks, *how) for blocks in (self.corpus.train, self.corpus.held_out))
         needs, frozen = Needs(masked_logits=True), pair.community
         community = Teacher.frozen(frozen.source, frozen.model, needs, self.session) if frozen else None
         divergence = reverse_kl if recipe.community.printed_order else soft_kl

@@ -75,9 +75,8 @@ def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
     `kdcli.models.masked_lm.load_masked_lm` and `kdcli.models.shape.parse_shape`; different vocabularies; text too long
     for a model, or packed so that it cannot keep documents apart."""
     sources = {TEACHER: str(recipe.teacher), STUDENT: str(recipe.student)}
-    community = None
-    if recipe.community.model is not None:
-        community = _load(recipe.community.model, "the community teacher", trust_remote_code)
+    third = recipe.community.model
+    community = _load(third, "the community teacher", trust_remote_code) if third is not None else None
     given = {r: _load(s, f"the {r}", trust_remote_code) for r, s in sources.items() if not forms.is_shape(s)}
     config, tokenizer, heads = _origin(recipe, community or next(iter(given.values()), None), trust_remote_code)
     named = [("the base", str(recipe.base), tokenizer, config)] if recipe.base else []
@@ -130,10 +129,8 @@ def _origin(
         return model.model.config, model.tokenizer, model.shape.heads
     positions = max(LEAST_POSITIONS, recipe.data.max_length)
     tokenizer = own_tokenizer(recipe.data.source, recipe.data.column, recipe.vocab_size, positions, log=Progress.log)
-    config = BertConfig(
-        vocab_size=len(tokenizer), max_position_embeddings=positions, pad_token_id=tokenizer.pad_token_id
-    )
-    return config, tokenizer, None
+    words, pad = len(tokenizer), tokenizer.pad_token_id
+    return BertConfig(vocab_size=words, max_position_embeddings=positions, pad_token_id=pad), tokenizer, None
 
 
 def _shape(text: str, default: ModelShape, heads: int | None) -> ModelShape:

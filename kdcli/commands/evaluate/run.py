@@ -177,15 +177,13 @@ def _write_predictions(file: Path, data: Labelled, evaluated: Mapping[str, _Eval
 
 def _predict_test(recipe: EvaluateRecipe, model: TaskModel, session: Session) -> dict[str, list[Any]]:
     """Set -> predicted value of each example of the test split."""
-    data = open_labelled(
-        str(recipe.task), source=recipe.data.source, split="test", training=False, withheld=True, log=Progress.log
-    )
+    task, source = str(recipe.task), recipe.data.source
+    data = open_labelled(task, source=source, split="test", training=False, withheld=True, log=Progress.log)
     values = {}
     for name, examples in data.sets.items():
         # Some test files have labels; they are ignored.
-        evaluator, _ = evaluator_of(
-            replace(data, sets={name: [replace(e, label=None) for e in examples]}), recipe.data, model
-        )
+        unlabelled = replace(data, sets={name: [replace(e, label=None) for e in examples]})
+        evaluator, _ = evaluator_of(unlabelled, recipe.data, model)
         values[name] = [p.value for p in predict(session, evaluator, model)]
     return values
 

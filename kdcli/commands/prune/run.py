@@ -90,9 +90,8 @@ class PruneRun:
         notes = [*first.task.notes, *(f"{stage.name}: {stage.folder}" for stage in self.stages)]
         notes += [f"recipe.yaml here is that of {method}; each run has its own"] if others else []
         # Latencies stay in each stage's own report.
-        combine_reports(
-            self.folder, command="prune", recipe=self.resolved.recipe.model_dump(), parts=parts, notes=notes
-        )
+        recipe = self.resolved.recipe.model_dump()
+        combine_reports(self.folder, command="prune", recipe=recipe, parts=parts, notes=notes)
 
 
 def run(recipes: Recipes, invocation: Invocation) -> RunResult | Estimate | None:
