@@ -64,6 +64,6 @@ def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation
     if not session.is_main:
         return None
     # All variants share the teacher; the undistilled student too, up to its start.
-    shared = {TEACHER: TEACHER, WITHOUT: WITHOUT}
-    parts = [Part(name, RunResult.read(folder / name), shared | {STUDENT: name}) for name in variants]
+    models = {name: {TEACHER: TEACHER, STUDENT: name, WITHOUT: WITHOUT} for name in variants}
+    parts = [Part(name, RunResult.read(folder / name), shown) for name, shown in models.items()]
     return combine_reports(folder, command="distill", parts=parts, notes=[f"{n}: {folder / n}" for n in variants])
