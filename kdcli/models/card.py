@@ -15,10 +15,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from kdcli.models.layout import layout_for
+from kdcli.models.load import location
 from kdcli.models.shape import shape_of
 
 _DTYPES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}  # names of dtypes in safetensors -> in kdcli
 TOKENS = 128  # length of the sequence that `multiply_adds` counts
+
+
+def describe_source(model: PreTrainedModel, source: str) -> dict[str, Any]:
+    """The CARD of an encoder as it was loaded; without its files where the source is no directory."""
+    folder = Path(location(source))
+    return describe(model, source, folder if folder.is_dir() else None)
 
 
 def describe(model: PreTrainedModel, name: str, folder: Path | None) -> dict[str, Any]:

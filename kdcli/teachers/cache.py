@@ -7,8 +7,6 @@ so computing appends and a batch of similar lengths reads one region. `index.jso
 A row reads the same bits in every batch. Against a float32 teacher a value is off by at most 1/256; logits are exact.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -19,7 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import numpy as np
 import torch
@@ -64,7 +62,7 @@ class RecordLayout:
     logits_per_token: bool
 
     @classmethod
-    def of(cls, teacher: nn.Module, rows: Encoded, needs: Needs, device: torch.device) -> RecordLayout:
+    def of(cls, teacher: nn.Module, rows: Encoded, needs: Needs, device: torch.device) -> Self:
         """Run the teacher on the shortest row to get the widths. Raises ValueError: masked logits, whose tokens change
         from epoch to epoch."""
         if needs.masked_logits:
@@ -84,11 +82,9 @@ class RecordLayout:
         return cls(tuple(columns), tuple(signals.logits.shape[2 if per_token else 1 :]), per_token)
 
     def tokens_shape(self, rows: Encoded) -> tuple[int, int]:
-        """Shape of the records of all tokens."""
         return len(rows.ids_T), self.columns[-1].end if self.columns else 0
 
     def logits_shape(self, rows: Encoded) -> tuple[int, ...]:
-        """Shape of all logits."""
         return (0,) if self.logits is None else (len(rows.ids_T if self.logits_per_token else rows.ends), *self.logits)
 
     def size(self, rows: Encoded) -> int:
@@ -122,26 +118,15 @@ class SignalStore:
         device: torch.device,
         limit_bytes: int,
         log: Callable[[str], None],
-    ) -> SignalStore | None:
-        """Find a teacher's signals for rows in one of the stores of a directory, or compute them.
-
-        An existing store is read once to check its hashes; a damaged or incomplete one is computed again. Of several
-        processes one computes and the others wait.
-
-        Args:
-            teacher: batch -> `Signals`, on `device`; put into eval mode.
-            fingerprint: hash of the teacher's weights and configuration.
-
-        Returns:
-            None if it would take more than `limit_bytes`, or more than the free disk less `RESERVED_BYTES`.
-
-        Raises:
-            ValueError: see `RecordLayout.of`.
-            MachineError: the disk is full or not writable; or out of memory on one row.
-        """
+    ) -> Self | None:
+        """Find a teacher's signals for rows in one of the stores of a directory, or compute them. An existing store is
+        read once to check its hashes; a damaged or incomplete one is computed again. Of several processes one computes
+        and the others wait. `teacher`: batch -> `Signals`, on `device`; put into eval mode. `fingerprint`: hash of its
+        weights and configuration. Returns None if it would take more than `limit_bytes`, or more than the free disk
+        less `RESERVED_BYTES`. Raises ValueError: see `RecordLayout.of`; MachineError: the disk is full or not writable,
+        or out of memory on one row."""
         layout = RecordLayout.of(teacher, rows, needs, device)
-        size = layout.size(rows)
-        if size > limit_bytes:
+        if (size := layout.size(rows)) > limit_bytes:
             log(f"the teacher's signals are not cached: they would take {_mb(size)}, allowed are {_mb(limit_bytes)}")
             return None
         key = _key(rows, layout, fingerprint)
@@ -315,12 +300,12 @@ def _records(
 ) -> Iterator[tuple[Array, Array]]:
     """The records of a group of rows, in their order; out of memory halves the group. Returns bit patterns of bfloat16
     [tokens, width] int16, and logits [rows or tokens, ...] float32."""
-    computed = None
     try:
         computed = _compute(teacher, rows, indices, layout, device)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
+        computed = None
     if computed is not None:
         yield computed
     elif len(indices) == 1:

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -19,11 +20,9 @@ from kdcli.teachers.teacher import Teacher
 from kdcli.training.progress import Progress
 from kdcli.types import Batch, Examples, Kind, Needs, Signals
 
-SIGNALS = "signals"
-"""Directory of a run for cached signals, while a stage reads them."""
+SIGNALS = "signals"  # Directory of a run for cached signals, while a stage reads them
 
-Store = tuple[Path, int]
-"""A directory for cached signals and the bytes they may take."""
+Store = tuple[Path, int]  # A directory for cached signals and the bytes they may take
 
 
 def load_teacher(
@@ -62,16 +61,8 @@ def cached_signals(
     rows, live = task.train.rows, Teacher.frozen(teacher.source, teacher.model, needs, task.session)
     if store is None or passes <= 1:
         return CachedSignals(rows, live.signals)
-    cache = SignalStore.open(
-        store[0],
-        rows,
-        live.captured,
-        needs=needs,
-        fingerprint=weights_hash(teacher.model),
-        device=task.session.device,
-        limit_bytes=store[1],
-        log=Progress.log,
-    )
+    how: dict[str, Any] = {"fingerprint": weights_hash(teacher.model), "device": task.session.device}
+    cache = SignalStore.open(store[0], rows, live.captured, needs=needs, limit_bytes=store[1], log=Progress.log, **how)
     if cache is None:
         return CachedSignals(rows, live.signals)
     # Held-out rows are not cached.
@@ -97,11 +88,9 @@ def kd_terms(
     the only term if there are no teachers or labels. `student`, `teachers`: with logits."""
     if not teachers or student.labels is None:
         return {"task": hard}
-    logits = _logits(student)
-    soft = sum(
-        (soft_loss(kind, _logits(t), logits, student.labels, student.mask, kd.temperature) for t in teachers),
-        logits.new_zeros((), dtype=hard.dtype),
-    )
+    logits, how = _logits(student), (student.labels, student.mask, kd.temperature)
+    zero = logits.new_zeros((), dtype=hard.dtype)
+    soft = sum((soft_loss(kind, _logits(t), logits, *how) for t in teachers), zero)
     terms = {"task": (1 - kd.weight, hard), "kd": (kd.weight, soft / len(teachers))}
     return {name: weight * value for name, (weight, value) in terms.items() if weight}
 

@@ -1,8 +1,7 @@
 """A frozen teacher and its signals."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from transformers import PreTrainedModel
@@ -20,7 +19,7 @@ class Teacher:
     captured: Capture
 
     @classmethod
-    def frozen(cls, source: str, model: PreTrainedModel, needs: Needs, session: Session) -> Teacher:
+    def frozen(cls, source: str, model: PreTrainedModel, needs: Needs, session: Session) -> Self:
         """The model in eval mode on the device, its weights in the compute dtype."""
         return cls(source, capture(prepare_teacher(model.to(session.device), session.compute_dtype), needs))
 

@@ -37,18 +37,9 @@ def benchmark(
     from kdcli.commands.benchmark.settings import BenchmarkRecipe
     from kdcli.recipe.resolve import resolve
 
-    options = {
-        "models": models,
-        "baseline": baseline,
-        "preset": preset,
-        "backends": backend,
-        "batch_sizes": batch_size,
-        "seq_lens": seq_len,
-        "padding": padding,
-        "project": project.split(",") if project else None,
-        "task": task,
-        "data.source": shared["data"],
-    }
+    options = {name: given[name] for name in ("models", "baseline", "preset", "padding", "task")}
+    options |= {"backends": backend, "batch_sizes": batch_size, "seq_lens": seq_len, "data.source": shared["data"]}
+    options["project"] = project.split(",") if project else None
     resolved = resolve(BenchmarkRecipe, recipe=shared["recipe"], sets=shared["sets"] or (), options=options)
     invocation = invocation_of(given)
     # After the recipe is checked, because this import takes seconds.

@@ -4,6 +4,7 @@ Data flow: models x backends -> one worker process a backend, with the baseline 
 agreement with torch in float32 -> report.
 """
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +24,8 @@ from kdcli.commands.benchmark.scores import Scores, evaluate_backends, open_task
 from kdcli.commands.benchmark.settings import BenchmarkRecipe
 from kdcli.data.files import open_source
 from kdcli.data.labelled.task_data import Labelled
-from kdcli.downstream.task import quality_of
 from kdcli.errors import GateError, Interrupted, MachineError, UnstableError, UsageError, did_you_mean
-from kdcli.models.card import describe
+from kdcli.models.card import describe, describe_source
 from kdcli.models.load import load_encoder, load_tokenizer, location
 from kdcli.models.shape import is_shape
 from kdcli.recipe.resolve import Resolved
@@ -40,10 +40,8 @@ from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir, numbered
 from kdcli.types import ModelShape
 
-COMPARED_TEXTS = 16
-"""Real texts on which backends are compared with torch in float32."""
-LENGTH_TEXTS = 2000
-"""Real texts for the lengths of `padding: data`."""
+COMPARED_TEXTS = 16  # Real texts on which backends are compared with torch in float32
+LENGTH_TEXTS = 2000  # Real texts for the lengths of `padding: data`
 
 
 @dataclass(frozen=True)
@@ -62,11 +60,9 @@ class PortableFiles:
     files: list[Path]
 
     def to_json(self) -> str:
-        """The files."""
         return json.dumps([str(f) for f in self.files])
 
     def renderables(self) -> Iterable[Any]:
-        """The files and the next commands."""
         yield f"wrote {', '.join(str(f) for f in self.files)}"
         yield f"on the other machine: python {self.files[0].name} --out result.json"
         yield "then here: kdcli benchmark --compare result.json"
@@ -76,9 +72,8 @@ def write_runner(resolved: Resolved[BenchmarkRecipe], folder: Path) -> PortableF
     """Write the portable runner for the shapes and cells of a recipe. Raises UsageError: a model that is not a shape,
     or no shape."""
     models, cells = models_and_cells(resolved.recipe)
-    for model in models:
-        if not is_shape(model):
-            raise UsageError(f"--portable measures shapes, {model} is a model", "give its shape, for example 6x384")
+    if trained := [model for model in models if not is_shape(model)]:
+        raise UsageError(f"--portable measures shapes, {trained[0]} is a model", "give its shape, for example 6x384")
     return PortableFiles(write_portable(folder, models, cells))
 
 
@@ -91,8 +86,7 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> RunResul
     device = choose_device(invocation.device)
     models = _named(sources)
     folder = invocation.output_dir or numbered(f"benchmark-{next(iter(models))}", taken=invocation.overwrite)
-    run_dir = RunDir(folder)
-    run_dir.check(resolved.to_yaml(), resume=False, overwrite=invocation.overwrite)
+    RunDir(folder).check(resolved.to_yaml(), resume=False, overwrite=invocation.overwrite)
     cards = {name: _card(model, invocation) for name, model in models.items()}
     opened = open_task(recipe, models, trust_remote_code=invocation.trust_remote_code) if recipe.task else None
     protocol = _protocol(recipe, sources, device, cells, invocation, opened[0] if opened else None)
@@ -100,23 +94,11 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> RunResul
     projections = table(shapes, recipe.project, cells)
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
     latency = _measure(models, backends, protocol)
-    scores = Scores()
-    if opened is not None and not latency.interrupted:
-        scores = evaluate_backends(recipe, *opened, backends, device)
-    result = write_report(
-        run_dir,
-        command="benchmark",
-        recipe=recipe.model_dump(),
-        cards=cards,
-        folders={},
-        latency=latency,
-        outcome=None,
-        quality=quality_of(scores.evaluations),
-        notes=["interrupted: only the cells measured until then are here"] if latency.interrupted else [],
-        evaluations=scores.evaluations,
-        comparisons=scores.comparisons,
-        projections=projections,
-    )
+    scores = evaluate_backends(recipe, *opened, backends, device) if opened and not latency.interrupted else Scores()
+    notes = ["interrupted: only the cells measured until then are here"] if latency.interrupted else []
+    contents: dict[str, Any] = {"cards": cards, "latency": latency, "projections": projections, "notes": notes}
+    contents |= {"evaluations": scores.evaluations, "comparisons": scores.comparisons}
+    result = write_report(RunDir(folder), command="benchmark", recipe=recipe.model_dump(), **contents)
     if latency.interrupted:
         raise Interrupted("interrupted", f"finished cells are in {folder}")
     if scores.worse:
@@ -137,19 +119,12 @@ def compare(resolved: Resolved[BenchmarkRecipe], invocation: Invocation, sources
     neither a report nor a portable result."""
     gathered = gather(sources)
     cards = gathered.cards | {name: _card(shape, invocation) for name, shape in gathered.shapes.items()}
-    run_dir = RunDir(invocation.output_dir or numbered("benchmark-compare", taken=invocation.overwrite))
-    RunDir.claim(run_dir.path, resolved.to_yaml(), overwrite=invocation.overwrite)
-    return write_report(
-        run_dir,
-        command="benchmark",
-        recipe=resolved.recipe.model_dump() | {"compare": [str(s) for s in sources]},
-        cards=cards,
-        folders={},
-        latency=Latency(rows=gathered.rows, speedups=gathered.speedups),
-        outcome=None,
-        quality=gathered.quality,
-        notes=gathered.notes,
-    )
+    folder = invocation.output_dir or numbered("benchmark-compare", taken=invocation.overwrite)
+    RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
+    recipe = resolved.recipe.model_dump() | {"compare": [str(s) for s in sources]}
+    contents: dict[str, Any] = {"cards": cards, "quality": gathered.quality, "notes": gathered.notes}
+    contents["latency"] = Latency(rows=gathered.rows, speedups=gathered.speedups)
+    return write_report(RunDir(folder), command="benchmark", recipe=recipe, **contents)
 
 
 def check_gates(report: Report, folder: Path, gates: Gates) -> None:
@@ -230,8 +205,7 @@ def _card(model: str, invocation: Invocation) -> dict[str, Any]:
         return describe(made, model, None) | paper_params(model)
     trusted = invocation.trust_remote_code
     encoder = load(model).base_model if is_compact(model) else load_encoder(model, trust_remote_code=trusted).model
-    folder = Path(location(model))
-    return describe(encoder, model, folder if folder.is_dir() else None)
+    return describe_source(encoder, model)
 
 
 def _protocol(
@@ -243,31 +217,22 @@ def _protocol(
     labelled: Labelled | None,
 ) -> Protocol:
     """The worker's settings; texts and lengths come from the task or `--data`, without them texts from the demo."""
-    source = recipe.data.source
+    source, trusted = recipe.data.source, invocation.trust_remote_code
     if labelled is not None:
         examples = [example for rows in labelled.sets.values() for example in rows]
         texts = [" ".join(example.texts) for example in examples[:LENGTH_TEXTS]]
     else:
         documents = open_source(source or "demo").documents("train", recipe.data.column)
-        count = LENGTH_TEXTS if source else COMPARED_TEXTS
-        texts = [text for text, _ in zip(documents, range(count), strict=False)]
+        texts = list(itertools.islice(documents, LENGTH_TEXTS if source else COMPARED_TEXTS))
     lengths: list[int] = []
     if recipe.padding == "data":
         if source is None and labelled is None:
             raise UsageError("padding 'data' needs --data", "give a file, a directory or a hub id with text")
-        model = next((m for m in models if not is_shape(m)), "demo")
-        tokenizer = load_tokenizer(model, trust_remote_code=invocation.trust_remote_code)
+        tokenizer = load_tokenizer(next((m for m in models if not is_shape(m)), "demo"), trust_remote_code=trusted)
         lengths = [len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]]
-    return Protocol(
-        device=str(device),
-        min_runs=recipe.measure.min_runs,
-        min_seconds=recipe.measure.min_seconds,
-        cells=cells,
-        padding=recipe.padding,
-        lengths=lengths,
-        texts=texts[:COMPARED_TEXTS],
-        trust_remote_code=invocation.trust_remote_code,
-    )
+    rest = recipe.measure.model_dump(include={"min_runs", "min_seconds"}) | {"padding": recipe.padding}
+    rest |= {"lengths": lengths, "texts": texts[:COMPARED_TEXTS], "trust_remote_code": trusted}
+    return Protocol(device=str(device), cells=cells, **rest)
 
 
 def _measure(models: Mapping[str, str], backends: Sequence[tuple[str, str]], protocol: Protocol) -> Latency:

@@ -27,8 +27,7 @@ from kdcli.training.progress import Progress
 from kdcli.types import Batch
 
 FORWARD_ROWS = 16
-LENGTH_STEP = 64
-"""Rows are padded to a multiple of this many tokens: torch.compile compiles anew for every shape."""
+LENGTH_STEP = 64  # Rows are padded to a multiple of this many tokens: torch.compile compiles anew for every shape
 RESAMPLES = 1000
 PLAIN = ("torch", "fp32")
 
@@ -79,22 +78,18 @@ def evaluate_backends(
                 plain = predictions
                 continue
             sides = (label, evaluator.scorers(predictions)), (name, evaluator.scorers(plain))
-            rows = compared(evaluator, *sides, RESAMPLES)
-            scores.comparisons += rows
-            scores.worse += [
-                f"{label} {row['set']}".rstrip() + f": {first} {row['difference']:+.4f}"
-                for row in rows
-                if row["metric"] == first and not row["difference"] >= -recipe.max_drop
-            ]
+            scores.comparisons += (rows := compared(evaluator, *sides, RESAMPLES))
+            lost = [row for row in rows if row["metric"] == first and not row["difference"] >= -recipe.max_drop]
+            scores.worse += [f"{label} {r['set']}".rstrip() + f": {first} {r['difference']:+.4f}" for r in lost]
     return scores
 
 
 def _predict(
     model: TaskModel, evaluator: Evaluator, backend: tuple[str, str], device: torch.device
 ) -> list[Prediction]:
-    with tempfile.TemporaryDirectory() as folder:
-        network = model.model.to(device)
-        made = runner(network, *backend, device=device, threads=latency_threads(), folder=Path(folder))
+    with tempfile.TemporaryDirectory() as aside:
+        how: dict[str, Any] = {"device": device, "threads": latency_threads(), "folder": Path(aside)}
+        made = runner(model.model.to(device), *backend, **how)
         return evaluator.features.predictions(_logits(made, evaluator, positions_of(model.model.config)))
 
 
@@ -114,8 +109,5 @@ def _padded(batch: Batch, pad_id: int, positions: int | None) -> Batch:
     length = batch["input_ids"].shape[1]
     longer = length + -length % LENGTH_STEP
     more = (longer if positions is None else min(longer, positions)) - length
-    return {
-        name: pad(batch[name], (0, more), value=pad_id if name == "input_ids" else 0)
-        for name in ("input_ids", "attention_mask", "token_type_ids")
-        if name in batch
-    }
+    names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch]
+    return {name: pad(batch[name], (0, more), value=pad_id if name == "input_ids" else 0) for name in names}

@@ -16,13 +16,10 @@ class BenchmarkDataSettings(LabelledSettings):
 
 
 class BenchmarkRecipe(Section):
-    """The recipe of `kdcli benchmark`.
-
-    `models` are hub ids, directories or shapes; the baseline is `baseline`, else the first. `preset` supplies missing
-    models and cells. `backends` are named `BACKEND[-PRECISION]`, such as `onnx-int8`. `project` names cards to estimate
-    times for. With a `task` the models need its head; a backend fails if the task's first metric drops by more than
-    `max_drop` below torch in float32.
-    """
+    """The recipe of `kdcli benchmark`. `models` are hub ids, directories or shapes; the baseline is `baseline`, else
+    the first. `preset` supplies missing models and cells. `backends` are named `BACKEND[-PRECISION]`, such as
+    `onnx-int8`. `project` names cards to estimate times for. With a `task` the models need its head; a backend fails if
+    the task's first metric drops by more than `max_drop` below torch in float32."""
 
     verb: Literal["benchmark"] = "benchmark"
     models: list[str] = Field(default_factory=list)
@@ -39,5 +36,4 @@ class BenchmarkRecipe(Section):
     measure: MeasureSettings = MeasureSettings()
 
 
-RECIPES: dict[str, type[Section]] = {"benchmark": BenchmarkRecipe}
-"""Folder of `recipes/` -> settings model."""
+RECIPES: dict[str, type[Section]] = {"benchmark": BenchmarkRecipe}  # Folder of `recipes/` -> settings model

@@ -14,9 +14,7 @@ from kdcli.errors import UsageError
 def cotrain(
     teacher: Annotated[str | None, typer.Argument(help="LxH, hub id or directory.")] = None,
     student: Annotated[str | None, typer.Argument(help="LxH, hub id or directory.")] = None,
-    mode: Annotated[
-        str | None, typer.Option(help="co-distillation, one-way, reversed or standalone.", show_default=False)
-    ] = None,
+    mode: Annotated[str | None, typer.Option(help="co-distillation, one-way, reversed or standalone.")] = None,
     weights: Annotated[
         str | None,
         typer.Option(

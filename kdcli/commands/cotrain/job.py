@@ -33,14 +33,9 @@ from kdcli.training.run_dir import RunDir
 from kdcli.training.session import Session
 from kdcli.types import Batch, Job, Needs, ParamGroup, Schedule, Signals, StepLoss
 
-PARTNERS = ("student-1", "student-2")
-"""Names of the two models beside a community teacher, where neither is one."""
-
-STANDALONE = "standalone"
-"""Directory of the comparison run, and suffix of its models' names."""
-
-HELD_OUT = "held-out MLM loss"
-"""Quality row with the loss on masked tokens of held-out text."""
+PARTNERS = ("student-1", "student-2")  # Names of the two models beside a community teacher, where neither is one
+STANDALONE = "standalone"  # Directory of the comparison run, and suffix of its models' names
+HELD_OUT = "held-out MLM loss"  # Quality row with the loss on masked tokens of held-out text
 
 Recipe = CotrainRecipe | CotrainTaskRecipe
 Quality = dict[str, dict[str, dict[str, float]]]
@@ -66,8 +61,7 @@ class Losses:
     community: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
-MakeLosses = Callable[[Signals, Batch], Losses]
-"""The losses of a batch, from the student's signals and the batch."""
+MakeLosses = Callable[[Signals, Batch], Losses]  # The losses of a batch, from the student's signals and the batch
 
 
 class PairStep:
@@ -81,7 +75,6 @@ class PairStep:
         self.modules = {name: models[role] for role, name in self.names.items()}
 
     def __call__(self, batch: Batch) -> StepLoss:
-        """The loss, and every term without its weight."""
         frozen = self.community.signals(batch).logits if self.community is not None else None
         signals = {role: model(batch) for role, model in self.models.items()}
         student = signals[STUDENT]
@@ -126,17 +119,13 @@ class OnText:
     auto_class: str = "AutoModelForMaskedLM"
 
     def load(self) -> Pair:
-        """Both models as they start."""
         return load_text_pair(self.recipe, trust_remote_code=self.session.trust_remote_code)
 
     def build(self, recipe: CotrainRecipe, pair: Pair) -> tuple[Job, Schedule, float]:
-        """Job, schedule and steps per pass of one run."""
         mask, temperature, schedule = recipe.data.mask, recipe.temperature, self.schedule
         tokens = tokens_of(pair.models[TEACHER].tokenizer, str(recipe.teacher))
-        train, held_out = (
-            Masked(blocks, tokens, mask.share, mask.whole_words, mask.static, schedule.seed)
-            for blocks in (self.corpus.train, self.corpus.held_out)
-        )
+        how = tokens, mask.share, mask.whole_words, mask.static, schedule.seed
+        train, held_out = (Masked(blocks, *how) for blocks in (self.corpus.train, self.corpus.held_out))
         needs, frozen = Needs(masked_logits=True), pair.community
         community = Teacher.frozen(frozen.source, frozen.model, needs, self.session) if frozen else None
         divergence = reverse_kl if recipe.community.printed_order else soft_kl
@@ -151,16 +140,9 @@ class OnText:
 
         step = PairStep(recipe, pair.captured(recipe.dropout, needs), losses, community)
         step.freeze_idle(train.batch(np.arange(1)))
-        job = Job(
-            modules=step.modules,
-            step=step,
-            examples=train,
-            order=PassOrder(BatchOrder(len(train), schedule.batch_size, schedule.seed)),
-            held_out=held_out,
-            batch_weight=lambda batch: labelled("tokens", batch["labels"]),
-            param_group=step.param_group,
-        )
-        return job, schedule, len(train) / schedule.batch_size
+        order = PassOrder(BatchOrder(len(train), schedule.batch_size, schedule.seed))
+        job = Job(step.modules, step, train, order, held_out, lambda batch: labelled("tokens", batch["labels"]))
+        return replace(job, param_group=step.param_group), schedule, len(train) / schedule.batch_size
 
     def evaluate(self, pair: Pair, folder: Path) -> tuple[list[dict[str, Any]], Quality]:
         """Evaluations (none) and held-out losses of a finished run."""
@@ -197,11 +179,9 @@ class OnTask:
     auto_class: str
 
     def load(self) -> Pair:
-        """Both models as they start."""
         return load_task_pair(self.recipe, self.task)
 
     def build(self, recipe: CotrainTaskRecipe, pair: Pair) -> tuple[Job, Schedule, float]:
-        """Job, schedule and steps per pass of one run: the student's fine-tuning with both models in its step."""
         task, kind, student = self.task, self.task.data.task.kind, pair.models[STUDENT]
         assert isinstance(student, TaskModel)
         models = pair.captured(recipe.dropout, Needs(logits=True))
@@ -222,7 +202,6 @@ class OnTask:
         return job, schedule, job.order.steps_of_pass
 
     def evaluate(self, pair: Pair, folder: Path) -> tuple[list[dict[str, Any]], Quality]:
-        """Evaluations and metrics of both models."""
         task, evaluations = self.task, []
         for name, model in pair.models.items():
             assert isinstance(model, TaskModel)

@@ -14,36 +14,21 @@ from kdcli.downstream.recipes import as_finetune
 from kdcli.downstream.task import PreparedTask
 from kdcli.errors import UsageError
 from kdcli.losses.ctcd import STUDENT, TEACHER
+from kdcli.models import shape as forms
 from kdcli.models.capture import Capture, capture
 from kdcli.models.heads import TaskModel
 from kdcli.models.layout import layout_for
 from kdcli.models.load import LoadedModel, load_config, load_encoder, load_tokenizer, save_model
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
-from kdcli.models.shape import (
-    GRAMMAR,
-    build_student,
-    evenly_spaced_layers,
-    is_shape,
-    parse_shape,
-    positions_of,
-    set_dropout,
-    shape_of,
-    student_config,
-)
 from kdcli.teachers.task_teacher import check_vocabulary
 from kdcli.training.progress import Progress
 from kdcli.types import ModelShape, Needs
 
 ROLES = (TEACHER, STUDENT)
 
-HEAD_WIDTH = 64
-"""Width of a BERT's attention head; a shape without a base gets as many heads as fit."""
-
-NO_LIMIT = 1 << 20
-"""Layers and width above every shape: a model trained from scratch may be larger than its base."""
-
-LEAST_POSITIONS = 512
-"""Positions of a model without a base, unless the text needs more."""
+HEAD_WIDTH = 64  # Width of a BERT's attention head; a shape without a base gets as many heads as fit
+NO_LIMIT = 1 << 20  # Layers and width above every shape: a model trained from scratch may be larger than its base
+LEAST_POSITIONS = 512  # Positions of a model without a base, unless the text needs more
 
 
 @dataclass(frozen=True)
@@ -58,7 +43,7 @@ class Pair:
         """Both models as modules that return signals, every dropout rate set unless None."""
         for loaded in self.models.values():
             if dropout is not None:
-                set_dropout(loaded.model, dropout)
+                forms.set_dropout(loaded.model, dropout)
         return {role: capture(loaded.model, needs) for role, loaded in self.models.items()}
 
 
@@ -67,11 +52,12 @@ def load_task_pair(recipe: CotrainTaskRecipe, task: PreparedTask) -> Pair:
     trusted, models, notes = task.session.trust_remote_code, dict[str, LoadedModel | TaskModel](), []
     for number, role in enumerate(ROLES):
         source = str(getattr(recipe, role))
-        if not is_shape(source):
+        if not forms.is_shape(source):
             model = task.load(as_finetune(recipe, source, head=recipe.head if role == TEACHER else None))
         else:
             base = load_encoder(recipe.base or str(recipe.teacher), trust_remote_code=trusted)
-            built = build_student(base.model, parse_shape(source, base.shape), seed=2 * recipe.train.seed + number)
+            shape, seed = forms.parse_shape(source, base.shape), 2 * recipe.train.seed + number
+            built = forms.build_student(base.model, shape, seed=seed)
             notes += [f"{role}: {note}" for note in built.notes]
             with tempfile.TemporaryDirectory() as aside:
                 save_model(built.model, base.tokenizer, Path(aside))
@@ -89,17 +75,16 @@ def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
     `kdcli.models.masked_lm.load_masked_lm` and `kdcli.models.shape.parse_shape`; different vocabularies; text too long
     for a model, or packed so that it cannot keep documents apart."""
     sources = {TEACHER: str(recipe.teacher), STUDENT: str(recipe.student)}
-    community = None
-    if recipe.community.model is not None:
-        community = _load(recipe.community.model, "the community teacher", trust_remote_code)
-    given = {r: _load(s, f"the {r}", trust_remote_code) for r, s in sources.items() if not is_shape(s)}
+    third = recipe.community.model
+    community = _load(third, "the community teacher", trust_remote_code) if third is not None else None
+    given = {r: _load(s, f"the {r}", trust_remote_code) for r, s in sources.items() if not forms.is_shape(s)}
     config, tokenizer, heads = _origin(recipe, community or next(iter(given.values()), None), trust_remote_code)
     named = [("the base", str(recipe.base), tokenizer, config)] if recipe.base else []
     named += [(f"the {r}", sources[r], m.tokenizer, m.model.config) for r, m in given.items()]
     if community is not None:
         named.append(("the community teacher", community.source, community.tokenizer, community.model.config))
     _check_vocabularies(named)
-    shapes = {r: _shape(s, shape_of(config), heads) for r, s in sources.items() if r not in given}
+    shapes = {r: _shape(s, forms.shape_of(config), heads) for r, s in sources.items() if r not in given}
     models: dict[str, LoadedModel | TaskModel] = {}
     notes = []
     for number, role in enumerate(ROLES):
@@ -114,7 +99,7 @@ def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> Pair:
                 model = _fresh(config, shapes[role], seed, trust_remote_code)
             models[role] = LoadedModel(model, tokenizer, shapes[role], sources[role])
         own = models[role].model.config
-        notes.append(f"{role}: {shapes.get(role) or shape_of(own)}, {how}")
+        notes.append(f"{role}: {shapes.get(role) or forms.shape_of(own)}, {how}")
         _check_text(recipe, role, own)
     if community is not None:
         _check_text(recipe, "community teacher", community.model.config)
@@ -139,29 +124,28 @@ def _origin(
         if type(config) not in AutoModelForMaskedLM._model_mapping:
             raise UsageError(f"the base: {config.model_type} has no masked-language-model head in transformers")
         tokenizer = load_tokenizer(recipe.base, trust_remote_code=trust_remote_code)
-        return config, tokenizer, shape_of(config).heads
+        return config, tokenizer, forms.shape_of(config).heads
     if model is not None:
         return model.model.config, model.tokenizer, model.shape.heads
     positions = max(LEAST_POSITIONS, recipe.data.max_length)
     tokenizer = own_tokenizer(recipe.data.source, recipe.data.column, recipe.vocab_size, positions, log=Progress.log)
-    config = BertConfig(
-        vocab_size=len(tokenizer), max_position_embeddings=positions, pad_token_id=tokenizer.pad_token_id
-    )
-    return config, tokenizer, None
+    words, pad = len(tokenizer), tokenizer.pad_token_id
+    return BertConfig(vocab_size=words, max_position_embeddings=positions, pad_token_id=pad), tokenizer, None
 
 
 def _shape(text: str, default: ModelShape, heads: int | None) -> ModelShape:
     """Parse a shape; heads and the ratio of feed-forward to hidden width have defaults."""
-    match = GRAMMAR.fullmatch(text.strip())
+    match = forms.GRAMMAR.fullmatch(text.strip())
     heads = heads or max(1, int(match[2]) // HEAD_WIDTH if match else 1)
-    return parse_shape(text, ModelShape(NO_LIMIT, NO_LIMIT, round(NO_LIMIT * default.ffn / default.hidden), heads))
+    ffn = round(NO_LIMIT * default.ffn / default.hidden)
+    return forms.parse_shape(text, ModelShape(NO_LIMIT, NO_LIMIT, ffn, heads))
 
 
 def _fresh(config: Any, shape: ModelShape, seed: int, trust_remote_code: bool) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForMaskedLM.from_config(
-            student_config(config, shape), dtype=torch.float32, trust_remote_code=trust_remote_code
+            forms.student_config(config, shape), dtype=torch.float32, trust_remote_code=trust_remote_code
         )
     return model.eval()
 
@@ -179,8 +163,8 @@ def _remapped(
     layers = recipe.community.layers[number] if recipe.community.layers else None
     if layers is None and number and shapes.get(TEACHER) == shape and shape.layers < above.layers:
         # Two copies of the same layers would be one model, apart only by dropout.
-        layers = [max(1, n - 1) for n in evenly_spaced_layers(above.layers, shape.layers)]
-    built = build_student(community.model.base_model, shape, layers=layers, seed=seed)
+        layers = [max(1, n - 1) for n in forms.evenly_spaced_layers(above.layers, shape.layers)]
+    built = forms.build_student(community.model.base_model, shape, layers=layers, seed=seed)
     student = student_with_head(community.model, built, seed=seed)
     return student.model.eval(), "; ".join(student.notes)
 
@@ -200,7 +184,7 @@ def _check_vocabularies(named: list[tuple[str, str, PreTrainedTokenizerBase, Any
 
 
 def _check_text(recipe: CotrainRecipe, role: str, config: Any) -> None:
-    positions, leaks = positions_of(config), layout_for(config).leaks
+    positions, leaks = forms.positions_of(config), layout_for(config).leaks
     if positions is not None and positions < recipe.data.max_length:
         raise UsageError(
             f"the {role} reads at most {positions} tokens, data.max_length is {recipe.data.max_length}",

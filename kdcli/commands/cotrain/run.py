@@ -19,7 +19,7 @@ from kdcli.downstream.recipes import as_finetune
 from kdcli.downstream.task import order_and_schedule, prepare, quality_of
 from kdcli.errors import UsageError
 from kdcli.losses.ctcd import STUDENT, TEACHER
-from kdcli.models.card import describe
+from kdcli.models.card import describe, describe_source
 from kdcli.models.heads import AUTO_CLASS
 from kdcli.models.load import LoadedModel, location, save_model
 from kdcli.models.shape import is_shape
@@ -78,11 +78,9 @@ class PairStage:
 
     @property
     def folders(self) -> dict[str, Path]:
-        """Name -> where that model is saved."""
         return {name: self.folder / name for name in names_of(self.resolved.recipe).values()}
 
     def build(self) -> StageJob:
-        """Load both models and make the job."""
         if self.alone:
             Progress.log("the same models without each other")
         self.pair = self.pair or self.data.load()
@@ -92,7 +90,6 @@ class PairStage:
         return StageJob(job, schedule, steps_per_pass, cards)
 
     def finish(self, outcome: Outcome) -> None:
-        """Save and evaluate both models."""
         assert self.pair is not None
         cards = {}
         for (name, folder), loaded in zip(self.folders.items(), self.pair.models.values(), strict=True):
@@ -109,18 +106,9 @@ class PairStage:
             self.write()
 
     def write(self, latency: Latency | None = None, beside: dict[str, RunResult] | None = None) -> None:
-        """Write report.json of this directory."""
-        write_report(
-            RunDir(self.folder),
-            command="cotrain",
-            recipe=self.resolved.recipe.model_dump(),
-            folders=self.folders,
-            latency=latency or Latency(),
-            notes=self.notes,
-            auto_class=self.data.auto_class,
-            beside=beside,
-            **self.contents,
-        )
+        found = self.contents | {"folders": self.folders, "latency": latency, "notes": self.notes, "beside": beside}
+        how = {"recipe": self.resolved.recipe.model_dump(), "auto_class": self.data.auto_class}
+        write_report(RunDir(self.folder), command="cotrain", **found, **how)
 
 
 @dataclass(frozen=True)
@@ -134,38 +122,34 @@ class PairRun:
     community: LoadedModel | None
 
     def report(self) -> None:
-        """Compare both models with the comparison run and the community teacher."""
         main, *others = self.stages
-        data, session, contents = main.data, main.session, main.contents
+        data, session, contents, community = main.data, main.session, main.contents, self.community
         sources = {name: str(folder) for name, folder in main.folders.items()}
-        if self.community is not None:
-            sources = {TEACHER: location(self.community.source)} | sources
-        subjects = [Subject(name, source) for name, source in sources.items()]
+        if community is not None:
+            sources = {TEACHER: location(community.source)} | sources
+        subjects = list(map(Subject, sources, sources.values()))
         sources |= {f"{name} {STANDALONE}": str(folder) for stage in others for name, folder in stage.folders.items()}
         tasks = data.tasks if isinstance(data, OnText) else {}
         scores = scored(session, tasks, sources, self.folder / DOWNSTREAM)
         if not session.is_main:
             return
-        cards: dict[str, dict[str, Any]] = {}
-        if self.community is not None:
-            where = Path(sources[TEACHER])
-            cards[TEACHER] = describe(self.community.model, self.community.source, where if where.is_dir() else None)
+        cards = {TEACHER: describe_source(community.model, community.source)} if community is not None else {}
         # The last model, which the report's first numbers are about, is the student.
         first, last = contents["cards"]
         cards[first] = contents["cards"][first]
         beside = {stage.folder.name: RunResult.read(stage.folder) for stage in others}
-        for result in beside.values():
-            cards |= {f"{name} {STANDALONE}": card.model_dump() for name, card in result.report.models.items()}
+        for report in (result.report for result in beside.values()):
+            cards |= {f"{name} {STANDALONE}": card.model_dump() for name, card in report.models.items()}
             contents["evaluations"] += [
-                e.model_dump() | {"model": f"{e.model} {STANDALONE}"} for e in result.report.evaluations
+                e.model_dump() | {"model": f"{e.model} {STANDALONE}"} for e in report.evaluations
             ]
-            for row, values in result.report.quality.items():
+            for row, values in report.quality.items():
                 contents["quality"][row] |= {f"{name} {STANDALONE}": metrics for name, metrics in values.items()}
         contents["cards"] = cards | {last: contents["cards"][last]}
         if isinstance(data, OnText):
             main.notes += data.gains(self.folder, contents["quality"])
             main.notes += [f"{name}: {note}" for name, (task, _) in tasks.items() for note in task.notes]
-            contents["evaluations"], contents["quality"] = scores, quality_of(scores) | contents["quality"]
+            contents |= {"evaluations": scores, "quality": quality_of(scores) | contents["quality"]}
         main.write(measure(subjects, self.resolved.recipe.measure, session), beside)
 
 
@@ -203,22 +187,15 @@ def _on_text(recipe: CotrainRecipe, invocation: Invocation, session: Session) ->
     check_share(data.mask.share)
     with session.accelerator.main_process_first():
         pair = load_text_pair(recipe, trust_remote_code=session.trust_remote_code)
-    tokenizer, tasks = pair.models[STUDENT].tokenizer, {}
+    tokenizer = pair.models[STUDENT].tokenizer
     tokens_of(tokenizer, str(recipe.teacher))
-    if recipe.eval.tasks:
-        with tempfile.TemporaryDirectory() as aside:
+    with tempfile.TemporaryDirectory() as aside:
+        if recipe.eval.tasks:
             save_model(pair.models[STUDENT].model, tokenizer, Path(aside))
-            tasks = opened(recipe.eval, aside, recipe.train.seed, invocation, session)
+        tasks = opened(recipe.eval, aside, recipe.train.seed, invocation, session)
     with session.accelerator.main_process_first():
-        corpus = open_corpus(
-            data.source,
-            tokenizer,
-            max_length=data.max_length,
-            column=data.column,
-            isolated=data.pack_isolated,
-            held_out_blocks=data.held_out_blocks,
-            log=Progress.log,
-        )
+        how = data.model_dump(include={"max_length", "column", "held_out_blocks"})
+        corpus = open_corpus(data.source, tokenizer, isolated=data.pack_isolated, log=Progress.log, **how)
     if len(corpus.train) < batch:
         raise UsageError(
             f"{data.source} makes {len(corpus.train)} blocks of {data.max_length} tokens to train on, less than one "

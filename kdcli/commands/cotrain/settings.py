@@ -9,12 +9,10 @@ from kdcli.recipe.sections import DataSettings, MeasureSettings, Section, TrainS
 
 
 class PairSettings(Section):
-    """The two models that are trained together, and what they learn from.
-
-    `weights` are, in order: student against the labels, student from teacher, teacher against the labels, teacher from
-    student. `mode` sets some of them to 0. `standalone` also trains both without each other, to compare. `dropout`
-    sets every dropout rate of both during training; null keeps the models' own.
-    """
+    """The two models that are trained together, and what they learn from. `weights` are, in order: student against the
+    labels, student from teacher, teacher against the labels, teacher from student; `mode` sets some of them to 0.
+    `standalone` also trains both without each other, to compare. `dropout` sets every dropout rate of both during
+    training; null keeps the models' own."""
 
     teacher: str | None = None
     student: str | None = None
@@ -75,5 +73,5 @@ class CotrainTaskRecipe(PairSettings, OnTask):
     train: CotrainTaskTrainSettings = CotrainTaskTrainSettings()
 
 
+# Folder of `recipes/` -> settings model.
 RECIPES: dict[str, type[Section]] = {"cotrain": CotrainRecipe, "cotrain-task": CotrainTaskRecipe}
-"""Folder of `recipes/` and settings model of each kind of recipe of this verb."""

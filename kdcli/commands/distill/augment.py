@@ -60,20 +60,10 @@ def augmented(
 ) -> Augmented:
     """The task's training examples and their copies, see `augment`; only one process may write the cache."""
     examples, model = task.data.train, source.language_model
-    return augment(
-        task.data.task,
-        examples,
-        teacher.tokenizer,
-        masked_words=MaskedWords(model.model, model.tokenizer, task.session.device) if model is not None else None,
-        neighbours=source.neighbours,
-        copies=settings.copies,
-        probability=settings.probability,
-        candidates=settings.candidates,
-        seed=seed,
-        folder=cache_dir() / "candidates",
-        fingerprint=source.fingerprint,
-        log=Progress.log,
-    )
+    how = settings.model_dump(include={"copies", "probability", "candidates"}) | {"seed": seed, "log": Progress.log}
+    how |= {"folder": cache_dir() / "candidates", "fingerprint": source.fingerprint, "neighbours": source.neighbours}
+    how["masked_words"] = MaskedWords(model.model, model.tokenizer, task.session.device) if model else None
+    return augment(task.data.task, examples, teacher.tokenizer, **how)
 
 
 @dataclass(frozen=True)
@@ -85,10 +75,8 @@ class Copies:
     notes: list[str]
 
     def to_json(self) -> str:
-        """All fields."""
         return json.dumps({"file": str(self.file), "copies": self.count, "notes": self.notes}, indent=2)
 
     def renderables(self) -> Iterable[str]:
-        """The same as text."""
         yield from self.notes
         yield f"{self.count:,} rows in {self.file}"

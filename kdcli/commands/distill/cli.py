@@ -23,8 +23,7 @@ on_task = partial(typer.Option, rich_help_panel=ON_TASK)
 def distill(
     teacher: Annotated[str | None, typer.Argument(help="Hub id, directory, or 'demo'.")] = None,
     to: Annotated[
-        list[str] | None,
-        typer.Option(metavar="LxH[:FFN][@HEADS]", help="Student shape, e.g. 6x768; may be repeated."),
+        list[str] | None, typer.Option(metavar="LxH[:FFN][@HEADS]", help="Student shape, e.g. 6x768; may be repeated.")
     ] = None,
     method: Annotated[
         str | None,
@@ -97,33 +96,24 @@ def _distill_on_task(given: Mapping[str, Any]) -> None:
         if given[name]:
             raise UsageError(f"--{name.replace('_', '-')} belongs to distilling on text, not on a task")
     copies = True if given["augment_only"] or given["glove"] or given["augment_model"] else None
-    own = {
-        **{name: given[name] for name in ("teacher", "method", "task", "more_teachers")},
-        "student.to": given["to"],
-        "student.source": given["student"],
-        "general.use": True if given["general"] or given["corpus"] else None,
-        "general.run": given["general"],
-        "general.source": given["corpus"],
-        "augment.use": given["augment"] if given["augment"] is not None else copies,
-        "augment.model": given["augment_model"],
-        "augment.glove": given["glove"],
-    }
+    own = {name: given[name] for name in ("teacher", "method", "task", "more_teachers")}
+    own |= {"student.to": given["to"], "student.source": given["student"]}
+    own |= {"general.run": given["general"], "general.source": given["corpus"]}
+    own |= {"augment.model": given["augment_model"], "augment.glove": given["glove"]}
+    own["general.use"] = True if given["general"] or given["corpus"] else None
+    own["augment.use"] = given["augment"] if given["augment"] is not None else copies
     options = {"recipe": given["recipe"], "sets": given["sets"] or (), "options": own | training_options(given)}
     from kdcli.commands.distill.recipes import ablations, task_recipe
 
     resolved, invocation = task_recipe(**options), invocation_of(given)
+    ablate = given["ablate"] if given["augment_only"] is None else None
+    listed = ablations(ablate) if ablate is not None else {}
+    variants = {name: task_recipe(**options, overrides=changes) for name, changes in listed.items()}
+    from kdcli.commands.distill import run, task
+
     result: Any
     if given["augment_only"] is not None:
-        from kdcli.commands.distill.task import write_copies
-
-        result = write_copies(resolved, invocation, given["augment_only"])
-    elif given["ablate"] is not None:
-        from kdcli.commands.distill.variants import run_variants
-
-        variants = {name: task_recipe(**options, overrides=over) for name, over in ablations(given["ablate"]).items()}
-        result = run_variants(variants, invocation)
+        result = task.write_copies(resolved, invocation, given["augment_only"])
     else:
-        from kdcli.commands.distill import run as command
-
-        result = command.run_on_task(resolved, invocation)
+        result = run.run_variants(variants, invocation) if variants else run.run_on_task(resolved, invocation)
     show(result, as_json=given["json"])

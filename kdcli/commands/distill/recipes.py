@@ -16,13 +16,9 @@ from kdcli.recipe.resolve import Resolved, defaulted, explain, flatten, read_rec
 def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
     """The stage on text: `general`, with the task's teacher, student and seed."""
     general, student = recipe.general, recipe.student
-    options: dict[str, Any] = {
-        "teacher": general.teacher or recipe.teacher,
-        **{f"student.{key}": getattr(student, key) for key in ("to", "init", "layers")},
-        "data.source": general.source,
-        **{f"train.{key}": getattr(recipe.train, key) for key in ("seed", "dtype")},
-        "measure.latency": False,
-    }
+    options: dict[str, Any] = {f"student.{key}": getattr(student, key) for key in ("to", "init", "layers")}
+    options |= {f"train.{key}": getattr(recipe.train, key) for key in ("seed", "dtype")}
+    options |= {"teacher": general.teacher or recipe.teacher, "data.source": general.source, "measure.latency": False}
     if general.recipe is None:
         # No assistant: it is worth its steps where the student on text is the result.
         loss = {f"loss.{key}": value for key, value in recipe.loss.items()}

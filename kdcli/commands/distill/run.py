@@ -1,13 +1,23 @@
-"""`kdcli distill`: students of a teacher, on text or, with `--task`, on a task."""
+"""`kdcli distill`: students of a teacher, on text or, with `--task`, on a task; `--ablate` compares variants of it."""
+
+from collections.abc import Mapping
+from dataclasses import replace
 
 from kdcli.commands.distill.settings import DistillRecipe, TaskDistillRecipe
+from kdcli.commands.distill.stages import STUDENT, WITHOUT, TaskRun
 from kdcli.commands.distill.task import check_task, prepare_task
 from kdcli.commands.distill.text import check_text, prepare_text
+from kdcli.errors import UsageError
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
+from kdcli.report.combine import Part, combine_reports
 from kdcli.report.dry_run import Estimate
 from kdcli.report.finish import RunResult
-from kdcli.report.stages import run_command
+from kdcli.report.stages import run_command, run_stages
+from kdcli.report.views import TEACHER
+from kdcli.training.launch import choose_output_dir, claim, launch
+from kdcli.training.progress import Progress
+from kdcli.training.session import track
 
 
 def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> RunResult | Estimate | None:
@@ -20,3 +30,40 @@ def run_on_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation) -
     """Distil on a task, measure and report; returns and raises as `run_command`."""
     check_task(resolved.recipe)
     return run_command(resolved, invocation, prepare_task)
+
+
+def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation: Invocation) -> RunResult | None:
+    """Distil on a task once for each variant, each in a directory of its own, and compare the students. Returns the
+    report that compares them; None in a process that prints nothing."""
+    first = next(iter(variants.values()))
+    if invocation.dry_run:
+        raise UsageError("--ablate and --dry-run do not go together", "estimate the recipe itself: leave --ablate out")
+    for resolved in variants.values():
+        check_task(resolved.recipe)
+    session = launch(first.recipe.train.dtype, invocation)
+    if session is None:
+        return None
+    folder = choose_output_dir(f"ablate-{first.recipe.task}", first, invocation, session)
+
+    def prepared(name: str) -> TaskRun:
+        inside = replace(invocation, output_dir=folder / name, resume=not invocation.overwrite)
+        return prepare_task(variants[name], inside, session)
+
+    run = prepared(next(iter(variants)))
+    # Errors of later variants are found before the first one trains.
+    for resolved in variants.values():
+        replace(run, resolved=resolved).objective()
+    claim(replace(run, folder=folder, resolved=first, invocation=invocation), session)
+    track(session, folder)
+    for number, name in enumerate(variants):
+        Progress.log(f"variant {name}")
+        run = prepared(name) if number else run
+        claim(run, session)
+        run_stages(session, run)
+    session.accelerator.end_training()
+    if not session.is_main:
+        return None
+    # All variants share the teacher; the undistilled student too, up to its start.
+    models = {name: {TEACHER: TEACHER, STUDENT: name, WITHOUT: WITHOUT} for name in variants}
+    parts = [Part(name, RunResult.read(folder / name), shown) for name, shown in models.items()]
+    return combine_reports(folder, command="distill", parts=parts, notes=[f"{n}: {folder / n}" for n in variants])

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from kdcli.bench.latency import Latency, Subject
+from kdcli.bench.latency import Subject
 from kdcli.commands.distill.augment import WordSource, augmented
 from kdcli.commands.distill.recipes import stage_settings, undistilled_recipe
 from kdcli.commands.distill.settings import TaskDistillRecipe
@@ -27,10 +27,10 @@ from kdcli.downstream.predictions import Features
 from kdcli.downstream.recipes import as_finetune
 from kdcli.downstream.run import WEIGHTS, WORST, finish_claimed
 from kdcli.downstream.settings import FinetuneRecipe
-from kdcli.downstream.task import PreparedTask, TrainedModel, order_and_schedule, predict, quality_of
+from kdcli.downstream.task import PreparedTask, TrainedModel, order_and_schedule, predict
 from kdcli.losses import build_objective, on_tasks
 from kdcli.models.capture import Capture
-from kdcli.models.card import describe
+from kdcli.models.card import describe, describe_source
 from kdcli.models.heads import AUTO_CLASS, TaskModel
 from kdcli.models.load import load_encoder, location, save_model
 from kdcli.models.shape import build_student, set_dropout, shape_of
@@ -61,29 +61,20 @@ class TaskStage:
 
 @dataclass
 class TaskRun:
-    """A distillation on a task, checked, and its stages.
-
-    Attributes:
-        task: without copies of its examples.
-        teachers: the method's objective reads the first.
-        start: directory of the student before any stage of the task.
-        text: the stages on text that are still to be run.
-        words: None makes no copies.
-        student, headed: in training; `trained` is the result of the prediction stage.
-    """
+    """A distillation on a task, checked, and its stages."""
 
     resolved: Resolved[TaskDistillRecipe]
     invocation: Invocation
     folder: Path
-    task: PreparedTask
-    teachers: list[TaskModel]
+    task: PreparedTask  # without copies of its examples
+    teachers: list[TaskModel]  # the method's objective reads the first
     shape: ModelShape
-    start: Path
-    text: TextRun | None
-    words: WordSource | None
-    student: Student = field(init=False)
-    headed: TaskModel = field(init=False)
-    trained: TrainedModel = field(init=False)
+    start: Path  # directory of the student before any stage of the task
+    text: TextRun | None  # the stages on text that are still to be run
+    words: WordSource | None  # None makes no copies
+    student: Student = field(init=False)  # in training
+    headed: TaskModel = field(init=False)  # in training
+    trained: TrainedModel = field(init=False)  # of the prediction stage
 
     def __post_init__(self) -> None:
         self.recipe, self.session = self.resolved.recipe, self.task.session
@@ -92,11 +83,10 @@ class TaskRun:
 
     @property
     def stages(self) -> list[Stage]:
-        """All stages in order."""
         stages: list[Stage] = [*self.text.stages] if self.text else []
         if self.stage == "separate":
-            inside = self.folder / INTERMEDIATE
-            stages.append(TaskStage(inside, self.resolved, self.build_intermediate, self.finish_intermediate))
+            first = self.build_intermediate, self.finish_intermediate
+            stages.append(TaskStage(self.folder / INTERMEDIATE, self.resolved, *first))
         stages.append(TaskStage(self.folder, self.resolved, self.build_prediction, self.finish_prediction))
         if self.recipe.undistilled.use:
             resolved, inside = undistilled_recipe(self.recipe, str(self.start)), self.folder / ALONE
@@ -105,9 +95,7 @@ class TaskRun:
 
     @cached_property
     def teacher_card(self) -> dict[str, Any]:
-        """The teacher as a report describes it."""
-        folder = Path(location(self.teachers[0].source))
-        return describe(self.teachers[0].model, self.teachers[0].source, folder if folder.is_dir() else None)
+        return describe_source(self.teachers[0].model, self.teachers[0].source)
 
     @cached_property
     def teacher_evaluations(self) -> list[dict[str, Any]]:
@@ -147,14 +135,13 @@ class TaskRun:
         return self._stage_job(job, schedule, cards, per_copy=settings.max_steps is None)
 
     def finish_intermediate(self, outcome: Outcome) -> None:
-        """Save the student and report the stage."""
         folder, encoder, notes = self.folder / INTERMEDIATE, self.student.encoder, self.student.objective.notes
         del self.student
         if not self.session.is_main:
             return
         save_model(encoder, self.teachers[0].tokenizer, folder)
         quality = {HELD_OUT: held_out_losses(RunDir(folder), [STUDENT])}
-        self._write(folder, encoder, latency=Latency(), outcome=outcome, quality=quality, notes=notes)
+        self._write(folder, encoder, outcome=outcome, quality=quality, notes=notes)
         delete_signals(self.folder)
 
     def build_prediction(self) -> StageJob:
@@ -164,7 +151,7 @@ class TaskRun:
         task = copies if recipe.augment.predict else self.task
         with self._student_before(self.folder / INTERMEDIATE if self.stage == "separate" else None) as source:
             stage = as_finetune(recipe, source)
-            self.headed = downstream.load_model(stage, task.data.task, trust_remote_code=self.session.trust_remote_code)
+            self.headed = task.load(stage)
         if self.invocation.dry_run:
             cards[STUDENT] = describe(self.headed.model, str(self.folder), None)
         objective = self.objective() if self.stage == "joint" else None
@@ -173,7 +160,6 @@ class TaskRun:
         return self._stage_job(job, schedule, cards, per_copy=per_copy)
 
     def finish_prediction(self, outcome: Outcome) -> None:
-        """Predict; `report` saves the student."""
         self.trained = downstream.trained_model(self.task, self.headed, outcome)
 
     def build_undistilled(self) -> StageJob:
@@ -181,18 +167,15 @@ class TaskRun:
         Progress.log(f"run {ALONE}")
         with self._student_before() as source:
             recipe = undistilled_recipe(self.recipe, source).recipe
-            trusted = self.session.trust_remote_code
-            self.headed = downstream.load_model(recipe, self.task.data.task, trust_remote_code=trusted)
+            self.headed = self.task.load(recipe)
         return self._stage_job(*downstream.build_job(self.task, recipe, self.headed), {}, per_copy=False)
 
     def finish_undistilled(self, outcome: Outcome) -> None:
-        """Save and report as `finetune` does."""
         recipe = undistilled_recipe(self.recipe, str(self.start)).recipe
         trained = downstream.trained_model(self.task, self.headed, outcome)
         finish_claimed(self.task, recipe, self.folder / ALONE, trained, timed=False)
 
     def report(self) -> None:
-        """Save the student and report it beside its teacher and itself undistilled."""
         if not self.session.is_main:
             return
         recipe, folder, headed = self.recipe, self.folder, self.trained.headed
@@ -210,16 +193,9 @@ class TaskRun:
             (folder / ALONE / WEIGHTS).unlink(missing_ok=True)
             notes.append(f"{WITHOUT}: started from the same weights, fine-tuned on the examples without a teacher")
         subjects = [Subject(TEACHER, location(self.teachers[0].source)), Subject(STUDENT, str(folder))]
-        self._write(
-            folder,
-            headed.model,
-            latency=measure(subjects, recipe.measure, self.session),
-            outcome=self.trained.outcome,
-            quality=quality_of(evaluations),
-            notes=notes,
-            auto_class=AUTO_CLASS[self.task.data.task.kind].__name__,
-            evaluations=evaluations,
-        )
+        contents = {"latency": measure(subjects, recipe.measure, self.session), "outcome": self.trained.outcome}
+        contents |= {"notes": notes, "evaluations": evaluations}
+        self._write(folder, headed.model, auto_class=AUTO_CLASS[self.task.data.task.kind].__name__, **contents)
 
     def _begin(self, stage: str) -> dict[str, Any]:
         """Log the stage and score the teacher; in a dry run, the teacher's card."""
@@ -246,10 +222,9 @@ class TaskRun:
     def _save_copy(self, folder: Path) -> None:
         if (folder / WEIGHTS).is_file():
             return
-        teacher, settings = self.teachers[0], self.recipe.student
+        teacher, how = self.teachers[0], self.recipe.student.model_dump(include={"init", "layers"})
         model = load_encoder(teacher.source, trust_remote_code=self.session.trust_remote_code).model
-        how: dict[str, Any] = {"init": settings.init, "layers": settings.layers, "seed": self.recipe.train.seed}
-        built = build_student(model, self.shape, **how)
+        built = build_student(model, self.shape, seed=self.recipe.train.seed, **how)
         for note in built.notes:
             Progress.log(f"{STUDENT}: {note}")
         save_model(built.model, teacher.tokenizer, folder)
@@ -263,14 +238,9 @@ class TaskRun:
         return StageJob(job, replace(schedule, steps=times * schedule.steps), times * job.order.steps_of_pass, cards)
 
     def _write(self, folder: Path, student: PreTrainedModel, **contents: Any) -> None:
-        write_report(
-            RunDir(folder),
-            command="distill",
-            recipe=self.recipe.model_dump(),
-            cards={TEACHER: self.teacher_card, STUDENT: describe(student, str(folder), folder)},
-            folders={STUDENT: folder},
-            **contents,
-        )
+        contents["cards"] = {TEACHER: self.teacher_card, STUDENT: describe(student, str(folder), folder)}
+        contents |= {"recipe": self.recipe.model_dump(), "folders": {STUDENT: folder}}
+        write_report(RunDir(folder), command="distill", **contents)
 
 
 def intermediate_job(

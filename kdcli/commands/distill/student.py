@@ -24,7 +24,6 @@ class Student(nn.Module):
 
     @property
     def encoder(self) -> PreTrainedModel:
-        """The student itself, a stock model."""
         return self.captured.model
 
     def forward(self, batch: Batch, teacher: Signals) -> Mapping[str, Tensor]:

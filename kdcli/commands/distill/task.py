@@ -139,6 +139,6 @@ def write_copies(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, 
     words = open_words(recipe.augment, task, teacher, trust_remote_code=session.trust_remote_code)
     made = augmented(recipe.augment, task, teacher, words, seed=recipe.train.seed)
     copies = made.examples[len(task.data.train) :]
-    lines = [json.dumps(row, ensure_ascii=False) for row in rows(task.data.task, copies)]
-    write_atomic(file, "".join(f"{line}\n" for line in lines))
+    lines = [f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows(task.data.task, copies)]
+    write_atomic(file, "".join(lines))
     return Copies(file, len(copies), made.notes)

@@ -3,18 +3,15 @@
 A batch of token ids -> the teacher's signals, once -> the loss of every student -> engine -> saved students -> report.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from kdcli.bench.latency import Latency, Subject
-from kdcli.commands.distill.assistant import as_directory, assistant_recipe, assistant_shape, short_name, student_shapes
+from kdcli.bench.latency import Subject
 from kdcli.commands.distill.settings import DistillRecipe
 from kdcli.commands.distill.student import Student, distill_job, freeze_unreached, teacher_needs
 from kdcli.data.batches import BatchOrder
@@ -26,11 +23,11 @@ from kdcli.errors import UsageError
 from kdcli.losses import build_objective, check_settings, inputs
 from kdcli.losses.hard import labelled
 from kdcli.metrics.probe import probe_demo
-from kdcli.models.card import describe
+from kdcli.models.card import describe, describe_source
 from kdcli.models.layout import layout_for
 from kdcli.models.load import LoadedModel, load_encoder, location, save_model
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
-from kdcli.models.shape import InitializedStudent, build_student
+from kdcli.models.shape import InitializedStudent, build_student, parse_shape
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
 from kdcli.report.finish import RunResult, measure, write_report
@@ -41,10 +38,9 @@ from kdcli.training.launch import choose_output_dir, make_schedule
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
 from kdcli.training.session import Session
-from kdcli.types import Examples, ModelShape, Outcome, Schedule, real_tokens
+from kdcli.types import Batch, Examples, ModelShape, Outcome, Schedule, real_tokens
 
-HELD_OUT = "held-out loss"
-"""Quality row of the distillation loss on held-out text."""
+HELD_OUT = "held-out loss"  # Quality row of the distillation loss on held-out text
 
 
 @dataclass(frozen=True)
@@ -59,10 +55,10 @@ class TextRun:
     corpus: Corpus
     schedule: Schedule
     downstream: Tasks
-    stages: list[TextStage]
+    stages: "list[TextStage]"
 
     def report(self) -> None:
-        """The last stage wrote the report."""
+        """The last stage wrote it."""
 
 
 def check_text(recipe: DistillRecipe) -> None:
@@ -105,19 +101,11 @@ def prepare_text(resolved: Resolved[DistillRecipe], invocation: Invocation, sess
     for shape in shapes.values():
         build_objective(recipe.method, recipe.loss, assistant or teacher.shape, shape)
     # Before the corpus, which may take hours to tokenise.
-    tasks: Tasks = {}
-    if recipe.eval.tasks:
-        tasks = opened(recipe.eval, str(recipe.teacher), recipe.train.seed, invocation, session)
+    tasks = opened(recipe.eval, str(recipe.teacher), recipe.train.seed, invocation, session)
     with session.accelerator.main_process_first():
-        corpus = open_corpus(
-            recipe.data.source,
-            teacher.tokenizer,
-            max_length=recipe.data.max_length,
-            column=recipe.data.column,
-            isolated=recipe.data.pack_isolated,
-            held_out_blocks=recipe.data.held_out_blocks,
-            log=Progress.log,
-        )
+        how = recipe.data.model_dump(include={"max_length", "column", "held_out_blocks"})
+        isolated = recipe.data.pack_isolated
+        corpus = open_corpus(recipe.data.source, teacher.tokenizer, isolated=isolated, log=Progress.log, **how)
     schedule = make_schedule(recipe.train, len(corpus.train) / recipe.train.batch_size)
     run = TextRun(resolved, invocation, folder, session, teacher, corpus, schedule, tasks, [])
     if assistant is not None:
@@ -126,6 +114,10 @@ def prepare_text(resolved: Resolved[DistillRecipe], invocation: Invocation, sess
         run.stages.append(TextStage(run, inside, assistant_recipe(resolved, short), {ASSISTANT: assistant}))
     run.stages.append(TextStage(run, folder, resolved, shapes, run.stages[0] if assistant else None))
     return run
+
+
+def _masked_tokens(batch: Batch) -> float:
+    return labelled("tokens", batch["labels"])
 
 
 def _is_masked(recipe: DistillRecipe) -> bool:
@@ -149,7 +141,7 @@ class TextStage:
     folder: Path
     resolved: Resolved[DistillRecipe]
     shapes: Mapping[str, ModelShape]
-    assistant: TextStage | None = None
+    assistant: "TextStage | None" = None
     teacher: LoadedModel | None = None
     students: dict[str, Student] = field(default_factory=dict)
 
@@ -158,9 +150,7 @@ class TextStage:
         return self.folder if len(self.shapes) == 1 else self.folder / as_directory(name)
 
     def build(self) -> StageJob:
-        """Load the teacher, build the students, and make their job."""
-        run, corpus, schedule = self.run, self.run.corpus, self.run.schedule
-        masked = _is_masked(self.resolved.recipe)
+        run, corpus, schedule, masked = self.run, self.run.corpus, self.run.schedule, _is_masked(self.resolved.recipe)
         self.teacher = teacher = self._load_teacher()
         self.students = students = self._build_students(teacher)
         cards = {}
@@ -168,23 +158,17 @@ class TextStage:
             cards = {TEACHER: describe(teacher.model, teacher.source, None)} if self.assistant is None else {}
             cards |= {name: describe(s.encoder, str(self.model_folder(name)), None) for name, s in students.items()}
         blocks = BatchOrder(len(corpus.train), schedule.batch_size, schedule.seed)
-        job = distill_job(
-            students,
-            Teacher.frozen(teacher.source, teacher.model, teacher_needs(students), run.session).signals,
-            self._examples(corpus.train, teacher),
-            PassOrder(blocks) if masked else blocks,
-            self._examples(corpus.held_out, teacher),
-            (lambda batch: labelled("tokens", batch["labels"])) if masked else real_tokens,
-        )
+        signals = Teacher.frozen(teacher.source, teacher.model, teacher_needs(students), run.session).signals
+        train, held_out = (self._examples(part, teacher) for part in (corpus.train, corpus.held_out))
+        order, weight = (PassOrder(blocks), _masked_tokens) if masked else (blocks, real_tokens)
+        job = distill_job(students, signals, train, order, held_out, weight)
         return StageJob(job, schedule, len(corpus.train) / schedule.batch_size, cards)
 
     def finish(self, outcome: Outcome) -> None:
-        """Save the students, score them on the downstream tasks, and report."""
         run, teacher = self.run, self.teacher
         assert teacher is not None
-        if run.session.is_main:
-            for name, student in self.students.items():
-                save_model(student.encoder, teacher.tokenizer, self.model_folder(name))
+        for name, student in self.students.items() if run.session.is_main else ():
+            save_model(student.encoder, teacher.tokenizer, self.model_folder(name))
         run.session.wait()
         final = self is run.stages[-1]
         scores = self._scores() if final and run.downstream else []
@@ -199,7 +183,7 @@ class TextStage:
         if not run.invocation.dry_run:
             return _load(self.resolved.recipe, str(before.folder), run.session)
         # A dry run saves no assistant: an untrained one stands in. Its estimate has moved the teacher to the device.
-        ((_, shape),) = before.shapes.items()
+        (shape,) = before.shapes.values()
         run.teacher.model.cpu()
         assistant = before._initialized(run.teacher, shape).model
         return LoadedModel(assistant, run.teacher.tokenizer, shape, str(before.folder))
@@ -213,8 +197,7 @@ class TextStage:
 
     def _build_students(self, teacher: LoadedModel) -> dict[str, Student]:
         """Build every student and freeze the weights that its loss does not reach."""
-        recipe = self.resolved.recipe
-        students = {}
+        recipe, students = self.resolved.recipe, {}
         for name, shape in self.shapes.items():
             built = self._initialized(teacher, shape)
             # The projections of a loss are random: they too are a pure function of the seed.
@@ -250,8 +233,7 @@ class TextStage:
     def _report(self, outcome: Outcome, scores: list[dict[str, Any]], final: bool) -> None:
         """Write the stage's report; the last one also shows the assistant, probes and measures latency."""
         run, recipe, teacher = self.run, self.resolved.recipe, self.run.teacher
-        source = location(teacher.source)
-        cards = {TEACHER: describe(teacher.model, teacher.source, Path(source) if Path(source).is_dir() else None)}
+        cards = {TEACHER: describe_source(teacher.model, teacher.source)}
         notes = [f"{name}: {note}" for name, (task, _) in run.downstream.items() for note in task.notes if scores]
         if self.assistant is not None:
             cards[ASSISTANT] = RunResult.read(self.assistant.folder).report.models[ASSISTANT].model_dump()
@@ -261,23 +243,15 @@ class TextStage:
             )
         folders = {name: self.model_folder(name) for name in self.shapes}
         cards |= {name: describe(self.students[name].encoder, str(f), f) for name, f in folders.items()}
-        subjects = [Subject(TEACHER, source), *(Subject(name, str(folder)) for name, folder in folders.items())]
-        latency = measure(subjects, recipe.measure, run.session) if final else Latency()
+        sources = {TEACHER: location(teacher.source)} | {name: str(folder) for name, folder in folders.items()}
+        subjects = list(map(Subject, sources, sources.values()))
+        contents: dict[str, Any] = {"cards": cards, "folders": folders, "outcome": outcome, "notes": notes}
+        contents["latency"] = measure(subjects, recipe.measure, run.session) if final else None
         probes = self._demo_probes() if final and recipe.data.source == "demo" else {}
         losses = held_out_losses(RunDir(self.folder), list(self.shapes))
-        write_report(
-            RunDir(self.folder),
-            command="distill",
-            recipe=recipe.model_dump(),
-            cards=cards,
-            folders=folders,
-            latency=latency,
-            outcome=outcome,
-            quality=quality_of(scores) | probes | {HELD_OUT: losses},
-            notes=notes,
-            auto_class="AutoModelForMaskedLM" if _is_masked(recipe) else "AutoModel",
-            evaluations=scores,
-        )
+        contents |= {"evaluations": scores, "quality": quality_of(scores) | probes | {HELD_OUT: losses}}
+        contents["auto_class"] = "AutoModelForMaskedLM" if _is_masked(recipe) else "AutoModel"
+        write_report(RunDir(self.folder), command="distill", recipe=recipe.model_dump(), **contents)
 
     def _demo_probes(self) -> dict[str, dict[str, dict[str, float]]]:
         """Linear probes of the demo tasks: the teacher, every student, and its copy of the teacher before training."""
@@ -291,8 +265,7 @@ class TextStage:
 
 
 def _build(recipe: DistillRecipe, teacher: LoadedModel, shape: ModelShape) -> InitializedStudent:
-    settings = recipe.student
-    how: dict[str, Any] = {"init": settings.init, "layers": settings.layers, "dropout": settings.dropout}
+    how = recipe.student.model_dump(include={"init", "layers", "dropout"})
     return build_student(teacher.model.base_model, shape, **how, seed=recipe.train.seed)
 
 
@@ -306,3 +279,55 @@ def held_out_losses(run_dir: RunDir, names: list[str]) -> dict[str, dict[str, fl
             terms = {k.removeprefix(prefix): v for k, v in losses.items() if k.startswith(prefix) and k != "loss"}
             quality[label] = {"loss": sum(terms.values())} | terms
     return quality
+
+
+def student_shapes(recipe: DistillRecipe, teacher: ModelShape) -> dict[str, ModelShape]:
+    """The students' shapes by name in the report: `student`, or with several students the shape as given."""
+    texts = recipe.student.to
+    if len(set(texts)) < len(texts):
+        raise UsageError(f"--to names a shape twice: {', '.join(texts)}")
+    parsed = {text: parse_shape(text, teacher) for text in texts}
+    return parsed if len(parsed) > 1 else {"student": next(iter(parsed.values()))}
+
+
+def assistant_shape(
+    recipe: DistillRecipe, teacher: ModelShape, students: Mapping[str, ModelShape]
+) -> ModelShape | None:
+    """The shape of the teacher assistant that all students learn from, if they need one (MiniLM, arXiv 2002.10957,
+    section 3.3). A student with at most half the teacher's layers and half its width learns better from an assistant,
+    which has the teacher's layers and the student's width and learnt from the teacher."""
+    if recipe.assistant == "none":
+        return None
+    if recipe.assistant != "auto":
+        return parse_shape(recipe.assistant, teacher)
+    needed: dict[str, ModelShape | None] = dict.fromkeys(students)
+    for name, shape in students.items():
+        if 2 * shape.layers <= teacher.layers and 2 * shape.hidden <= teacher.hidden:
+            needed[name] = replace(shape, layers=teacher.layers)
+    if len(set(needed.values())) > 1:
+        listed = "; ".join(f"{name}: {shape or 'none'}" for name, shape in needed.items())
+        raise UsageError(
+            f"the students need different teacher assistants ({listed}), so one teacher pass cannot serve them",
+            "distil them one by one, or give one --assistant for all (none, or LxH)",
+        )
+    return next(iter(needed.values()))
+
+
+def assistant_recipe(resolved: Resolved[DistillRecipe], short: str) -> Resolved[DistillRecipe]:
+    """The recipe that alone repeats the assistant's stage; `short` is its shape."""
+    recipe = resolved.recipe
+    student = recipe.student.model_copy(update={"to": [short], "layers": None})
+    origins = dict(resolved.origins) | {"student.to": "teacher assistant", "assistant": "teacher assistant"}
+    return Resolved(recipe.model_copy(update={"student": student, "assistant": "none"}), origins)
+
+
+def short_name(shape: ModelShape, teacher: ModelShape) -> str:
+    """A shape without the parts that the grammar fills in: `6x384` for `6x384:1536@12`."""
+    ffn = "" if shape.ffn == round(shape.hidden * teacher.ffn / teacher.hidden) else f":{shape.ffn}"
+    heads = "" if shape.heads == teacher.heads else f"@{shape.heads}"
+    return f"{shape.layers}x{shape.hidden}{ffn}{heads}"
+
+
+def as_directory(name: str) -> str:
+    """A name for a directory; some file systems refuse ':'."""
+    return name.replace(":", "_")

@@ -32,14 +32,8 @@ def evaluate(
     from kdcli.commands.evaluate.settings import EvaluateRecipe
     from kdcli.recipe.resolve import gates, resolve
 
-    options = {
-        "models": models,
-        "masks": mask_file,
-        "task": task,
-        "data.source": shared["data"],
-        "dtype": shared["dtype"],
-        "metrics": metric,
-    }
+    options = {"models": models, "masks": mask_file, "task": task, "data.source": shared["data"], "metrics": metric}
+    options["dtype"] = shared["dtype"]
     resolved = resolve(EvaluateRecipe, recipe=shared["recipe"], sets=shared["sets"] or (), options=options)
     # After the recipe is checked, because this import takes seconds.
     from kdcli.commands.evaluate.run import Extras, check_gates, run

@@ -16,9 +16,9 @@ from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.labelled.task_data import Labelled, open_labelled
 from kdcli.disk import disk_errors, write_atomic
 from kdcli.downstream.predictions import Evaluator, Prediction, compared, shown_label, summed_up
-from kdcli.downstream.task import evaluator_of, open_judged, predict, quality_of
+from kdcli.downstream.task import evaluator_of, open_judged, predict
 from kdcli.errors import GateError, UsageError, did_you_mean
-from kdcli.models.card import describe
+from kdcli.models.card import describe_source
 from kdcli.models.heads import TaskModel, load_for_task, tokenizer_for
 from kdcli.models.load import location
 from kdcli.recipe.resolve import Resolved
@@ -36,17 +36,11 @@ from kdcli.types import Task
 
 @dataclass(frozen=True)
 class Extras:
-    """What `evaluate` writes or checks besides its report.
+    """What `evaluate` writes or checks besides its report."""
 
-    Attributes:
-        predictions: a jsonl file, one object for each model and example.
-        submission: directory of files for the GLUE server, from the test split.
-        gates: metric -> least value of every model, see `check_gates`.
-    """
-
-    predictions: Path | None = None
-    submission: Path | None = None
-    gates: Mapping[str, float] = field(default_factory=dict)
+    predictions: Path | None = None  # a jsonl file, one object for each model and example
+    submission: Path | None = None  # directory of files for the GLUE server, from the test split
+    gates: Mapping[str, float] = field(default_factory=dict)  # metric -> least value of every model
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,7 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
     if session is None:
         return None
     name = f"evaluate-{Path(recipe.models[0]).name}-{recipe.task}"
-    run_dir = RunDir(choose_output_dir(name, resolved, invocation, session))
+    folder = choose_output_dir(name, resolved, invocation, session)
     data = open_judged(str(recipe.task), recipe.data, recipe.models[0], trust_remote_code=session.trust_remote_code)
     check_gate_names(data, extras)
     if extras.submission is not None:
@@ -76,22 +70,20 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
     sources = recipe.masks or recipe.models
     # All are loaded before the first is evaluated, because the last may be unusable.
     ready = [_load(recipe, session, data, source) for source in sources]
-    evaluated = {
-        name: replace(of, predictions=predict(session, of.evaluator, of.model))
-        for name, of in zip(_names(sources), ready, strict=True)
-    }
+    predicted = [replace(of, predictions=predict(session, of.evaluator, of.model)) for of in ready]
+    evaluated = dict(zip(_names(sources), predicted, strict=True))
     to_submit = {} if extras.submission is None else _predict_test(recipe, ready[0].model, session)
     session.accelerator.end_training()
     if not session.is_main:
         return None
     # Claimed only now: `--predictions` and `--submission` may lie in the directory.
-    RunDir.claim(run_dir.path, resolved.to_yaml(), overwrite=invocation.overwrite)
+    RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
     for name, values in to_submit.items():
         assert extras.submission is not None
         Progress.log(f"to submit: {write_submission(extras.submission, data.task, name, values)}")
     if extras.predictions is not None:
         _write_predictions(extras.predictions, data, evaluated)
-    return _report(recipe, session, run_dir, data, evaluated)
+    return _report(recipe, session, folder, data, evaluated)
 
 
 def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
@@ -111,8 +103,7 @@ def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
 def _names(models: list[str]) -> list[str]:
     """Short names, numbered where two models share one."""
     names: list[str] = []
-    for model in models:
-        name = short(model)
+    for name in map(short, models):
         count = sum(n == name or n.startswith(f"{name} (") for n in names)
         names.append(f"{name} ({count + 1})" if count else name)
     return names
@@ -147,46 +138,24 @@ def _under_mask(base: str, file: Path, task: Task, trust_remote_code: bool) -> T
 
 
 def _report(
-    recipe: EvaluateRecipe,
-    session: Session,
-    run_dir: RunDir,
-    data: Labelled,
-    evaluated: Mapping[str, _Evaluated],
+    recipe: EvaluateRecipe, session: Session, folder: Path, data: Labelled, evaluated: Mapping[str, _Evaluated]
 ) -> RunResult:
     evaluations, cards, notes = [], {}, []
     for name, of in evaluated.items():
         evaluations += of.evaluator.evaluations(name, data.split, of.predictions, recipe.worst)
-        folder = Path(location(of.model.source))
-        cards[name] = describe(of.model.model, of.model.source, folder if folder.is_dir() else None)
+        cards[name] = describe_source(of.model.model, of.model.source)
         cut = of.evaluator.features.rows.truncated / max(1, sum(map(len, data.sets.values())))
         verb = "need more than one window of" if data.task.kind == "span" else "were cut at"
         notes.append(f"{name}: {of.model.note}; {cut:.1%} of the examples {verb} {of.max_length} tokens")
     subjects = [Subject(name, location(of.model.source)) for name, of in evaluated.items()]
-    return write_report(
-        run_dir,
-        command="evaluate",
-        recipe=recipe.model_dump(),
-        cards=cards,
-        folders={},
-        latency=measure(subjects, recipe.measure, session),
-        outcome=None,
-        quality=quality_of(evaluations),
-        notes=notes,
-        evaluations=evaluations,
-        comparisons=_comparisons(recipe, evaluated),
-    )
-
-
-def _comparisons(recipe: EvaluateRecipe, evaluated: Mapping[str, _Evaluated]) -> list[dict[str, Any]]:
-    """Every later model beside the first, on every set; all have the same examples in the same order."""
-    if len(evaluated) < 2:
-        return []
+    latency, rows = measure(subjects, recipe.measure, session), []
+    # All models have the same examples in the same order.
     baseline, *others = [(name, of.evaluator.scorers(of.predictions)) for name, of in evaluated.items()]
-    rows = []
     for model in others:
         Progress.log(f"{recipe.resamples:,} resamples: {model[0]} beside {baseline[0]}")
         rows += compared(evaluated[model[0]].evaluator, model, baseline, recipe.resamples)
-    return rows
+    contents: dict[str, Any] = {"notes": notes, "evaluations": evaluations, "comparisons": rows, "latency": latency}
+    return write_report(RunDir(folder), command="evaluate", recipe=recipe.model_dump(), cards=cards, **contents)
 
 
 def _write_predictions(file: Path, data: Labelled, evaluated: Mapping[str, _Evaluated]) -> None:
@@ -208,9 +177,8 @@ def _write_predictions(file: Path, data: Labelled, evaluated: Mapping[str, _Eval
 
 def _predict_test(recipe: EvaluateRecipe, model: TaskModel, session: Session) -> dict[str, list[Any]]:
     """Set -> predicted value of each example of the test split."""
-    data = open_labelled(
-        str(recipe.task), source=recipe.data.source, split="test", training=False, withheld=True, log=Progress.log
-    )
+    task, source = str(recipe.task), recipe.data.source
+    data = open_labelled(task, source=source, split="test", training=False, withheld=True, log=Progress.log)
     values = {}
     for name, examples in data.sets.items():
         # Some test files have labels; they are ignored.
@@ -239,8 +207,7 @@ def check_gates(result: RunResult, extras: Extras) -> None:
     GateError: at least one gate was missed."""
     missed = []
     for name in result.report.models if extras.gates else ():
-        by_set = {e.set: e.metrics for e in result.report.evaluations if e.model == name}
-        values = summed_up(by_set, None)
+        values = summed_up({e.set: e.metrics for e in result.report.evaluations if e.model == name}, None)
         missed += [f"{name} has {m} {values[m]:.4f}, below {v:g}" for m, v in extras.gates.items() if values[m] < v]
     if missed:
         raise GateError("; ".join(missed), f"the report is in {result.folder}")

@@ -26,5 +26,4 @@ class EvaluateRecipe(Section):
     measure: MeasureSettings = MeasureSettings(latency=False)
 
 
-RECIPES: dict[str, type[Section]] = {"evaluate": EvaluateRecipe}
-"""Folder of `recipes/` -> settings model."""
+RECIPES: dict[str, type[Section]] = {"evaluate": EvaluateRecipe}  # Folder of `recipes/` -> settings model

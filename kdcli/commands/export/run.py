@@ -14,7 +14,7 @@ from typing import Any
 from rich.table import Table
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from kdcli.backends.export import EXACT, LIMITS, ModelFile, export_onnx, export_openvino
+from kdcli.backends.export import EXACT, LIMITS, export_onnx, export_openvino
 from kdcli.backends.sessions import library
 from kdcli.bench.environment import versions
 from kdcli.disk import atomic_dir, write_atomic
@@ -83,11 +83,9 @@ class Exported:
     folder: Path
 
     def to_json(self) -> str:
-        """export.json."""
         return json.dumps(self.facts, indent=2)
 
     def renderables(self) -> Iterable[Any]:
-        """One table, the notes and the directory."""
         table = Table("", "", show_header=False, box=None)
         for key in ("source", "format", "precision"):
             table.add_row(key, self.facts[key])
@@ -103,19 +101,10 @@ class Exported:
 def run(
     source: str, *, format: str, int8: bool, output_dir: Path | None, overwrite: bool, trust_remote_code: bool
 ) -> Exported:
-    """Export a model and compare the file with torch.
-
-    Args:
-        source: hub id, directory or `demo`.
-        format: `onnx` or `openvino`.
-        int8: quantised weights and activations.
-        output_dir: default runs/export-NAME-FORMAT, numbered.
-        overwrite: replace an earlier export there.
-
-    Raises:
-        UsageError: unknown format, a directory that is not an export, a model that cannot be loaded or exported.
-        MachineError: a library is missing, the disk is full, or the file differs from torch.
-    """
+    """Export a model (hub id, directory or `demo`) and compare the file with torch; `int8` quantises weights and
+    activations. `output_dir` is by default runs/export-NAME-FORMAT, numbered; `overwrite` replaces an export there.
+    Raises UsageError: unknown format, a directory that is not an export, a model that cannot be loaded or exported;
+    MachineError: a library is missing, the disk is full, or the file differs from torch."""
     if format not in FORMATS:
         raise UsageError(f"unknown format '{format}'{did_you_mean(format, FORMATS)}", f"allowed: {', '.join(FORMATS)}")
     for name in FORMATS[format]:
@@ -129,7 +118,14 @@ def run(
     target, here = folder.resolve(), Path.cwd()
     with atomic_dir(target) as aside:
         file = {"onnx": export_onnx, "openvino": export_openvino}[format](model, aside, int8=int8)
-        facts = _facts(source, format, precision, model, kind, file, notes)
+        facts: dict[str, Any] = {"source": short(source), "format": format, "precision": precision}
+        facts |= {"architecture": type(model).__name__, "kind": kind}
+        facts |= {"inputs": list(file.inputs), "outputs": list(file.outputs)}
+        facts["files"] = {f.name: f.stat().st_size for f in sorted(aside.iterdir()) if f.is_file()}
+        facts |= {"max_abs": file.max_abs, "relative": file.relative}
+        facts["limits"] = {"max_abs": None if int8 else EXACT, "relative": LIMITS[precision]}
+        facts["notes"] = notes
+        facts["versions"] = versions() | {name: library(name, format).__version__ for name in FORMATS[format]}
         model.config.save_pretrained(aside)
         tokenizer.save_pretrained(aside)
         write_atomic(aside / "README.md", _readme(facts, model, kind))
@@ -174,33 +170,6 @@ def _load(
     return model, tokenizer, kind, notes
 
 
-def _facts(
-    source: str,
-    format: str,
-    precision: str,
-    model: PreTrainedModel,
-    kind: Kind | None,
-    file: ModelFile,
-    notes: list[str],
-) -> dict[str, Any]:
-    names = sorted(f for f in file.path.parent.iterdir() if f.is_file())
-    return {
-        "source": short(source),
-        "format": format,
-        "precision": precision,
-        "architecture": type(model).__name__,
-        "kind": kind,
-        "inputs": list(file.inputs),
-        "outputs": list(file.outputs),
-        "files": {f.name: f.stat().st_size for f in names},
-        "max_abs": file.max_abs,
-        "relative": file.relative,
-        "limits": {"max_abs": EXACT if precision == "fp32" else None, "relative": LIMITS[precision]},
-        "notes": notes,
-        "versions": versions() | {name: library(name, format).__version__ for name in FORMATS[format]},
-    }
-
-
 def _error(facts: dict[str, Any]) -> str:
     return f"{facts['max_abs']:.1e} largest difference, {facts['relative']:.1e} relative error"
 
@@ -212,15 +181,10 @@ def _readme(facts: dict[str, Any], model: PreTrainedModel, kind: Kind | None) ->
     options = [*(["truncation=True", f"max_length={positions}"] if positions else []), "padding=True"]
     options += ["return_token_type_ids=True"] if "token_type_ids" in facts["inputs"] else []
     labelled = "labels[" in rest
-    lines = [
-        OPEN[facts["format"]].format(
-            imports="from transformers import " + ("AutoConfig, " * labelled) + "AutoTokenizer\n"
-        ),
-        *(['labels = AutoConfig.from_pretrained(".").id2label'] if labelled else []),
-        f'inputs = tokenizer({texts}, {", ".join(options)}, return_tensors="np")',
-        rest,
-    ]
-    code = "\n".join(lines)
+    imports = "from transformers import " + ("AutoConfig, " * labelled) + "AutoTokenizer\n"
+    labels = ['labels = AutoConfig.from_pretrained(".").id2label'] if labelled else []
+    inputs = f'inputs = tokenizer({texts}, {", ".join(options)}, return_tensors="np")'
+    code = "\n".join([OPEN[facts["format"]].format(imports=imports), *labels, inputs, rest])
     install = {"onnx": "onnxruntime", "openvino": "openvino"}[facts["format"]]
     notes = "".join(f"\n* {note}" for note in facts["notes"])
     return f"""# {facts["source"]} as {facts["format"]}, {facts["precision"]}

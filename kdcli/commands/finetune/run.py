@@ -39,7 +39,6 @@ class _Grid:
     task: PreparedTask
 
     def report(self) -> None:
-        """Choose a run, copy its model and report it; delete the other models."""
         if len(self.stages) == 1 or not self.task.session.is_main:
             return
         task, recipe, stages = self.task, self.resolved.recipe, self.stages
@@ -49,10 +48,9 @@ class _Grid:
         alike = [range(first, first + recipe.seeds) for first in range(0, len(stages), recipe.seeds)]
         best = max(alike, key=lambda numbers: statistics.fmean(scores[n][metric] for n in numbers))
         chosen = max(best, key=lambda n: scores[n][metric])
-        runs = [
-            {"settings": settings, "seed": stage.resolved.recipe.train.seed, "metrics": metrics}
-            for settings, stage, metrics in zip(self.settings, stages, scores, strict=True)
-        ]
+        seeds = [stage.resolved.recipe.train.seed for stage in stages]
+        found = zip(self.settings, seeds, scores, strict=True)
+        runs = [{"settings": values, "seed": seed, "metrics": metrics} for values, seed, metrics in found]
         # Model, tokenizer and log.jsonl.
         for file in stages[chosen].folder.iterdir():
             if file.is_file() and file.name not in (RECIPE, REPORT):
@@ -62,17 +60,10 @@ class _Grid:
         assert report.training is not None
         selection = {"metric": metric, "on": chosen_on(task, recipe), "settings": runs[chosen]["settings"]}
         selection |= {"seed": runs[chosen]["seed"], "runs": runs}
-        write_finetune_report(
-            task,
-            self.folder,
-            recipe,
-            report.models[FINETUNED].model_dump() | {"id": str(self.folder)},
-            timed=True,
-            outcome=Outcome(**report.training.model_dump()),
-            notes=report.notes,
-            evaluations=[e.model_dump() for e in report.evaluations],
-            selection=selection,
-        )
+        contents = {"outcome": Outcome(**report.training.model_dump()), "notes": report.notes, "selection": selection}
+        contents["evaluations"] = [e.model_dump() for e in report.evaluations]
+        card = report.models[FINETUNED].model_dump() | {"id": str(self.folder)}
+        write_finetune_report(task, self.folder, recipe, card, timed=True, **contents)
         for stage in stages:
             (stage.folder / WEIGHTS).unlink(missing_ok=True)
 

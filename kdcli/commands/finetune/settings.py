@@ -3,5 +3,4 @@
 from kdcli.downstream.settings import FinetuneRecipe
 from kdcli.recipe.sections import Section
 
-RECIPES: dict[str, type[Section]] = {"finetune": FinetuneRecipe}
-"""Folder of `recipes/` and settings model of each kind of recipe of this verb."""
+RECIPES: dict[str, type[Section]] = {"finetune": FinetuneRecipe}  # Folder of `recipes/` -> settings model

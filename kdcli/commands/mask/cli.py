@@ -30,9 +30,7 @@ def mask_info(file: MaskPath, **shared: Any) -> None:
 @mask.command("diff")
 @with_options("json")
 def mask_diff(
-    first: MaskPath,
-    second: Annotated[Path, typer.Argument(help="Another one of the same base.")],
-    **shared: Any,
+    first: MaskPath, second: Annotated[Path, typer.Argument(help="Another one of the same base.")], **shared: Any
 ) -> None:
     """Compare two masks."""
     from kdcli.commands.mask import run
@@ -46,7 +44,7 @@ def mask_apply(
     file: AnyMask, base: Base = None, sparsity: Sparsity = None, masking: Masking = "proportional", **shared: Any
 ) -> None:
     """Save the masked model, with zeros: it loads anywhere and is not faster."""
-    _save(file, base, sparsity, masking, shared)
+    _save(locals() | shared)
 
 
 @mask.command("compact")
@@ -60,13 +58,11 @@ def mask_compact(
     **shared: Any,
 ) -> None:
     """Save the model without its empty rows, columns and heads: smaller and faster."""
-    _save(file, base, sparsity, masking, shared, compacted=True, drop_rows_below=drop_rows_below)
+    _save(locals() | shared, compacted=True, drop_rows_below=drop_rows_below)
 
 
-def _save(
-    file: Path, base: str | None, sparsity: float | None, masking: str, shared: dict[str, Any], **how: Any
-) -> None:
+def _save(given: dict[str, Any], **how: Any) -> None:
     from kdcli.commands.mask import run
 
-    where = {name: shared[name] for name in ("output_dir", "trust_remote_code")}
-    show(run.apply(file, base=base, sparsity=sparsity, masking=masking, **how, **where), as_json=shared["json"])
+    how |= {name: given[name] for name in ("base", "sparsity", "masking", "output_dir", "trust_remote_code")}
+    show(run.apply(given["file"], **how), as_json=given["json"])

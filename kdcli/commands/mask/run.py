@@ -34,14 +34,12 @@ class MaskResult:
     table: list[list[str]] = field(default_factory=list)
 
     def to_json(self) -> str:
-        """The facts."""
         return json.dumps(self.facts, indent=2)
 
     def renderables(self) -> Iterable[Any]:
-        """The table, then the lines."""
         if self.table:
-            header, *rows = self.table
-            shown = Table(header[0], *(Column(name, justify="right") for name in header[1:]), header_style="bold")
+            (first, *others), *rows = self.table
+            shown = Table(first, *(Column(name, justify="right") for name in others), header_style="bold")
             for row in rows:
                 shown.add_row(*row)
             yield shown
@@ -107,17 +105,10 @@ def apply(
     output_dir: Path | None,
     trust_remote_code: bool,
 ) -> MaskResult:
-    """Save the model that a mask makes of its base.
-
-    Args:
-        base: where the base is; None: where the mask says, which an `.npy` of the SMP authors does not.
-        sparsity, masking: re-threshold the stored scores, see `kdcli.pruners.selection`.
-        compacted, drop_rows_below: remove what is empty, see `kdcli.sparse.compact`, instead of storing zeros.
-        output_dir: default runs/mask-NAME, numbered.
-
-    Raises:
-        UsageError: see `read_mask`, `check_base` and `compact`; no scores to cut; a directory that is not empty.
-    """
+    """Save the model that a mask makes of its base, by default in runs/mask-NAME, numbered. `base` None is where the
+    mask says, which an `.npy` of the SMP authors does not. `sparsity` and `masking` re-threshold the stored scores, see
+    `kdcli.pruners.selection`; `compacted` removes what is empty, see `kdcli.sparse.compact`, instead of storing zeros.
+    Raises UsageError: see `read_mask`, `check_base` and `compact`; no scores to cut; a directory that is not empty."""
     mask, model, source = _open(file, base, trust_remote_code)
     masks = mask.masks if sparsity is None else _cut(mask, model, sparsity, masking)
     folder = output_dir or numbered(f"mask-{file.stem}", taken=False)
@@ -139,10 +130,9 @@ def apply(
         Progress.log(line)
     kept, total = _density(masks.values()), sum(m.numel() for m in masks.values())
     size = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
-    return MaskResult(
-        {"folder": str(folder), "kept": kept, "weights": total, "bytes": size, "loads": loads},
-        [f"{kept:.1%} of {total:,} weights kept, {bytes_of(size)}", f"model in {folder}: {loads}"],
-    )
+    facts = {"folder": str(folder), "kept": kept, "weights": total, "bytes": size, "loads": loads}
+    lines = [f"{kept:.1%} of {total:,} weights kept, {bytes_of(size)}", f"model in {folder}: {loads}"]
+    return MaskResult(facts, lines)
 
 
 def _open(file: Path, base: str | None, trust_remote_code: bool) -> tuple[MaskFile, PreTrainedModel, str]:
@@ -153,13 +143,12 @@ def _open(file: Path, base: str | None, trust_remote_code: bool) -> tuple[MaskFi
     mask = None if published else read_mask(file)
     source = base or (mask.info.base if mask else "")
     model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
-    if mask is None:
-        masks, kind = read_smp(file, model), str(model.config.model_type)
-        density = _density(masks.values())
-        about = MaskInfo(base=source, base_sha256="", model_type=kind, method="smp", density=density)
-        return MaskFile(about, masks, file), model, source
-    check_base(mask, model, source)
-    return mask, model, source
+    if mask is not None:
+        check_base(mask, model, source)
+        return mask, model, source
+    masks, kind = read_smp(file, model), str(model.config.model_type)
+    about = MaskInfo(base=source, base_sha256="", model_type=kind, method="smp", density=_density(masks.values()))
+    return MaskFile(about, masks, file), model, source
 
 
 def _cut(mask: MaskFile, model: PreTrainedModel, sparsity: float, masking: str) -> Mapping[str, Tensor]:

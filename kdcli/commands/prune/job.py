@@ -17,10 +17,9 @@ from kdcli.commands.prune.settings import PruneRecipe
 from kdcli.disk import write_atomic
 from kdcli.downstream.task import PreparedTask, build_job, order_and_schedule, task_loss
 from kdcli.models.capture import Capture, capture, prepare_teacher
-from kdcli.models.card import describe
+from kdcli.models.card import describe_source
 from kdcli.models.heads import TaskModel
 from kdcli.models.layout import layout_for
-from kdcli.models.load import location
 from kdcli.pruners import Pruner, build_pruner, cap
 from kdcli.teachers.task_teacher import CachedSignals, cached_signals, kd_terms, store_in
 from kdcli.teachers.teacher import Teacher
@@ -50,8 +49,7 @@ def build_pruning(
     """Put masks on a model and make its job. `teacher`: fine-tuned on the task; its logits, and its states for methods
     that contrast, are learned too. `folder`: of the run, for the trace (main process) and the teacher's signals; None
     writes nothing."""
-    schedule, source = order_and_schedule(task, recipe)[1], Path(location(str(recipe.model)))
-    dense = describe(headed.model, str(recipe.model), source if source.is_dir() else None)
+    schedule, dense = order_and_schedule(task, recipe)[1], describe_source(headed.model, str(recipe.model))
     density, steps, lr = 1 - recipe.sparsity[0], schedule.steps, recipe.train.lr
     pruner = build_pruner(recipe.method, recipe.pruner, headed.model, density=density, steps=steps, lr=lr)
     inside = {id(p) for p in _encoder(headed.model).values()}
@@ -171,7 +169,6 @@ class Trace:
             self.lists = json.loads(self.file.read_text("utf-8"))
 
     def after(self, done: int) -> None:
-        """Add a point after a step, if it is one that is traced."""
         self.lists = {name: [p for p in points if p["step"] < done] for name, points in self.lists.items()}
         if done % self.every and done != self.steps:
             return

@@ -19,15 +19,11 @@ def prune_recipes(
     available = {m: dict(flatten(read_recipe(name, "prune"))) for m, name in names.items() if name in shipped("prune")}
     resolved = []
     for method in chosen:
-        beneath = {
-            f"recipe {names[other]}": values if other == method else _budget(values)
-            for other, values in available.items()
-        }
+        beneath = {}
+        for other, values in available.items():
+            # Methods share examples and steps, not the learning rate.
+            shared = [k for k in values if k.startswith(("data.", "train.")) and k != "train.lr"]
+            beneath[f"recipe {names[other]}"] = values if other == method else {k: values[k] for k in shared}
         own = {**options, "method": method if methods else None}
         resolved.append(resolve(PruneRecipe, recipe=recipe, beneath=beneath, sets=sets, options=own))
     return resolved
-
-
-def _budget(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a recipe that methods share: examples and steps, not the learning rate."""
-    return {k: v for k, v in values.items() if k.startswith(("data.", "train.")) and k != "train.lr"}

@@ -46,11 +46,9 @@ class PruneStage:
     built: Pruning | None = None
 
     def build(self) -> StageJob:
-        """Load the model, put masks on it and make the job."""
         task, recipe = self.task, self.resolved.recipe
         Progress.log(f"{recipe.method}, sparsity {recipe.sparsity[0]:g}")
-        headed = self.headed or _load(recipe, task)
-        self.headed = None
+        headed, self.headed = self.headed or task.load(recipe), None
         built = build_pruning(task, recipe, headed, self.teacher, None if self.dry_run else self.folder)
         for warning in built.warnings:
             Progress.log(warning)
@@ -61,17 +59,12 @@ class PruneStage:
         return StageJob(built.job, built.schedule, order.steps_of_pass, {DENSE: built.dense})
 
     def finish(self, outcome: Outcome) -> None:
-        """Predict, save every form of the model and report."""
         assert self.built is not None
-        task, built, self.built = self.task, self.built, None
-        if outcome.best_step is not None:
-            Progress.log(f"the best weights are those of step {outcome.best_step}")
-        # Saved with the tokenizer: whoever evaluates the model cuts its rows here too.
-        built.headed.tokenizer.model_max_length = task.max_length
-        predictions = tasks.predict(task.session, task.evaluator, built.headed)
-        if task.session.is_main:
+        built, self.built = self.built, None
+        trained = tasks.trained_model(self.task, built.headed, outcome)
+        if self.task.session.is_main:
             delete_signals(self.folder)
-            save_and_report(task, built, self.folder, outcome, predictions)
+            save_and_report(self.task, built, self.folder, outcome, trained.predictions)
 
 
 @dataclass(frozen=True)
@@ -84,9 +77,21 @@ class PruneRun:
     stages: list[PruneStage]
 
     def report(self) -> None:
-        """Compare several stages; a single one wrote the report."""
-        if len(self.stages) > 1 and self.stages[0].task.session.is_main:
-            combine(self.folder, self.resolved.recipe, self.stages)
+        first, parts = self.stages[0], []
+        # A single stage wrote the report.
+        if len(self.stages) == 1 or not first.task.session.is_main:
+            return
+        for stage in self.stages:
+            result = RunResult.read(stage.folder)
+            # The compact form shows the gain: with zeros every model is as big as the dense one.
+            form = COMPACT if COMPACT in result.report.models else MASKED
+            parts.append(Part(stage.name, result, {DENSE: DENSE, form: stage.name}))
+        method, *others = dict.fromkeys(stage.resolved.recipe.method for stage in self.stages)
+        notes = [*first.task.notes, *(f"{stage.name}: {stage.folder}" for stage in self.stages)]
+        notes += [f"recipe.yaml here is that of {method}; each run has its own"] if others else []
+        # Latencies stay in each stage's own report.
+        recipe = self.resolved.recipe.model_dump()
+        combine_reports(self.folder, command="prune", recipe=recipe, parts=parts, notes=notes)
 
 
 def run(recipes: Recipes, invocation: Invocation) -> RunResult | Estimate | None:
@@ -100,15 +105,11 @@ def run(recipes: Recipes, invocation: Invocation) -> RunResult | Estimate | None
     for what, given in (("method", methods), ("sparsity", [f"{s:g}" for s in first.sparsity])):
         if twice := [one for one in given if given.count(one) > 1]:
             raise UsageError(f"{what} {twice[0]} was given twice", "give each once")
-    complete = [_with_defaults(each) for each in recipes]
+    complete = []
+    for each, method, own in zip(recipes, methods, map(defaults, methods), strict=True):
+        keys = {"train.lr": own.lr, "kd.weight": own.teacher, "head.kind": own.head}
+        complete.append(defaulted(each, keys, f"method {method}"))
     return run_command(complete[0], invocation, partial(_prepare, complete))
-
-
-def _with_defaults(resolved: Resolved[PruneRecipe]) -> Resolved[PruneRecipe]:
-    """Fill keys that nobody gave with those of the method's authors: learning rate, teacher's share, head."""
-    values, origin = defaults(resolved.recipe.method), f"method {resolved.recipe.method}"
-    keys = {"train.lr": values.lr, "kd.weight": values.teacher, "head.kind": values.head}
-    return defaulted(resolved, keys, origin)
 
 
 def _prepare(recipes: Recipes, first: Resolved[PruneRecipe], invocation: Invocation, session: Session) -> PruneRun:
@@ -116,26 +117,18 @@ def _prepare(recipes: Recipes, first: Resolved[PruneRecipe], invocation: Invocat
     recipe = first.recipe
     folder = choose_output_dir(f"prune-{Path(str(recipe.model)).name}-{recipe.task}", first, invocation, session)
     task, headed = tasks.prepare(recipe, session)
-    teacher = None
-    if recipe.teacher is not None:
-        label_map = recipe.head.label_map
-        teacher = load_teacher(recipe.teacher, task, headed.tokenizer, str(recipe.model), label_map)
+    student = headed.tokenizer, str(recipe.model), recipe.head.label_map
+    teacher = load_teacher(recipe.teacher, task, *student) if recipe.teacher is not None else None
     for head, each in {repr(each.recipe.head): each.recipe for each in recipes}.items():
         # Methods differ in their heads: one that cannot be made is an error before the first stage begins.
         if head != repr(recipe.head):
-            _load(each, task)
-    stages = [
-        PruneStage(name, resolved, path, task, teacher, invocation.dry_run)
-        for name, resolved, path in stage_recipes(recipes, folder)
-    ]
+            task.load(each)
+    shared = task, teacher, invocation.dry_run
+    stages = [PruneStage(*own, *shared) for own in stage_recipes(recipes, folder)]
     for stage in stages:
         order_and_schedule(task, stage.resolved.recipe)
     stages[0].headed = headed
     return PruneRun(first, invocation, folder, stages)
-
-
-def _load(recipe: PruneRecipe, task: PreparedTask) -> TaskModel:
-    return tasks.load_model(recipe, task.data.task, trust_remote_code=task.session.trust_remote_code)
 
 
 def stage_recipes(recipes: Recipes, folder: Path) -> list[tuple[str, Resolved[PruneRecipe], Path]]:
@@ -152,17 +145,3 @@ def stage_recipes(recipes: Recipes, folder: Path) -> list[tuple[str, Resolved[Pr
             name = [recipe.method] * (len(recipes) > 1) + [f"{100 * sparsity:g} %"] * (several or len(recipes) == 1)
             stages.append((" ".join(name), own, folder.joinpath(*parts)))
     return stages
-
-
-def combine(folder: Path, recipe: PruneRecipe, stages: Sequence[PruneStage]) -> None:
-    """Write the report that compares the stages; latencies stay in each stage's own."""
-    parts = []
-    for stage in stages:
-        result = RunResult.read(stage.folder)
-        # The compact form shows the gain: with zeros every model is as big as the dense one.
-        form = COMPACT if COMPACT in result.report.models else MASKED
-        parts.append(Part(stage.name, result, {DENSE: DENSE, form: stage.name}))
-    first, *others = dict.fromkeys(stage.resolved.recipe.method for stage in stages)
-    notes = [*stages[0].task.notes, *(f"{stage.name}: {stage.folder}" for stage in stages)]
-    notes += [f"recipe.yaml here is that of {first}; each run has its own"] if others else []
-    combine_reports(folder, command="prune", recipe=recipe.model_dump(), parts=parts, notes=notes)

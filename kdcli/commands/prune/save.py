@@ -16,7 +16,7 @@ from kdcli.bench.latency import Subject
 from kdcli.commands.prune.job import TRACE, Pruning, restore_precision
 from kdcli.commands.prune.settings import PruneRecipe
 from kdcli.downstream.predictions import Prediction, summed_up
-from kdcli.downstream.task import PreparedTask, predict, quality_of
+from kdcli.downstream.task import PreparedTask, predict
 from kdcli.errors import MachineError
 from kdcli.models.card import describe
 from kdcli.models.custom_class import is_custom
@@ -81,20 +81,10 @@ def save_and_report(
     else:
         notes.append(f"no compact form: {model.config.model_type} has none ({', '.join(sorted(PATHS))} have)")
     latency = measure([Subject(DENSE, location(str(recipe.model))), *subjects], recipe.measure, task.session)
-    write_report(
-        RunDir(folder),
-        command="prune",
-        recipe=recipe.model_dump(),
-        cards=cards,
-        folders={MASKED: folder},
-        latency=latency,
-        outcome=outcome,
-        quality=quality_of(evaluations),
-        notes=notes,
-        auto_class=AUTO_CLASS[task.data.task.kind].__name__,
-        evaluations=evaluations,
-        pruning=[_pruning(recipe, model, masks, json.loads((folder / TRACE).read_text("utf-8")))],
-    )
+    contents: dict[str, Any] = {"cards": cards, "folders": {MASKED: folder}, "latency": latency, "outcome": outcome}
+    contents |= {"notes": notes, "evaluations": evaluations, "auto_class": AUTO_CLASS[task.data.task.kind].__name__}
+    contents["pruning"] = [_pruning(recipe, model, masks, json.loads((folder / TRACE).read_text("utf-8")))]
+    write_report(RunDir(folder), command="prune", recipe=recipe.model_dump(), **contents)
     (folder / TRACE).unlink()
 
 
@@ -102,22 +92,12 @@ def _mask_info(
     task: PreparedTask, recipe: PruneRecipe, model: PreTrainedModel, base: PreTrainedModel, metrics: dict[str, float]
 ) -> tuple[dict[str, Tensor], MaskInfo]:
     """Head and header of a mask file, from the pruned model and the encoder as it was loaded."""
-    head, config = task_part(model, base)
-    return head, MaskInfo(
-        base=str(recipe.model),
-        base_sha256=base_hash(base),
-        model_type=str(base.config.model_type),
-        method=recipe.method,
-        density=1 - recipe.sparsity[0],
-        task=task.data.task.name,
-        architecture=type(model).__name__,
-        config=config,
-        labels=task.data.task.labels,
-        label_words=tuple(recipe.head.words or task.data.task.words) if recipe.head.kind != "scratch" else (),
-        max_length=task.max_length,
-        metrics=metrics,
-        versions=versions(),
-    )
+    (head, config), about = task_part(model, base), task.data.task
+    words = tuple(recipe.head.words or about.words) if recipe.head.kind != "scratch" else ()
+    facts: dict[str, Any] = {"base": str(recipe.model), "base_sha256": base_hash(base), "versions": versions()}
+    facts |= {"model_type": str(base.config.model_type), "architecture": type(model).__name__, "config": config}
+    facts |= {"method": recipe.method, "density": 1 - recipe.sparsity[0], "metrics": metrics, "label_words": words}
+    return head, MaskInfo(task=about.name, labels=about.labels, max_length=task.max_length, **facts)
 
 
 def _evaluate_compact(
@@ -152,19 +132,11 @@ def _pruning(
         for m in matrices(model)
     ]
     layout = layout_for(model.config)
-    layers = layout.modules(model.base_model)
-    numbers = dict.fromkeys(row["layer"] for row in rows)
-    return {
-        "model": MASKED,
-        "method": recipe.method,
-        "masking": recipe.pruner.get("masking"),
-        "sparsity": recipe.sparsity[0],
-        "density": sum(row["kept"] for row in rows) / sum(row["weights"] for row in rows),
-        "matrices": rows,
-        "heads": [_kept_by_head(masks, number, layout.heads(layers[number - 1])) for number in numbers],
-        "curve": trace["curve"],
-        "histograms": trace["histograms"],
-    }
+    layers, numbers = layout.modules(model.base_model), dict.fromkeys(row["layer"] for row in rows)
+    density = sum(row["kept"] for row in rows) / sum(row["weights"] for row in rows)
+    facts = {"model": MASKED, "method": recipe.method, "masking": recipe.pruner.get("masking"), "matrices": rows}
+    facts["heads"] = [_kept_by_head(masks, number, layout.heads(layers[number - 1])) for number in numbers]
+    return {**facts, "sparsity": recipe.sparsity[0], "density": density, **trace}
 
 
 def _kept_by_head(masks: Mapping[str, Tensor], layer: int, heads: int) -> list[float]:

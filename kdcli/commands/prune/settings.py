@@ -34,5 +34,4 @@ class PruneRecipe(TaskRecipe):
     train: PruneTrainSettings = PruneTrainSettings()
 
 
-RECIPES: dict[str, type[Section]] = {"prune": PruneRecipe}
-"""Folder of `recipes/` -> settings model, for each kind of recipe of this verb."""
+RECIPES: dict[str, type[Section]] = {"prune": PruneRecipe}  # Folder of `recipes/` -> settings model
