@@ -24,14 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A model's prediction for one example.
-
-    Attributes:
-        value: in the format of the task's metrics, see `kdcli.metrics.scorer`.
-        shown: the same for people and for prediction files.
-        scores: class probabilities, if there are classes; for `span` the margin of no answer over the best span.
-        error: a loss, an absolute error, or the share of wrong words; 0 for `span` and where the label is withheld.
-    """
+    """A model's prediction for one example. `value`: in the format of the task's metrics, see `kdcli.metrics.scorer`.
+    `shown`: the same for people and for prediction files. `scores`: class probabilities, if there are classes; for
+    `span` the margin of no answer over the best span. `error`: a loss, an absolute error, or the share of wrong words;
+    0 for `span` and where the label is withheld."""
 
     value: Any
     shown: Any

@@ -34,13 +34,9 @@ WORST = 20
 
 @dataclass
 class FinetuneStage:
-    """A fine-tuning of one model; see `kdcli.report.stages.Stage`.
-
-    Attributes:
-        headed: the loaded model; None loads it in `build`. Dropped when the stage is done.
-        timed: measure latency as the recipe says; False measures none.
-        repeats: see `StageJob`.
-    """
+    """A fine-tuning of one model; see `kdcli.report.stages.Stage`. `headed`: the loaded model; None loads it in
+    `build`. Dropped when the stage is done. `timed`: measure latency as the recipe says; False measures none.
+    `repeats`: see `StageJob`."""
 
     task: PreparedTask
     resolved: Resolved[FinetuneRecipe]

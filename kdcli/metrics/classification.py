@@ -10,17 +10,10 @@ from kdcli.types import Task
 
 
 def scorer(task: Task, predictions: Sequence[int], references: Sequence[int]) -> Scorer:
-    """Score by `accuracy`, `f1`, `macro_f1`, `matthews`.
-
-    `f1` is that of class 1 for two classes, else `macro_f1`: the mean over the classes that occur as truth or
-    prediction. F1 with a denominator of 0 and Matthews' correlation of a constant are 0.
-
-    Args:
-        predictions, references: class numbers, [n].
-
-    Raises:
-        ValueError: a number that is no class of the task.
-    """
+    """Score by `accuracy`, `f1`, `macro_f1`, `matthews`. `f1` is that of class 1 for two classes, else `macro_f1`: the
+    mean over the classes that occur as truth or prediction. F1 with a denominator of 0 and Matthews' correlation of a
+    constant are 0. `predictions`, `references`: class numbers, [n]. Raises ValueError: a number that is no class of the
+    task."""
     classes = len(task.labels)
     cell = _numbers(references, classes) * classes + _numbers(predictions, classes)
 

@@ -29,17 +29,10 @@ CHINESE = re.compile("([\u4e00-\u9fa5])")
 
 
 def score_answer(prediction: str, answers: Sequence[str], language: str = "en") -> tuple[float, float]:
-    """Compare an answer with the best of the gold answers: (exact, F1 over words), each 0 to 1.
-
-    Case, punctuation, articles and spaces do not count. `en` follows SQuAD, which ignores only ASCII punctuation; the
-    other languages follow MLQA.
-
-    Args:
-        answers: empty for a question without an answer; then only an empty prediction is right.
-
-    Raises:
-        UsageError: a language without rules.
-    """
+    """Compare an answer with the best of the gold answers: (exact, F1 over words), each 0 to 1. Case, punctuation,
+    articles and spaces do not count. `en` follows SQuAD, which ignores only ASCII punctuation; the other languages
+    follow MLQA. `answers`: empty for a question without an answer; then only an empty prediction is right. Raises
+    UsageError: a language without rules."""
     predicted = _words(prediction, language)
     if not answers:
         return (0.0, 0.0) if predicted else (1.0, 1.0)
@@ -50,20 +43,12 @@ def score_answer(prediction: str, answers: Sequence[str], language: str = "en") 
 def scorer(
     task: Task, predictions: Sequence[Mapping[str, Any]], references: Sequence[Mapping[str, Any]], language: str = "en"
 ) -> Scorer:
-    """Score by `exact` and `f1`; a task with unanswerable questions also has the metrics that SQuAD 2.0 adds.
-
-    There, a `no_answer` above 0 turns a prediction into no answer. `answer_f1` is F1 over the answerable questions,
+    """Score by `exact` and `f1`; a task with unanswerable questions also has the metrics that SQuAD 2.0 adds. There, a
+    `no_answer` above 0 turns a prediction into no answer. `answer_f1` is F1 over the answerable questions,
     `no_answer_accuracy` the share right of the others (0 without any). `best_exact` and `best_f1` are the results with
-    the best thresholds in place of 0: `best_exact_threshold` and `best_f1_threshold`.
-
-    Args:
-        predictions: `{"id", "text", "no_answer"}` each.
-        references: `{"id", "answers"}` each.
-
-    Raises:
-        ValueError: other ids, or another order.
-        UsageError: a language without rules, or a `no_answer` that is not a number.
-    """
+    the best thresholds in place of 0: `best_exact_threshold` and `best_f1_threshold`. `predictions`: `{"id", "text",
+    "no_answer"}` each. `references`: `{"id", "answers"}` each. Raises ValueError: other ids, or another order;
+    UsageError: a language without rules, or a `no_answer` that is not a number."""
     for p, r in zip(predictions, references, strict=True):
         if p["id"] != r["id"]:
             raise ValueError(f"prediction {p['id']!r} beside reference {r['id']!r}")

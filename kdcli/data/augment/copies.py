@@ -59,21 +59,12 @@ def augment(
     fingerprint: str,
     log: Log,
 ) -> Augmented:
-    """Examples with copies; a copy depends on the seed, the example's texts and the copy's number alone.
-
-    Args:
-        tokenizer: finds the words of scripts without spaces where there is no masked language model.
-        masked_words: None takes neighbours for all words.
-        copies: of each example.
-        probability: with which a word is replaced.
-        candidates: of a word, at most.
-        folder: where candidates are cached; only one process may write there.
-        fingerprint: of the models, tokenizers and word vectors that candidates come from.
-
-    Raises:
-        UsageError: a slow tokenizer, see `kdcli.data.augment.words`.
-        MachineError: the cache cannot be written.
-    """
+    """Examples with copies; a copy depends on the seed, the example's texts and the copy's number alone. `tokenizer`:
+    finds the words of scripts without spaces where there is no masked language model. `masked_words`: None takes
+    neighbours for all words. `copies`: of each example. `probability`: with which a word is replaced. `candidates`: of
+    a word, at most. `folder`: where candidates are cached; only one process may write there. `fingerprint`: of the
+    models, tokenizers and word vectors that candidates come from. Raises UsageError: a slow tokenizer, see
+    `kdcli.data.augment.words`; MachineError: the cache cannot be written."""
     texts = list(dict.fromkeys(text for e in examples for text in _texts(task, e)))
     key = cache_key(fingerprint, candidates, masked_words is not None, TEXTS_PER_FILE, texts)
     choices_of: dict[str, Choices] = {}

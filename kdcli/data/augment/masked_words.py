@@ -31,16 +31,10 @@ class _Query(NamedTuple):
 
 
 class MaskedWords:
-    """A masked language model that predicts words.
-
-    Args:
-        model: with the head of a masked language model; moved to `device` and put in eval mode.
-        tokenizer: the model's; it need not be that of the model to be trained on the copies.
-        dtype: of the computation, under autocast; float32 is without.
-
-    Raises:
-        UsageError: the tokenizer is a slow one, has no mask token, or no token that is a word.
-    """
+    """A masked language model that predicts words. `model`: with the head of a masked language model; moved to `device`
+    and put in eval mode. `tokenizer`: the model's; it need not be that of the model to be trained on the copies.
+    `dtype`: of the computation, under autocast; float32 is without. Raises UsageError: the tokenizer is a slow one, has
+    no mask token, or no token that is a word."""
 
     def __init__(
         self,

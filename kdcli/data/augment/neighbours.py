@@ -73,17 +73,10 @@ class Neighbours:
 
     @classmethod
     def of_glove(cls, path: Path, words: Collection[str]) -> Neighbours:
-        """Neighbours by a GloVe file: lines `word v1 ... vd`, UTF-8, perhaps gzipped.
-
-        A first line of two numbers, as word2vec and fastText write it, is skipped. The first `MOST_FREQUENT` words may
-        be neighbours.
-
-        Args:
-            words: of the data, whose vectors are kept wherever they stand; in lower case where the file has only that.
-
-        Raises:
-            UsageError: no such file, a broken line (named), or no vector of any of the words.
-        """
+        """Neighbours by a GloVe file: lines `word v1 ... vd`, UTF-8, perhaps gzipped. A first line of two numbers, as
+        word2vec and fastText write it, is skipped. The first `MOST_FREQUENT` words may be neighbours. `words`: of the
+        data, whose vectors are kept wherever they stand; in lower case where the file has only that. Raises UsageError:
+        no such file, a broken line (named), or no vector of any of the words."""
         lowered = {word.lower() for word in words}
         place: dict[str, int] = {}
         rows: list[Vectors] = []

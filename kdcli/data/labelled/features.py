@@ -85,16 +85,10 @@ class Encoded:
 def encode(
     task: Task, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, *, max_length: int, token_types: bool
 ) -> Encoded:
-    """Tokenise the examples of any task but a `span` one, for which see `kdcli.data.labelled.spans`.
-
-    Args:
-        max_length: tokens of a row at most, special ones included; a pair loses from its longer text.
-        token_types: the model tells the two texts of a pair apart by token types.
-
-    Raises:
-        UsageError: the tokenizer has no padding token or, of `tokens`, does not tell which word a token is of or makes
-            no token of any labelled word.
-    """
+    """Tokenise the examples of any task but a `span` one, for which see `kdcli.data.labelled.spans`. `max_length`:
+    tokens of a row at most, special ones included; a pair loses from its longer text. `token_types`: the model tells
+    the two texts of a pair apart by token types. Raises UsageError: the tokenizer has no padding token or, of `tokens`,
+    does not tell which word a token is of or makes no token of any labelled word."""
     of_words = task.kind == "tokens"
     if of_words and not tokenizer.is_fast:
         message = f"{type(tokenizer).__name__} does not tell of which word a token is, as task {task.name} needs"

@@ -51,19 +51,11 @@ _IDS = ("", "id", "idx", "guid", "index", "unnamed0")
 
 
 def own_task(rows: Iterable[Row], columns: Mapping[str, str | list[str]], log: Log) -> Task:
-    """Find out, in one pass over the training rows, which task they hold.
-
-    `str` of each label is a name in the task's `labels`; the labels of `score` and `span` have no names.
-
-    Args:
-        rows: all training rows; no text of them is kept.
-        columns: role (`text`, `pair`, `label`, `words`, `question`, `context`, `answers`) -> column, of `text` perhaps
-            a list of two; and `kind`, which is no column.
-        log: takes one sentence with the result.
-
-    Raises:
-        UsageError: roles or columns that do not exist or are ambiguous, no rows, or labels that do not fit a task.
-    """
+    """Find out, in one pass over the training rows, which task they hold. `str` of each label is a name in the task's
+    `labels`; the labels of `score` and `span` have no names. `rows`: all training rows; no text of them is kept.
+    `columns`: role (`text`, `pair`, `label`, `words`, `question`, `context`, `answers`) -> column, of `text` perhaps a
+    list of two; and `kind`, which is no column. `log`: takes one sentence with the result. Raises UsageError: roles or
+    columns that do not exist or are ambiguous, no rows, or labels that do not fit a task."""
     kind, given = _given(columns)
     rest = iter(rows)
     head = list(itertools.islice(rest, HEAD))

@@ -80,16 +80,10 @@ def windows(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, *, max_length: int, stride: int, token_types: bool
 ) -> Windows:
     """Tokenise the examples of a `span` task; questions lose leading white space and all beyond half of `max_length`.
-
-    Args:
-        max_length: tokens of a window at most, special ones included.
-        stride: tokens of the context that a window shares with the next one.
-        token_types: the model tells question and context apart by token types.
-
-    Raises:
-        UsageError: the tokenizer does not tell where its tokens come from or has no padding token, or beside the
-            longest question a window would hold no more than `stride` tokens of the context.
-    """
+    `max_length`: tokens of a window at most, special ones included. `stride`: tokens of the context that a window
+    shares with the next one. `token_types`: the model tells question and context apart by token types. Raises
+    UsageError: the tokenizer does not tell where its tokens come from or has no padding token, or beside the longest
+    question a window would hold no more than `stride` tokens of the context."""
     if not tokenizer.is_fast:
         message = f"{type(tokenizer).__name__} does not tell which characters a token stands for, which answers need"
         raise UsageError(message, "use a model that comes with a fast tokenizer (tokenizer.json)")
@@ -128,17 +122,11 @@ def decode(
     max_answer_tokens: int = 30,
     impossible: bool = False,
 ) -> list[Decoded]:
-    """Turn logits into answers, one for each example, in their order.
-
-    A span begins at one of the `best` first tokens of a window, ends at one of its `best` last tokens, and lies in the
-    context. The windows' highest sum of a span counts, and their lowest sum for "no answer".
-
-    Args:
-        windows: of all the examples.
-        logits: of each window [L, 2] for first and last token; beyond the window is padding, which is ignored.
-        max_answer_tokens: tokens of an answer at most.
-        impossible: "no answer" may win.
-    """
+    """Turn logits into answers, one for each example, in their order. A span begins at one of the `best` first tokens
+    of a window, ends at one of its `best` last tokens, and lies in the context. The windows' highest sum of a span
+    counts, and their lowest sum for "no answer". `windows`: of all the examples. `logits`: of each window [L, 2] for
+    first and last token; beyond the window is padding, which is ignored. `max_answer_tokens`: tokens of an answer at
+    most. `impossible`: "no answer" may win."""
     score = np.full(len(examples), -np.inf)
     null = np.full(len(examples), np.inf)
     chars = np.zeros((len(examples), 2), dtype=np.int64)

@@ -42,20 +42,12 @@ def open_labelled(
     labels: tuple[str, ...] | None = None,
     log: Log,
 ) -> Labelled:
-    """Read a task's examples.
-
-    Args:
-        name: of a task, or `own`, whose `columns` are role -> column.
-        source: what `--data` takes; None for the hub, or the demo.
-        train_source: where the training split is, if elsewhere (cross-lingual tasks).
-        split: to evaluate on: `validation` or `test`; `withheld` if it has no labels.
-        train_rows, judged_rows: only this many, always the same ones, so that runs compare.
-        training: read the training split.
-        labels: class names of an own task from elsewhere, taken where they cover those of its rows.
-
-    Raises:
-        UsageError: unknown task, no such data, or rows that do not fit the task (file and row are named).
-    """
+    """Read a task's examples. `name`: of a task, or `own`, whose `columns` are role -> column. `source`: what `--data`
+    takes; None for the hub, or the demo. `train_source`: where the training split is, if elsewhere (cross-lingual
+    tasks). `split`: to evaluate on: `validation` or `test`; `withheld` if it has no labels. `train_rows`,
+    `judged_rows`: only this many, always the same ones, so that runs compare. `training`: read the training split.
+    `labels`: class names of an own task from elsewhere, taken where they cover those of its rows. Raises UsageError:
+    unknown task, no such data, or rows that do not fit the task (file and row are named)."""
     with _explain_missing(name, split, training, withheld):
         task = _task(name, columns or {}, source, train_source, split, training, labels, log)
         train: list[Example] = []

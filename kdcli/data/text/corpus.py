@@ -81,20 +81,11 @@ def open_corpus(
     held_out_blocks: int,
     log: Log,
 ) -> Corpus:
-    """Tokenise a source, or take it from the cache, and cut it into blocks.
-
-    Args:
-        source: what `--data` takes.
-        max_length: tokens of a block, special ones included.
-        column: of the text; None to find it.
-        isolated: documents in one block do not attend to each other.
-        held_out_blocks: at most so many; from the validation split where there is one, else the last blocks (at most
-            a tenth) of the training text.
-
-    Raises:
-        UsageError: see `kdcli.data.files`; or less text than one block.
-        MachineError: the cache cannot be written.
-    """
+    """Tokenise a source, or take it from the cache, and cut it into blocks. `source`: what `--data` takes.
+    `max_length`: tokens of a block, special ones included. `column`: of the text; None to find it. `isolated`:
+    documents in one block do not attend to each other. `held_out_blocks`: at most so many; from the validation split
+    where there is one, else the last blocks (at most a tenth) of the training text. Raises UsageError: see
+    `kdcli.data.files`; or less text than one block; MachineError: the cache cannot be written."""
     opened = open_source(source)
     cls_id = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
     sep_id = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id

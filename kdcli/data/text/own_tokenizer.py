@@ -27,16 +27,10 @@ FORMAT = 1  # Raised when the same text would give another tokenizer.
 def own_tokenizer(
     source: str, column: str | None, vocab_size: int, max_length: int, *, log: Log
 ) -> PreTrainedTokenizerBase:
-    """Train a tokenizer on the training text of a source, or take it from the cache.
-
-    Args:
-        vocab_size: words of its vocabulary, special ones included; a short text gives fewer, which is logged.
-        max_length: tokens that the models which read it take at most.
-
-    Raises:
-        UsageError: see `kdcli.data.files`; a size that leaves no room for pieces, or text without words.
-        MachineError: the cache cannot be written.
-    """
+    """Train a tokenizer on the training text of a source, or take it from the cache. `vocab_size`: words of its
+    vocabulary, special ones included; a short text gives fewer, which is logged. `max_length`: tokens that the models
+    which read it take at most. Raises UsageError: see `kdcli.data.files`; a size that leaves no room for pieces, or
+    text without words; MachineError: the cache cannot be written."""
     least = len(SPECIAL) + LEAST_PIECES
     if vocab_size < least:
         raise UsageError(f"a vocabulary of {vocab_size} is too small", f"at least {least}; BERT's has 30,522")
