@@ -14,10 +14,9 @@ from transformers import PreTrainedTokenizerBase
 
 from kdcli.errors import UsageError
 
-_SPACELESS = (
-    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-)
-"""Thai, Lao, Burmese, Khmer, Kana, Han."""
+# Thai, Lao, Burmese, Khmer, Kana; Han.
+_SPACELESS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff"
+_SPACELESS += r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 SPACELESS = regex.compile(f"[{_SPACELESS}]")
 _MARKS = r"[\p{M}\u200c\u200d]*"
 _PART = rf"(?P<part>(?:[[\p{{L}}--[{_SPACELESS}]]\p{{N}}_]{_MARKS})+)"

@@ -63,7 +63,7 @@ class Decoded:
 def misplaced(example: Example) -> str | None:
     """A message on the first gold answer that is not in its place; None when all are."""
     context = example.texts[1]
-    for answer in _answers(example):
+    for answer in cast(tuple[Answer, ...], example.label or ()):
         if not answer.text.strip():
             return f"{example.where}: an answer is empty; leave out the answers where there is none"
         if answer.start < 0 or not context.startswith(answer.text, answer.start):
@@ -144,19 +144,10 @@ def decode(
             row, column = np.unravel_index(sums.argmax(), sums.shape)
             score[example] = sums[row, column]
             chars[example] = begin_L[first[row]], end_L[last[column]]
-    no_answer = null - score
-    texts = [
-        "" if impossible and no_answer[i] > 0 else _text(example.texts[1], *chars[i])
-        for i, example in enumerate(examples)
-    ]
     return [
-        Decoded(example.id, text, float(null_minus_span), float(best_sum))
-        for example, text, null_minus_span, best_sum in zip(examples, texts, no_answer, score, strict=True)
+        Decoded(e.id, "" if impossible and margin > 0 else _text(e.texts[1], *place), margin, best_sum)
+        for e, place, margin, best_sum in zip(examples, chars, (null - score).tolist(), score.tolist(), strict=True)
     ]
-
-
-def _answers(example: Example) -> tuple[Answer, ...]:
-    return () if example.label is None else cast(tuple[Answer, ...], example.label)
 
 
 def _text(context: str, begin: int, end: int) -> str:
@@ -170,6 +161,7 @@ def _tokenised(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int, stride: int, token_types: bool
 ) -> Iterator[tuple[Array, Array, Array, int, int, tuple[int, int]]]:
     """For each window its ids, its token types, [L, 2] characters, example, position of [CLS] and label."""
+    cls_id = tokenizer.cls_token_id
     for begin in range(0, len(examples), EXAMPLES_PER_CALL):
         portion = examples[begin : begin + EXAMPLES_PER_CALL]
         encoded = tokenizer(
@@ -191,7 +183,9 @@ def _tokenised(
             types = [np.asarray(encoded["token_type_ids"][row] if token_types else (), dtype=np.int8) for row in rows]
             texts = [encoded.sequence_ids(row) for row in rows]
             chars = [_characters(encoded["offset_mapping"][row], of) for row, of in zip(rows, texts, strict=True)]
-            cls = [_cls(row, of, tokenizer.cls_token_id) for row, of in zip(ids, texts, strict=True)]
+            # 0 where the tokenizer adds no classification token.
+            special = [[i for i, text in enumerate(of) if text is None] for of in texts]
+            cls = [next((i for i in of if row[i] == cls_id), 0) for row, of in zip(ids, special, strict=True)]
             labels = _labels(portion[number], chars, cls)
             yield from zip(ids, types, chars, [begin + number] * len(rows), cls, labels, strict=True)
 
@@ -220,14 +214,9 @@ def _characters(offsets: Sequence[tuple[int, int]], texts: Sequence[int | None])
     return chars_L2
 
 
-def _cls(ids: Array, texts: Sequence[int | None], cls_id: int | None) -> int:
-    """Position of the classification token; 0 when the tokenizer adds none."""
-    return next((i for i, text in enumerate(texts) if text is None and ids[i] == cls_id), 0)
-
-
 def _labels(example: Example, windows: Sequence[Array], cls: Sequence[int]) -> list[tuple[int, int]]:
     """First and last token of the first gold answer in each window of an example."""
-    answers = _answers(example)
+    answers = cast(tuple[Answer, ...], example.label or ())
     if not answers or misplaced(example):
         return [(place, place) for place in cls]
     text, begin = answers[0].text, answers[0].start

@@ -101,19 +101,16 @@ def open_corpus(
         if count == 0:
             message = f"the {split} text of {source} has {tokens} tokens, less than one block of {max_length}"
             raise UsageError(message, "give more text, or lower data.max_length")
-        stream_T = np.memmap(path, dtype=dtype, mode="r")
-        return Blocks(stream_T, 0, count, max_length, int(cls_id), int(sep_id), isolated)
+        return Blocks(np.memmap(path, dtype=dtype, mode="r"), 0, count, max_length, int(cls_id), int(sep_id), isolated)
 
     train = blocks("train")
     if (folder / "validation.bin").is_file():
         validation = blocks("validation")
         return Corpus(train, replace(validation, count=min(held_out_blocks, len(validation))))
-    held = min(held_out_blocks, len(train) // 10)
-    if held == 0:
+    if not (held := min(held_out_blocks, len(train) // 10)):
         message = f"{source} makes only {len(train)} blocks of {max_length} tokens: too few to hold some out"
         raise UsageError(message, "give more text or a validation split, or lower data.max_length")
-    kept = len(train) - held
-    return Corpus(replace(train, count=kept), replace(train, first=kept, count=held))
+    return Corpus(replace(train, count=len(train) - held), replace(train, first=len(train) - held, count=held))
 
 
 def _tokenised(source: Source, tokenizer: PreTrainedTokenizerBase, sep_id: int, column: str | None, log: Log) -> Path:
@@ -172,16 +169,11 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _write(
-    path: Path,
-    documents: Iterator[str],
-    tokenizer: PreTrainedTokenizerBase,
-    sep_id: int,
-    dtype: np.dtype[Any],
-    log: Log,
+    to: Path, documents: Iterator[str], tokenizer: PreTrainedTokenizerBase, sep_id: int, dtype: np.dtype[Any], log: Log
 ) -> int:
     """Write the stream of a split; returns the number of its tokens."""
     total, logged = 0, time.monotonic()
-    with path.open("wb") as file:
+    with to.open("wb") as file:
         for texts, ends in _portions(documents):
             encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
             for ids, is_end in zip(encoded["input_ids"], ends, strict=True):
