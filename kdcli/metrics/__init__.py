@@ -5,15 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from kdcli.metrics.bootstrap import Array, Scorer
-from kdcli.types import Kind, Task
+from kdcli.types import Task
 
-MODULES: dict[Kind, str] = {
-    "class": "classification",
-    "multi": "multilabel",
-    "score": "regression",
-    "tokens": "tokens",
-    "span": "spans",
-}
+MODULES = {"class": "classification", "multi": "multilabel", "score": "regression", "tokens": "tokens", "span": "spans"}
 
 
 def scorer(task: Task, predictions: Sequence[Any], references: Sequence[Any], language: str = "en") -> Scorer:

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-
 Scorer = Callable[[Array], dict[str, float]]
 """Scores the examples of the given indices, [any] int64; an index may repeat. Returns metric -> value."""
 

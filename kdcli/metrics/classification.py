@@ -16,18 +16,16 @@ def scorer(task: Task, predictions: Sequence[int], references: Sequence[int]) ->
     task."""
     classes = len(task.labels)
     cell = _numbers(references, classes) * classes + _numbers(predictions, classes)
-
-    def score(indices: Array) -> dict[str, Any]:
-        counts_CC = np.bincount(cell[indices], minlength=classes * classes).reshape(classes, classes)
-        return _metrics(counts_CC.astype(np.float64))
-
-    return score
+    return lambda indices: _metrics(_counts(cell[indices], classes).astype(np.float64))
 
 
 def confusion(predictions: Sequence[int], references: Sequence[int], classes: int) -> Array:
     """Counts by true class (row) and predicted class (column), [C, C] int64. Raises ValueError: a number that is no
     class."""
-    cell = _numbers(references, classes) * classes + _numbers(predictions, classes)
+    return _counts(_numbers(references, classes) * classes + _numbers(predictions, classes), classes)
+
+
+def _counts(cell: Array, classes: int) -> Array:
     return np.bincount(cell, minlength=classes * classes).reshape(classes, classes)
 
 

@@ -31,8 +31,7 @@ FORMATS: dict[Kind, tuple[Any, Any]] = {
 }
 """Kind -> format of one prediction and of one reference."""
 
-OFFICIAL = "evaluate-metric/"
-"""Owner of the library's own metrics on the hub."""
+OFFICIAL = "evaluate-metric/"  # owner of the library's own metrics on the hub
 
 
 class TaskMetric(evaluate.Metric):  # type: ignore[misc]
@@ -71,9 +70,10 @@ class LibraryMetric:
         """`NAME.KEY` -> value, for every finite number that the metric returns. `predictions`, `references`: in the
         formats of `FORMATS`; a metric of strings gets label names (`class`), or the text and the first gold answer
         (`span`). Raises UsageError: the metric takes other formats, fails, or returns no number."""
-        if self._takes_strings():
-            predictions = [self._as_string(p) for p in predictions]
-            references = [self._as_string(r) for r in references]
+        features = self.module.features
+        columns = features[0] if isinstance(features, list) else features
+        if getattr(columns.get("predictions"), "dtype", None) == "string":
+            predictions, references = ([_string(self.task, v) for v in values] for values in (predictions, references))
         try:
             result = self.module.compute(predictions=list(predictions), references=list(references))
             finite = {k: float(v) for k, v in result.items() if isinstance(v, Real) and math.isfinite(v)}
@@ -85,18 +85,6 @@ class LibraryMetric:
         if not finite:
             raise UsageError(f"metric '{self.name}' returns no finite number on task {self.task.name}: {result}")
         return {f"{self.name}.{key}": value for key, value in finite.items()}
-
-    def _takes_strings(self) -> bool:
-        features = self.module.features
-        columns = features[0] if isinstance(features, list) else features
-        return getattr(columns.get("predictions"), "dtype", None) == "string"
-
-    def _as_string(self, value: Any) -> Any:
-        if self.task.kind == "class":
-            return self.task.labels[value]
-        if self.task.kind == "span":
-            return value["text"] if "text" in value else next(iter(value["answers"]), "")
-        return value
 
 
 def load_metrics(
@@ -113,7 +101,10 @@ def load_metrics(
         if name in loaded:
             raise UsageError(f"two metrics are called {name}", "give each once")
         loaded[name] = LibraryMetric(name, task, _load(source, trust_remote_code))
-        loaded[name].compute([_right(task, r) for r in references], references)
+        right = references
+        if task.kind == "span":
+            right = [{"id": r["id"], "text": _string(task, r), "no_answer": 0.0} for r in references]
+        loaded[name].compute(right, references)
     return tuple(loaded.values())
 
 
@@ -137,11 +128,11 @@ def _load(source: str, trust_remote_code: bool) -> evaluate.EvaluationModule:
         raise UsageError(f"metric '{source}' cannot be loaded: {_message(error)}") from None
 
 
-def _right(task: Task, reference: Any) -> Any:
-    """A right prediction for a reference."""
-    if task.kind != "span":
-        return reference
-    return {"id": reference["id"], "text": next(iter(reference["answers"]), ""), "no_answer": 0.0}
+def _string(task: Task, value: Any) -> Any:
+    """A prediction or reference as a string, where a task has one."""
+    if task.kind == "span":
+        return value["text"] if "text" in value else next(iter(value["answers"]), "")
+    return task.labels[value] if task.kind == "class" else value
 
 
 def _message(error: Exception) -> str:

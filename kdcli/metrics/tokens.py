@@ -10,8 +10,7 @@ from kdcli.metrics.bootstrap import Array, Scorer
 from kdcli.metrics.classification import f1
 from kdcli.types import Task
 
-PREFIXES = ("B-", "I-", "E-", "S-")
-"""Prefixes that seqeval expects; of any other tag it would take the first letter for one."""
+PREFIXES = ("B-", "I-", "E-", "S-")  # that seqeval expects; of any other tag it would take the first letter for one
 
 
 def scorer(task: Task, predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Scorer:

@@ -46,10 +46,8 @@ class MaskedWords:
         known = whole_words(tokenizer)
         name = type(tokenizer).__name__
         if tokenizer.mask_token_id is None:
-            raise UsageError(
-                f"{name} has no mask token, so its model cannot predict words",
-                "name a masked language model, such as the checkpoint that the teacher was fine-tuned from",
-            )
+            hint = "name a masked language model, such as the checkpoint that the teacher was fine-tuned from"
+            raise UsageError(f"{name} has no mask token, so its model cannot predict words", hint)
         if not known:
             raise UsageError(f"{name} has no token that is a word, so its model cannot predict words")
         self.model, self.tokenizer, self.device, self.dtype = model.to(device).eval(), tokenizer, device, dtype

@@ -95,10 +95,9 @@ class Neighbours:
             frequent += number < MOST_FREQUENT
         known = sum(word in place or word.lower() in place for word in words)
         if not known:
-            raise UsageError(
-                f"{path} has vectors of {len(place):,} words and none of the {len(words):,} words of the data",
-                "is it of another language? without the file, neighbours are those of the model's own embeddings",
-            )
+            message = f"{path} has vectors of {len(place):,} words and none of the {len(words):,} words of the data"
+            hint = "is it of another language? without the file, neighbours are those of the model's own embeddings"
+            raise UsageError(message, hint)
         vectors_WD = np.stack(rows)
         zero_D = np.zeros(vectors_WD.shape[1], dtype=np.float32)
 

@@ -117,10 +117,5 @@ def _answers(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tupl
     return tuple(Answer(whole_text(where, task.label, a), s) for a, s in zip(answers, starts, strict=True))
 
 
-_LABELS: Mapping[Kind, Callable[[Task, str, Any, tuple[str, ...]], Any]] = {
-    "class": _class,
-    "multi": _classes,
-    "score": _score,
-    "tokens": _word_labels,
-    "span": _answers,
-}
+_LABELS: Mapping[Kind, Callable[[Task, str, Any, tuple[str, ...]], Any]]
+_LABELS = {"class": _class, "multi": _classes, "score": _score, "tokens": _word_labels, "span": _answers}

@@ -106,8 +106,8 @@ def _given(columns: Mapping[str, str | list[str]]) -> tuple[Kind | None, dict[st
     return kind, given
 
 
+# Kind, columns of the texts and of the label; None leaves the choice of class, multi and score to the labels.
 _Reading = tuple[Kind | None, tuple[str, ...], str]
-"""Kind, columns of the texts and of the label; None leaves the choice of class, multi and score to the labels."""
 
 
 class _Columns:
@@ -259,19 +259,14 @@ class _Labels:
             name: name.strip() if number is None or self._has_word else number
             for name, (number, _) in self._seen.items()
         }
-        different = self._sets_differ if kind == "multi" else len(set(keys.values()) if kind == "score" else keys) > 1
-        if not different:
-            every = "every word" if kind == "tokens" else "every example"
-            raise UsageError(
-                f"{self._first_at}: from here on {every} has the label {', '.join(keys) or '[]'} in '{self.column}': "
-                "nothing to learn",
-                _LABEL_HINT,
-            )
+        if not (self._sets_differ if kind == "multi" else len(set(keys.values()) if kind == "score" else keys) > 1):
+            every = f"every {'word' if kind == 'tokens' else 'example'} has the label {', '.join(keys) or '[]'}"
+            message = f"{self._first_at}: from here on {every} in '{self.column}': nothing to learn"
+            raise UsageError(message, _LABEL_HINT)
         if kind == "score":
             return kind, ()
         mostly_differ = self.rows >= MANY_ROWS and 2 * len(keys) > self.rows
-        if len(keys) > MOST_CLASSES or (kind == "class" and not self.kind and mostly_differ):
-            beyond = len(keys) > MOST_CLASSES
+        if (beyond := len(keys) > MOST_CLASSES) or (kind == "class" and not self.kind and mostly_differ):
             raise UsageError(
                 f"{self._first_at}: from here on '{self.column}' holds "
                 f"{f'more than {MOST_CLASSES}' if beyond else len(keys)} different labels in {self.rows} examples, "
