@@ -64,10 +64,8 @@ def finish_claimed(
     headed, step, notes = trained.headed, trained.outcome.best_step, list(task.notes)
     save_model(headed.model, headed.tokenizer, folder)
     if step is not None:
-        notes.append(
-            f"the weights of step {step} were kept, by {task.data.task.metrics[0]} on {chosen_on(task, recipe)}, "
-            "on which the scores are also reported"
-        )
+        chosen = f"by {task.data.task.metrics[0]} on {chosen_on(task, recipe)}"
+        notes.append(f"the weights of step {step} were kept, {chosen}, on which the scores are also reported")
     card = describe(headed.model, str(folder), folder)
     evaluations = task.evaluator.evaluations(FINETUNED, task.data.split, trained.predictions, WORST)
     contents = {"outcome": trained.outcome, "notes": notes, "evaluations": evaluations}

@@ -225,10 +225,8 @@ def log_padding(order: BucketOrder) -> None:
     plain = BatchOrder(len(lengths), order.batch_size, order.seed)
     drawn = [lengths[plain.indices(step)] for step in range(1, min(200, order.steps_of_pass) + 1)]
     random = 1 - sum(int(b.sum()) for b in drawn) / sum(len(b) * int(b.max()) for b in drawn)
-    Progress.log(
-        f"{len(lengths):,} rows of {lengths.mean():.0f} tokens in groups of similar length: "
-        f"{order.padding():.1%} padding (in random batches {random:.1%})"
-    )
+    share = f"{order.padding():.1%} padding (in random batches {random:.1%})"
+    Progress.log(f"{len(lengths):,} rows of {lengths.mean():.0f} tokens in groups of similar length: {share}")
 
 
 def quality_of(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:

@@ -78,10 +78,8 @@ class LibraryMetric:
             result = self.module.compute(predictions=list(predictions), references=list(references))
             finite = {k: float(v) for k, v in result.items() if isinstance(v, Real) and math.isfinite(v)}
         except Exception as error:  # noqa: BLE001  # the code of a metric can raise anything
-            raise UsageError(
-                f"metric '{self.name}' fails on task {self.task.name}: {_message(error)}",
-                f"it gets predictions and references of kind {self.task.kind}, see docs/evaluate.md",
-            ) from None
+            hint = f"it gets predictions and references of kind {self.task.kind}, see docs/evaluate.md"
+            raise UsageError(f"metric '{self.name}' fails on task {self.task.name}: {_message(error)}", hint) from None
         if not finite:
             raise UsageError(f"metric '{self.name}' returns no finite number on task {self.task.name}: {result}")
         return {f"{self.name}.{key}": value for key, value in finite.items()}
@@ -113,17 +111,14 @@ def _load(source: str, trust_remote_code: bool) -> evaluate.EvaluationModule:
     if is_path and not Path(source).exists():
         raise UsageError(f"no metric script or directory at {source}")
     if (is_path or "/" in source.removeprefix(OFFICIAL)) and not trust_remote_code:
-        raise UsageError(
-            f"metric '{source}' is code outside the evaluate library, which is not run by default",
-            "read that code, then add --trust-remote-code",
-        )
+        message = f"metric '{source}' is code outside the evaluate library, which is not run by default"
+        raise UsageError(message, "read that code, then add --trust-remote-code")
     try:
         return evaluate.load(source, keep_in_memory=True)
     except (FileNotFoundError, ConnectionError):
-        raise UsageError(
-            f"metric '{source}' was found neither in the cache of the evaluate library nor on the hub",
-            "check the name and the network, or give a script with --trust-remote-code",
-        ) from None
+        message = f"metric '{source}' was found neither in the cache of the evaluate library nor on the hub"
+        hint = "check the name and the network, or give a script with --trust-remote-code"
+        raise UsageError(message, hint) from None
     except Exception as error:  # noqa: BLE001  # the code of a metric can raise anything
         raise UsageError(f"metric '{source}' cannot be loaded: {_message(error)}") from None
 

@@ -62,10 +62,9 @@ def words_in(text: str) -> list[Word]:
 def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise a UsageError for a tokenizer written in Python: it does not tell which characters a token stands for."""
     if not tokenizer.is_fast:
-        raise UsageError(
-            f"{type(tokenizer).__name__} does not tell which characters a token stands for, as augmentation needs",
-            "use a model with a tokenizer.json (a fast tokenizer), or name another masked language model",
-        )
+        message = "does not tell which characters a token stands for, as augmentation needs"
+        hint = "use a model with a tokenizer.json (a fast tokenizer), or name another masked language model"
+        raise UsageError(f"{type(tokenizer).__name__} {message}", hint)
 
 
 def read(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Read]:

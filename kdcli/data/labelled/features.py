@@ -118,10 +118,9 @@ def encode(
             words += [_first_pieces(encoded.word_ids(i)) for i in range(len(portion))]
     labels = _labels(task, examples, words)
     if of_words and labels is not None and not (labels != IGNORED).any():
-        raise UsageError(
-            f"{examples[0].where}: from here on the tokenizer makes no token of any word, so that no label is judged",
-            f"are the words blank? the first are {', '.join(map(repr, examples[0].texts[:3]))}",
-        )
+        message = "from here on the tokenizer makes no token of any word, so that no label is judged"
+        hint = f"are the words blank? the first are {', '.join(map(repr, examples[0].texts[:3]))}"
+        raise UsageError(f"{examples[0].where}: {message}", hint)
     return Encoded(
         ids_T=np.concatenate(ids) if ids else np.empty(0, dtype=np.int32),
         types_T=np.concatenate(types) if types else None,

@@ -141,9 +141,8 @@ class _Columns:
 
     def _span(self, must: bool) -> _Reading | None:
         columns = {role: self._role(role, ((role,),), self.free) for role in _ROLES["span"]}
-        for role, column in columns.items():
-            if column is None:
-                return self._unclear(role, self.free) if must else None
+        if missing := [role for role, column in columns.items() if column is None]:
+            return self._unclear(missing[0], self.free) if must else None
         question, context, answers = map(str, columns.values())
         return "span", (question, context), answers
 
@@ -188,11 +187,9 @@ class _Columns:
         return None
 
     def _unclear(self, role: str, choices: Iterable[str], why: str | None = None) -> NoReturn:
-        raise UsageError(
-            f"{self.where}: {why or f'which column holds the {role}?'} there are {', '.join(self.first)}",
-            f"give --set data.columns.{role}={'|'.join(choices) or 'NAME'}"
-            + ("; of a pair also data.columns.pair" if role == "text" else ""),
-        )
+        message = f"{self.where}: {why or f'which column holds the {role}?'} there are {', '.join(self.first)}"
+        of_pair = "; of a pair also data.columns.pair" if role == "text" else ""
+        raise UsageError(message, f"give --set data.columns.{role}={'|'.join(choices) or 'NAME'}{of_pair}")
 
 
 def _key(column: str) -> str:
@@ -267,14 +264,11 @@ class _Labels:
             return kind, ()
         mostly_differ = self.rows >= MANY_ROWS and 2 * len(keys) > self.rows
         if (beyond := len(keys) > MOST_CLASSES) or (kind == "class" and not self.kind and mostly_differ):
-            raise UsageError(
-                f"{self._first_at}: from here on '{self.column}' holds "
-                f"{f'more than {MOST_CLASSES}' if beyond else len(keys)} different labels in {self.rows} examples, "
-                "too many for classes",
-                _LABEL_HINT
-                + ("" if self._has_word else "; if its numbers are scores, --set data.columns.kind=score")
-                + ("" if beyond else "; if they are classes, --set data.columns.kind=class"),
-            )
+            held = f"{f'more than {MOST_CLASSES}' if beyond else len(keys)} different labels in {self.rows} examples"
+            message = f"{self._first_at}: from here on '{self.column}' holds {held}, too many for classes"
+            scores = "" if self._has_word else "; if its numbers are scores, --set data.columns.kind=score"
+            classes = "" if beyond else "; if they are classes, --set data.columns.kind=class"
+            raise UsageError(message, f"{_LABEL_HINT}{scores}{classes}")
         by_key: dict[Any, str] = {}
         for name, key in keys.items():
             first = by_key.setdefault(key, name)

@@ -1,7 +1,6 @@
 """The examples of a labelled task: those to train on, and the sets to evaluate on."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,7 +47,7 @@ def open_labelled(
     `judged_rows`: only this many, always the same ones, so that runs compare. `training`: read the training split.
     `labels`: class names of an own task from elsewhere, taken where they cover those of its rows. Raises UsageError:
     unknown task, no such data, or rows that do not fit the task (file and row are named)."""
-    with _explain_missing(name, split, training, withheld):
+    try:
         if name == OWN:
             task = _own_task(columns or {}, source, train_source if training else None, split, training, labels, log)
         else:
@@ -78,13 +77,6 @@ def open_labelled(
             raise NotFound(f"no {split} split in {source}{there}")
         sets = {name: _sample(examples, judged_rows) for name, examples in sets.items()}
         return Labelled(replace(task, sets=tuple(filter(None, sets))), train, sets, split)
-
-
-@contextmanager
-def _explain_missing(name: str, split: str, training: bool, withheld: bool) -> Iterator[None]:
-    """Turn `NotFound` into a UsageError that lists the files and columns the task needs."""
-    try:
-        yield
     except NotFound as error:
         needed = _files_needed(name, split, training, withheld)
         hint = f"give --data PATH (of distill: eval.source): {needed}"
@@ -92,6 +84,7 @@ def _explain_missing(name: str, split: str, training: bool, withheld: bool) -> I
 
 
 def _files_needed(name: str, split: str, training: bool, withheld: bool) -> str:
+    """The files and columns that a task needs, in words."""
     formats = f"({', '.join(f'.{f}' for f in FORMATS if f != 'txt')}, each also .gz)"
     needed = ["train.*"] if training else []
     if name == OWN:
@@ -143,10 +136,8 @@ def _training(task: Task, source: str | None, train_source: str | None) -> tuple
     # Only folders of sets: the first one, English, is what cross-lingual tasks are trained on.
     first = open_source(str(Path(source) / folders[0]))
     if not first.has("train"):
-        raise UsageError(
-            f"task {task.name}: no training split in {source} nor in {folders[0]}/ below it",
-            "--set data.train=SOURCE names data of the same form to train on",
-        )
+        hint = "--set data.train=SOURCE names data of the same form to train on"
+        raise UsageError(f"task {task.name}: no training split in {source} nor in {folders[0]}/ below it", hint)
     return first, folders[0]
 
 
