@@ -82,14 +82,13 @@ def write_finetune_report(
     task: PreparedTask, folder: Path, recipe: FinetuneRecipe, card: dict[str, Any], *, timed: bool, **contents: Any
 ) -> None:
     """Report a fine-tuned model; `contents` with `evaluations` go to `kdcli.report.finish.write_report`."""
-    subjects = [Subject(FINETUNED, str(folder))]
     write_report(
         RunDir(folder),
         command="finetune",
         recipe=recipe.model_dump(),
         cards={FINETUNED: card},
         folders={FINETUNED: folder},
-        latency=measure(subjects, recipe.measure, task.session) if timed else Latency(),
+        latency=measure([Subject(FINETUNED, str(folder))], recipe.measure, task.session) if timed else Latency(),
         quality=downstream.quality_of(contents["evaluations"]),
         auto_class=AUTO_CLASS[task.data.task.kind].__name__,
         **contents,

@@ -115,8 +115,7 @@ def open_corpus(
 
 def _tokenised(source: Source, tokenizer: PreTrainedTokenizerBase, sep_id: int, column: str | None, log: Log) -> Path:
     """The cache directory of a source under a tokenizer; another process that writes it is waited for."""
-    key = cache_key(FORMAT, source.identity, _tokenizer_hash(tokenizer), column, sep_id)
-    folder = cache_dir() / "corpora" / key
+    folder = cache_dir() / "corpora" / cache_key(FORMAT, source.identity, _tokenizer_hash(tokenizer), column, sep_id)
     if source.hub:
         folder = _at_revision(folder, source.hub[0])
     if _is_whole(folder):
