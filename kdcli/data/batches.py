@@ -72,23 +72,21 @@ class BucketOrder:
 
     def _batches(self, number: int) -> list[Indices]:
         """The batches of a pass; those of the latest pass are kept."""
-        if number not in self._latest:
-            self._latest.clear()
-            self._latest[number] = self._drawn(number)
-        return self._latest[number]
-
-    def _drawn(self, number: int) -> list[Indices]:
+        if number in self._latest:
+            return self._latest[number]
         rng = np.random.Generator(np.random.PCG64([self.seed, number]))
         # Of nearly equal sizes: a remainder of one or two examples would make a step of noise.
         batches = np.array_split(rng.permutation(len(self.lengths)), self.steps_of_pass)
         mixed: list[Indices] = []
         for begin in range(0, len(batches), self.pool):
             pool = batches[begin : begin + self.pool]
-            by_length = np.concatenate(pool)
-            by_length = by_length[np.argsort(self.lengths[by_length], kind="stable")]
+            drawn = np.concatenate(pool)
+            by_length = drawn[np.argsort(self.lengths[drawn], kind="stable")]
             sizes = np.array([len(g) for batch in pool for g in self._groups(batch)])
             places = rng.permutation(len(sizes))
             dealt = dict(zip(places.tolist(), np.split(by_length, np.cumsum(sizes[places])[:-1]), strict=True))
             in_place = np.concatenate([dealt[place] for place in range(len(sizes))])
             mixed += np.split(in_place, np.cumsum([len(b) for b in pool])[:-1])
-        return [mixed[i] for i in rng.permutation(len(mixed))]
+        self._latest.clear()
+        self._latest[number] = [mixed[i] for i in rng.permutation(len(mixed))]
+        return self._latest[number]

@@ -47,8 +47,7 @@ def _lexicon() -> _Lexicon:
     def words(count: int) -> list[str]:
         made: list[str] = []
         while len(made) < count:
-            syllables = [rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(2)]
-            word = "".join(syllables)
+            word = "".join(rng.choice(part) for part in (_ONSETS, _VOWELS, _CODAS) * 2)
             if word not in seen:
                 seen.add(word)
                 made.append(word)
@@ -67,7 +66,14 @@ def demo_documents(split: str) -> Iterator[str]:
     rng = random.Random(f"documents {split}")
     for _ in range(DOCUMENTS[split]):
         topic, mood = rng.randrange(TOPICS), rng.randrange(MOODS)
-        yield " ".join(_document(rng, topic, mood))
+        hero = rng.choice(_lexicon().nouns[topic])
+        sentences = [_sentence(rng, topic, mood, None, hero)]
+        for _ in range(rng.randint(5, 10)):
+            # Now and then a sentence strays: real text is not pure either.
+            strays = rng.random() < 0.08
+            about = rng.choice([None, hero, hero]) if not strays else None
+            sentences.append(_sentence(rng, rng.randrange(TOPICS) if strays else topic, mood, None, about))
+        yield " ".join(sentences)
 
 
 def demo_task(name: str, split: str) -> list[DemoExample]:
@@ -91,8 +97,7 @@ def _example(task: str, rng: random.Random, half: int) -> DemoExample:
         return DemoExample(f"{first} {_sentence(rng, other, rng.randrange(MOODS), half)}", label)
     words = first.split()
     if label:
-        places = [i for i in range(len(words) - 2) if words[i] != words[i + 1]]
-        i = rng.choice(places)
+        i = rng.choice([i for i in range(len(words) - 2) if words[i] != words[i + 1]])
         words[i], words[i + 1] = words[i + 1], words[i]
     return DemoExample(" ".join(words), label)
 
@@ -100,16 +105,6 @@ def _example(task: str, rng: random.Random, half: int) -> DemoExample:
 def demo_identity() -> str:
     """A hash of this generator, for the key of a cached corpus."""
     return hashlib.sha256(inspect.getsource(sys.modules[__name__]).encode()).hexdigest()
-
-
-def _document(rng: random.Random, topic: int, mood: int) -> Iterator[str]:
-    hero = rng.choice(_lexicon().nouns[topic])
-    yield _sentence(rng, topic, mood, None, hero)
-    for _ in range(rng.randint(5, 10)):
-        # Now and then a sentence strays: real text is not pure either.
-        strays = rng.random() < 0.08
-        about = rng.choice([None, hero, hero]) if not strays else None
-        yield _sentence(rng, rng.randrange(TOPICS) if strays else topic, mood, None, about)
 
 
 def _sentence(rng: random.Random, topic: int, mood: int, half: int | None, hero: str | None = None) -> str:
@@ -127,8 +122,7 @@ def _sentence(rng: random.Random, topic: int, mood: int, half: int | None, hero:
     plural = rng.random() < 0.4
     be, s = ("are", "") if plural else ("is", "s")
     one = f"{'the' if plural or rng.random() < 0.6 else 'a'} {noun(plural)}"
-    verb, adjective = pick(lexicon.verbs[topic]), pick(lexicon.moods[mood])
-    place = pick(lexicon.places)
+    verb, adjective, place = pick(lexicon.verbs[topic]), pick(lexicon.moods[mood]), pick(lexicon.places)
     forms = (
         f"{one} {be} {adjective} .",
         f"{one} {verb}{s} the {noun(False)} near {place} .",

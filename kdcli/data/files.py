@@ -31,8 +31,7 @@ NAMES_LISTED = 12
 LOG_SECONDS = 10.0  # Between log lines of progress.
 
 Log = Callable[[str], None]
-Row = tuple[str, Mapping[str, Any]]
-"""Where a row stands (`file:line`), and its columns."""
+Row = tuple[str, Mapping[str, Any]]  # where it stands (`file:line`), and its columns
 
 
 class NotFound(UsageError):
@@ -59,9 +58,7 @@ class Source:
 
     def has(self, split: str) -> bool:
         """True if there is such a split."""
-        if self.hub:
-            return split in _hub_splits(*self.hub)
-        return split in self.files or not self.files
+        return split in _hub_splits(*self.hub) if self.hub else split in self.files or not self.files
 
     def documents(self, split: str, column: str | None) -> Iterator[str]:
         """The documents of a split, blank ones left out; a UsageError names the file and line that are wrong."""
@@ -69,12 +66,11 @@ class Source:
             yield from demo_documents(split)
             return
         for name, rows in self.tables(split):
-            texts = _texts(rows, column)
-            first = next(texts, None)
-            if first is None:
+            text = None
+            for text in _texts(rows, column):
+                yield text
+            if text is None:
                 raise UsageError(f"{name} holds no text")
-            yield first
-            yield from texts
 
     def tables(self, split: str) -> Iterator[tuple[str, Iterator[Row]]]:
         """The name and the rows of each file of a split; `NotFound` for no such split. Iterating raises a UsageError
@@ -94,26 +90,21 @@ def open_source(source: str) -> Source:
     """Resolve a `--data` value; a UsageError for a file of another format, `NotFound` for no such data."""
     if source == "demo":
         return Source(source, {})
-    path = Path(source).expanduser()
+    path, endings = Path(source).expanduser(), ", ".join(f".{f}" for f in FORMATS)
     if path.is_file():
         if not _format(path):
-            raise UsageError(f"{path} has no known format; known: {', '.join('.' + f for f in FORMATS)}, each also .gz")
+            raise UsageError(f"{path} has no known format; known: {endings}, each also .gz")
         return Source(source, {"train": (path,)})
     if path.is_dir():
         known = sorted(p for p in path.iterdir() if p.is_file() and _format(p) and not p.name.startswith("."))
         named = {s: tuple(p for p in known if _split(p) == s) for s in dict.fromkeys(map(_split, known)) if s}
         if not known:
-            endings = ", ".join("." + f for f in FORMATS)
-            raise NotFound(
-                f"{path} has no file of a known format; it holds {held_by(path)}",
-                f"it should hold train.* and perhaps validation.* with one of {endings} (or .gz of these)",
-            )
+            hint = f"it should hold train.* and perhaps validation.* with one of {endings} (or .gz of these)"
+            raise NotFound(f"{path} has no file of a known format; it holds {held_by(path)}", hint)
         return Source(source, named or {"train": tuple(known)})
     if source.startswith((".", "/", "~")) or source.count("/") != 1:
-        raise NotFound(
-            f"no data at {source}{_beside(source)}",
-            "give a file, a directory, a hub id like owner/name[:config], or 'demo'",
-        )
+        hint = "give a file, a directory, a hub id like owner/name[:config], or 'demo'"
+        raise NotFound(f"no data at {source}{_beside(source)}", hint)
     name, _, config = source.partition(":")
     return Source(source, {}, (name, config or None))
 
@@ -185,8 +176,7 @@ def _lines(path: Path, file: IO[bytes]) -> Iterator[tuple[int, str]]:
 
 
 def _txt(path: Path, file: IO[bytes]) -> Iterator[Row]:
-    for number, line in _lines(path, file):
-        yield f"{path}:{number}", {"text": line.strip()}
+    return ((f"{path}:{number}", {"text": line.strip()}) for number, line in _lines(path, file))
 
 
 def _jsonl(path: Path, file: IO[bytes]) -> Iterator[Row]:

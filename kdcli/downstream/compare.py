@@ -16,11 +16,8 @@ from kdcli.recipe.sections import Invocation
 from kdcli.training.launch import make_schedule
 from kdcli.training.session import Session
 
-DOWNSTREAM = "downstream"
-"""Directory of these fine-tunings."""
-
-Tasks = dict[str, tuple[PreparedTask, Resolved[FinetuneRecipe]]]
-"""Name of a task -> its data, and how to fine-tune on it."""
+DOWNSTREAM = "downstream"  # directory of these fine-tunings
+Tasks = dict[str, tuple[PreparedTask, Resolved[FinetuneRecipe]]]  # name of a task -> its data, and how to fine-tune
 
 
 def opened(settings: DownstreamSettings, model: str, seed: int, invocation: Invocation, session: Session) -> Tasks:
@@ -29,27 +26,23 @@ def opened(settings: DownstreamSettings, model: str, seed: int, invocation: Invo
     tasks = {}
     for name in settings.tasks:
         resolved = _with_model(downstream_recipe(settings, name, seed), model)
-        if invocation.dry_run:
-            _check_task(resolved.recipe, session)
+        if not invocation.dry_run:
+            task, _ = prepare(resolved.recipe, session)
+            order_and_schedule(task, resolved.recipe)
+            tasks[name] = task, resolved
             continue
-        task, _ = prepare(resolved.recipe, session)
-        order_and_schedule(task, resolved.recipe)
-        tasks[name] = task, resolved
+        data, headed, _ = check_task_data(resolved.recipe, session)
+        # No examples: this checks the tokenizer alone.
+        Features.of(data.task, [], headed.tokenizer, **features_of(resolved.recipe.data, data.task, headed))
+        if data.task.kind != "span":
+            # The rows of a span task are windows, whose number is not known yet.
+            train = resolved.recipe.train
+            make_schedule(train, math.ceil(len(data.train) / train.batch_size))
     return tasks
 
 
 def _with_model(resolved: Resolved[FinetuneRecipe], model: str) -> Resolved[FinetuneRecipe]:
     return replace(resolved, recipe=resolved.recipe.model_copy(update={"model": model}))
-
-
-def _check_task(recipe: FinetuneRecipe, session: Session) -> None:
-    """Check a task without tokenising its examples."""
-    data, headed, _ = check_task_data(recipe, session)
-    # No examples: this checks the tokenizer alone.
-    Features.of(data.task, [], headed.tokenizer, **features_of(recipe.data, data.task, headed))
-    if data.task.kind != "span":
-        # The rows of a span task are windows, whose number is not known yet.
-        make_schedule(recipe.train, math.ceil(len(data.train) / recipe.train.batch_size))
 
 
 def scored(session: Session, tasks: Tasks, sources: Mapping[str, str], folder: Path) -> list[dict[str, Any]]:

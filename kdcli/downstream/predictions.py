@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -24,14 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A model's prediction for one example.
-
-    Attributes:
-        value: in the format of the task's metrics, see `kdcli.metrics.scorer`.
-        shown: the same for people and for prediction files.
-        scores: class probabilities, if there are classes; for `span` the margin of no answer over the best span.
-        error: a loss, an absolute error, or the share of wrong words; 0 for `span` and where the label is withheld.
-    """
+    """A model's prediction for one example. `value`: in the format of the task's metrics, see `kdcli.metrics.scorer`.
+    `shown`: the same for people and for prediction files. `scores`: class probabilities, if there are classes; for
+    `span` the margin of no answer over the best span. `error`: a loss, an absolute error, or the share of wrong words;
+    0 for `span` and where the label is withheld."""
 
     value: Any
     shown: Any
@@ -68,10 +65,8 @@ class Features:
 
     def by_length(self) -> Features:
         """The same rows, shortest first, to evaluate with little padding."""
-        if self.windows is not None:
-            cut = self.windows.by_length()
-            return Features(self.task, self.examples, cut.rows, cut)
-        return Features(self.task, self.examples, self.rows.by_length(), None)
+        cut = None if self.windows is None else self.windows.by_length()
+        return replace(self, rows=self.rows.by_length() if cut is None else cut.rows, windows=cut)
 
     def predictions(self, outputs: Sequence[Array]) -> list[Prediction]:
         """Predictions in the order of `examples`, from the model's output for each row."""
@@ -143,12 +138,9 @@ class Evaluator:
         **how: Any,
     ) -> Evaluator:
         """Tokenise all sets; `how` goes to `Features.of`."""
-        bounds: dict[str, tuple[int, int]] = {}
-        everything: list[Example] = []
-        for name, examples in sets.items():
-            bounds[name] = (len(everything), len(everything) + len(examples))
-            everything += examples
-        return cls(Features.of(task, everything, tokenizer, **how).by_length(), bounds, choose_on)
+        bounds = itertools.pairwise(itertools.accumulate(map(len, sets.values()), initial=0))
+        features = Features.of(task, list(itertools.chain(*sets.values())), tokenizer, **how)
+        return cls(features.by_length(), dict(zip(sets, bounds, strict=True)), choose_on)
 
     @property
     def task(self) -> Task:
@@ -186,8 +178,8 @@ class Evaluator:
 
     def by_set(self, predictions: Sequence[Prediction]) -> dict[str, dict[str, float]]:
         """Set -> metric -> value."""
-        sizes = {name: end - begin for name, (begin, end) in self.bounds.items()}
-        return {name: score(np.arange(sizes[name])) for name, score in self.scorers(predictions).items()}
+        scorers = self.scorers(predictions)
+        return {name: scorers[name](np.arange(end - begin)) for name, (begin, end) in self.bounds.items()}
 
     def metrics(self, outputs: Sequence[Array]) -> dict[str, float]:
         """The metrics during training, see `summed_up`."""
@@ -203,13 +195,13 @@ class Evaluator:
             row = {"model": model, "task": self.task.name, "set": name, "split": split, "n": end - begin}
             truth, predicted = [reference(self.task, e) for e, _ in pairs], [p.value for _, p in pairs]
             extra = {k: v for metric in self.extra_metrics for k, v in metric.compute(predicted, truth).items()}
-            row |= {"metrics": metrics[name] | extra, "confusion": None}
+            counts = None
             if self.task.kind == "class":
-                counts = confusion(predicted, truth, len(self.task.labels)).astype(int).tolist()
-                row["confusion"] = {"labels": list(self.task.labels), "counts": counts}
-            row["per_class"] = per_class(self.task, predicted, truth)
-            row["worst"] = _worst_examples(self.task, pairs, self.language(name))[:worst]
-            rows.append(row)
+                cells = confusion(predicted, truth, len(self.task.labels)).astype(int).tolist()
+                counts = {"labels": list(self.task.labels), "counts": cells}
+            row |= {"metrics": metrics[name] | extra, "confusion": counts}
+            mistakes = _worst_examples(self.task, pairs, self.language(name))[:worst]
+            rows.append(row | {"per_class": per_class(self.task, predicted, truth), "worst": mistakes})
         return rows
 
 
@@ -245,15 +237,13 @@ def summed_up(by_set: Mapping[str, Mapping[str, float]], choose_on: str | None) 
 def reference(task: Task, example: Example) -> Any:
     """An example's label in the format of the task's metrics; None if it is withheld."""
     label: Any = example.label
-    if label is None:
-        return None
+    if label is None or task.kind in ("class", "score"):
+        return label
     if task.kind == "multi":
         return [int(i in label) for i in range(len(task.labels))]
     if task.kind == "tokens":
         return [task.labels[i] for i in label]
-    if task.kind == "span":
-        return {"id": example.id, "answers": [answer.text for answer in label]}
-    return label
+    return {"id": example.id, "answers": [answer.text for answer in label]}
 
 
 def shown_label(task: Task, example: Example) -> Any:
@@ -284,11 +274,11 @@ def compared(
     """Paired bootstrap of a model against a baseline per set, as `kdcli.report.schema.Comparison` takes it. `of_model`,
     `of_baseline`: name and scorers of each, over the same examples in the same order."""
     (model, scorers), (baseline, others) = of_model, of_baseline
-    names = {"model": model, "baseline": baseline, "task": evaluator.task.name}
-    return [
-        names | {"set": name, "metric": metric, "difference": difference, "low": low, "high": high}
-        for name, (begin, end) in evaluator.bounds.items()
-        for metric, (difference, low, high) in paired_bootstrap(
-            scorers[name], others[name], end - begin, resamples=resamples
-        ).items()
-    ]
+    rows: list[dict[str, Any]] = []
+    for name, (begin, end) in evaluator.bounds.items():
+        found = paired_bootstrap(scorers[name], others[name], end - begin, resamples=resamples)
+        names = {"model": model, "baseline": baseline, "task": evaluator.task.name, "set": name}
+        rows += [
+            names | {"metric": m, "difference": d, "low": low, "high": high} for m, (d, low, high) in found.items()
+        ]
+    return rows

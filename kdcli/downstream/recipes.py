@@ -14,10 +14,9 @@ def finetune_recipe(
 ) -> Resolved[FinetuneRecipe]:
     """The named recipe, else the one shipped for the task, else the defaults; arguments and errors as of `resolve`."""
     resolved = resolve(FinetuneRecipe, recipe=recipe, sets=sets, options=options)
-    task = resolved.recipe.task
-    if recipe is not None or task not in shipped("finetune"):
-        return resolved
-    return resolve(FinetuneRecipe, recipe=task, sets=sets, options=options)
+    if recipe is None and (task := resolved.recipe.task) in shipped("finetune"):
+        return resolve(FinetuneRecipe, recipe=task, sets=sets, options=options)
+    return resolved
 
 
 def as_finetune(recipe: OnTask, model: str, *, head: TaskHeadSettings | None = None) -> FinetuneRecipe:
@@ -36,9 +35,7 @@ def downstream_recipe(settings: DownstreamSettings, task: str, seed: int) -> Res
         source = str(Path(source) / task)
     elif source is not None and Path(source).is_dir() and len(settings.tasks) > 1:
         there = ", ".join(sorted(f"{p.name}/" for p in Path(source).iterdir() if p.is_dir())) or "none"
-        raise UsageError(
-            f"eval.source={source} has no folder {task}/ for the task {task}; there are {there}",
-            "with several tasks each needs a folder of its name",
-        )
+        message = f"eval.source={source} has no folder {task}/ for the task {task}; there are {there}"
+        raise UsageError(message, "with several tasks each needs a folder of its name")
     options = {"task": task, "data.source": source, "train.seed": seed} | dict(flatten(settings.overrides))
     return finetune_recipe(options=options)

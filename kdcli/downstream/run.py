@@ -5,16 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from kdcli.bench.latency import Latency, Subject
+from kdcli.downstream import task as downstream
 from kdcli.downstream.settings import FinetuneRecipe
-from kdcli.downstream.task import (
-    PreparedTask,
-    TrainedModel,
-    build_job,
-    log_padding,
-    order_and_schedule,
-    quality_of,
-    trained_model,
-)
+from kdcli.downstream.task import PreparedTask, TrainedModel, order_and_schedule
 from kdcli.models.card import describe
 from kdcli.models.heads import AUTO_CLASS, TaskModel
 from kdcli.models.load import save_model
@@ -27,20 +20,14 @@ from kdcli.training.run_dir import RunDir
 from kdcli.types import Outcome
 
 WEIGHTS = "model.safetensors"
-
-WORST = 20
-"""Mistakes of a model that its report shows."""
+WORST = 20  # mistakes of a model that its report shows
 
 
 @dataclass
 class FinetuneStage:
-    """A fine-tuning of one model; see `kdcli.report.stages.Stage`.
-
-    Attributes:
-        headed: the loaded model; None loads it in `build`. Dropped when the stage is done.
-        timed: measure latency as the recipe says; False measures none.
-        repeats: see `StageJob`.
-    """
+    """A fine-tuning of one model; see `kdcli.report.stages.Stage`. `headed`: the loaded model; None loads it in
+    `build`. Dropped when the stage is done. `timed`: measure latency as the recipe says; False measures none.
+    `repeats`: see `StageJob`."""
 
     task: PreparedTask
     resolved: Resolved[FinetuneRecipe]
@@ -55,16 +42,16 @@ class FinetuneStage:
         if not self.timed:
             Progress.log(f"run {self.folder.name}")
         self.headed = self.headed or self.task.load(recipe)
-        job, schedule = build_job(self.task, recipe, self.headed)
+        job, schedule = downstream.build_job(self.task, recipe, self.headed)
         order, _ = order_and_schedule(self.task, recipe)
-        log_padding(order)
+        downstream.log_padding(order)
         card = describe(self.headed.model, FINETUNED, None)
         return StageJob(job, schedule, order.steps_of_pass, {FINETUNED: card}, self.repeats)
 
     def finish(self, outcome: Outcome) -> None:
         """Predict, save and report."""
         assert self.headed is not None
-        trained, self.headed = trained_model(self.task, self.headed, outcome), None
+        trained, self.headed = downstream.trained_model(self.task, self.headed, outcome), None
         finish_claimed(self.task, self.resolved.recipe, self.folder, trained, timed=self.timed)
 
 
@@ -77,10 +64,8 @@ def finish_claimed(
     headed, step, notes = trained.headed, trained.outcome.best_step, list(task.notes)
     save_model(headed.model, headed.tokenizer, folder)
     if step is not None:
-        notes.append(
-            f"the weights of step {step} were kept, by {task.data.task.metrics[0]} on {chosen_on(task, recipe)}, "
-            "on which the scores are also reported"
-        )
+        chosen = f"by {task.data.task.metrics[0]} on {chosen_on(task, recipe)}"
+        notes.append(f"the weights of step {step} were kept, {chosen}, on which the scores are also reported")
     card = describe(headed.model, str(folder), folder)
     evaluations = task.evaluator.evaluations(FINETUNED, task.data.split, trained.predictions, WORST)
     contents = {"outcome": trained.outcome, "notes": notes, "evaluations": evaluations}
@@ -97,15 +82,14 @@ def write_finetune_report(
     task: PreparedTask, folder: Path, recipe: FinetuneRecipe, card: dict[str, Any], *, timed: bool, **contents: Any
 ) -> None:
     """Report a fine-tuned model; `contents` with `evaluations` go to `kdcli.report.finish.write_report`."""
-    subjects = [Subject(FINETUNED, str(folder))]
     write_report(
         RunDir(folder),
         command="finetune",
         recipe=recipe.model_dump(),
         cards={FINETUNED: card},
         folders={FINETUNED: folder},
-        latency=measure(subjects, recipe.measure, task.session) if timed else Latency(),
-        quality=quality_of(contents["evaluations"]),
+        latency=measure([Subject(FINETUNED, str(folder))], recipe.measure, task.session) if timed else Latency(),
+        quality=downstream.quality_of(contents["evaluations"]),
         auto_class=AUTO_CLASS[task.data.task.kind].__name__,
         **contents,
     )

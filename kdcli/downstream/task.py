@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from kdcli.data.batches import BatchOrder, BucketOrder
-from kdcli.data.labelled.spans import misplaced
+from kdcli.data.labelled.spans import check_answers, misplaced
 from kdcli.data.labelled.task_data import Labelled, check_training, open_labelled
 from kdcli.data.tasks import OWN
 from kdcli.downstream.predictions import Evaluator, Features, Prediction
@@ -29,11 +29,8 @@ from kdcli.training.progress import Progress
 from kdcli.training.session import Session
 from kdcli.types import Batch, Examples, Job, Kind, Needs, Order, Outcome, Schedule, Signals, StepLoss, Task
 
-GROUP, SHORT = 8, 20
-"""Rows of similar length padded together; twice as many if the mean row has at most `SHORT` tokens."""
-
-MISPLACED_ALLOWED = 0.01
-"""Largest share of answers missing from their context; above it the data are wrong, not an annotator."""
+GROUP, SHORT = 8, 20  # rows padded together; twice as many if the mean row has at most `SHORT` tokens
+MISPLACED_ALLOWED = 0.01  # share of answers missing from their context; above it the data are wrong, no annotator
 
 
 @dataclass(frozen=True)
@@ -89,10 +86,8 @@ def check_task_data(
     data = open_labelled(str(recipe.task), train_source=recipe.data.train, log=Progress.log, **where)
     check_training(data)
     if recipe.choose_on is not None and recipe.choose_on not in data.sets:
-        raise UsageError(
-            f"choose_on {recipe.choose_on} is none of the judged sets: "
-            f"{', '.join(filter(None, data.sets)) or 'there is only one'}"
-        )
+        judged = ", ".join(filter(None, data.sets)) or "there is only one"
+        raise UsageError(f"choose_on {recipe.choose_on} is none of the judged sets: {judged}")
     headed = load_model(recipe, data.task, new_head=new_head, trust_remote_code=session.trust_remote_code)
     Progress.log(f"{recipe.model}: {headed.note}")
     notes: list[str] = []
@@ -132,12 +127,9 @@ def features_of(settings: LabelledSettings, task: Task, headed: TaskModel, *, as
     length = settings.max_length or task.max_length
     tuned = headed.max_length if as_tuned else None
     if tuned is not None and tuned != length:
-        how = (
-            f"with {length}, as data.max_length says"
-            if settings.max_length
-            else f"so too, not with the task's {length}"
-        )
-        length = settings.max_length or tuned
+        how = f"with {length}, as data.max_length says"
+        if not settings.max_length:
+            how, length = f"so too, not with the task's {length}", tuned
         Progress.log(f"{headed.source} was fine-tuned with {tuned} tokens a row and is judged {how}")
     positions = positions_of(headed.model.config)
     if positions is not None and positions < length:
@@ -148,19 +140,15 @@ def features_of(settings: LabelledSettings, task: Task, headed: TaskModel, *, as
 
 def without_misplaced(data: Labelled) -> tuple[Labelled, list[str]]:
     """Drop training questions with an answer outside its context, and list them; a `UsageError` above 1 %."""
-    wrong = {i: message for i, e in enumerate(data.train) if (message := misplaced(e)) is not None}
-    if not wrong:
+    lines = check_answers(data.train)
+    if not lines:
         return data, []
-    lines = list(wrong.values())
-    if len(wrong) > MISPLACED_ALLOWED * len(data.train):
-        raise UsageError(
-            f"{len(wrong)} of {len(data.train)} answers are not where they are said to be, for example\n"
-            + "\n".join(lines[:5]),
-            "answer_start counts characters of the context, from 0",
-        )
+    if len(lines) > MISPLACED_ALLOWED * len(data.train):
+        message = f"{len(lines)} of {len(data.train)} answers are not where they are said to be, for example"
+        raise UsageError("\n".join([message, *lines[:5]]), "answer_start counts characters of the context, from 0")
     shown = lines[:20] + ([f"... {len(lines) - 20} more"] if len(lines) > 20 else [])
-    kept = [e for i, e in enumerate(data.train) if i not in wrong]
-    return replace(data, train=kept), [f"{len(wrong)} training questions were left out:", *shown]
+    kept = [example for example in data.train if misplaced(example) is None]
+    return replace(data, train=kept), [f"{len(lines)} training questions were left out:", *shown]
 
 
 def order_and_schedule(task: PreparedTask, recipe: TaskRecipe) -> tuple[BucketOrder, Schedule]:
@@ -176,8 +164,7 @@ def order_and_schedule(task: PreparedTask, recipe: TaskRecipe) -> tuple[BucketOr
 def build_job(task: PreparedTask, recipe: TaskRecipe, headed: TaskModel) -> tuple[Job, Schedule]:
     """The job that fine-tunes one model, and its schedule."""
     assert task.train is not None
-    rows = task.train.rows
-    order, schedule = order_and_schedule(task, recipe)
+    rows, (order, schedule) = task.train.rows, order_and_schedule(task, recipe)
     best = task.evaluator.task.metrics[0] if recipe.keep == "best" else None
     job = _job(task.evaluator, headed, rows, order, best)
     # Weight decay would shrink what the head does not read, such as a pooler below a token head.
@@ -203,16 +190,8 @@ def _job(evaluator: Evaluator, headed: TaskModel, examples: Examples, order: Ord
     def weight(batch: Batch) -> float:
         return labelled(kind, batch["labels"]) if "labels" in batch else float(len(batch["input_ids"]))
 
-    return Job(
-        modules={"model": model},
-        step=step,
-        examples=examples,
-        order=order,
-        held_out=evaluator.features.rows,
-        batch_weight=weight,
-        compute_metrics=evaluator.metrics,
-        best=best,
-    )
+    rows, metrics = evaluator.features.rows, evaluator.metrics
+    return Job({"model": model}, step, examples, order, rows, weight, compute_metrics=metrics, best=best)
 
 
 def task_loss(kind: Kind, model: Capture, batch: Batch) -> tuple[Tensor, Signals]:
@@ -246,10 +225,8 @@ def log_padding(order: BucketOrder) -> None:
     plain = BatchOrder(len(lengths), order.batch_size, order.seed)
     drawn = [lengths[plain.indices(step)] for step in range(1, min(200, order.steps_of_pass) + 1)]
     random = 1 - sum(int(b.sum()) for b in drawn) / sum(len(b) * int(b.max()) for b in drawn)
-    Progress.log(
-        f"{len(lengths):,} rows of {lengths.mean():.0f} tokens in groups of similar length: "
-        f"{order.padding():.1%} padding (in random batches {random:.1%})"
-    )
+    share = f"{order.padding():.1%} padding (in random batches {random:.1%})"
+    Progress.log(f"{len(lengths):,} rows of {lengths.mean():.0f} tokens in groups of similar length: {share}")
 
 
 def quality_of(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:

@@ -10,31 +10,22 @@ from kdcli.types import Task
 
 
 def scorer(task: Task, predictions: Sequence[int], references: Sequence[int]) -> Scorer:
-    """Score by `accuracy`, `f1`, `macro_f1`, `matthews`.
-
-    `f1` is that of class 1 for two classes, else `macro_f1`: the mean over the classes that occur as truth or
-    prediction. F1 with a denominator of 0 and Matthews' correlation of a constant are 0.
-
-    Args:
-        predictions, references: class numbers, [n].
-
-    Raises:
-        ValueError: a number that is no class of the task.
-    """
+    """Score by `accuracy`, `f1`, `macro_f1`, `matthews`. `f1` is that of class 1 for two classes, else `macro_f1`: the
+    mean over the classes that occur as truth or prediction. F1 with a denominator of 0 and Matthews' correlation of a
+    constant are 0. `predictions`, `references`: class numbers, [n]. Raises ValueError: a number that is no class of the
+    task."""
     classes = len(task.labels)
     cell = _numbers(references, classes) * classes + _numbers(predictions, classes)
-
-    def score(indices: Array) -> dict[str, Any]:
-        counts_CC = np.bincount(cell[indices], minlength=classes * classes).reshape(classes, classes)
-        return _metrics(counts_CC.astype(np.float64))
-
-    return score
+    return lambda indices: _metrics(_counts(cell[indices], classes).astype(np.float64))
 
 
 def confusion(predictions: Sequence[int], references: Sequence[int], classes: int) -> Array:
     """Counts by true class (row) and predicted class (column), [C, C] int64. Raises ValueError: a number that is no
     class."""
-    cell = _numbers(references, classes) * classes + _numbers(predictions, classes)
+    return _counts(_numbers(references, classes) * classes + _numbers(predictions, classes), classes)
+
+
+def _counts(cell: Array, classes: int) -> Array:
     return np.bincount(cell, minlength=classes * classes).reshape(classes, classes)
 
 

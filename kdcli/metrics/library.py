@@ -31,8 +31,7 @@ FORMATS: dict[Kind, tuple[Any, Any]] = {
 }
 """Kind -> format of one prediction and of one reference."""
 
-OFFICIAL = "evaluate-metric/"
-"""Owner of the library's own metrics on the hub."""
+OFFICIAL = "evaluate-metric/"  # owner of the library's own metrics on the hub
 
 
 class TaskMetric(evaluate.Metric):  # type: ignore[misc]
@@ -71,32 +70,19 @@ class LibraryMetric:
         """`NAME.KEY` -> value, for every finite number that the metric returns. `predictions`, `references`: in the
         formats of `FORMATS`; a metric of strings gets label names (`class`), or the text and the first gold answer
         (`span`). Raises UsageError: the metric takes other formats, fails, or returns no number."""
-        if self._takes_strings():
-            predictions = [self._as_string(p) for p in predictions]
-            references = [self._as_string(r) for r in references]
+        features = self.module.features
+        columns = features[0] if isinstance(features, list) else features
+        if getattr(columns.get("predictions"), "dtype", None) == "string":
+            predictions, references = ([_string(self.task, v) for v in values] for values in (predictions, references))
         try:
             result = self.module.compute(predictions=list(predictions), references=list(references))
             finite = {k: float(v) for k, v in result.items() if isinstance(v, Real) and math.isfinite(v)}
         except Exception as error:  # noqa: BLE001  # the code of a metric can raise anything
-            raise UsageError(
-                f"metric '{self.name}' fails on task {self.task.name}: {_message(error)}",
-                f"it gets predictions and references of kind {self.task.kind}, see docs/evaluate.md",
-            ) from None
+            hint = f"it gets predictions and references of kind {self.task.kind}, see docs/evaluate.md"
+            raise UsageError(f"metric '{self.name}' fails on task {self.task.name}: {_message(error)}", hint) from None
         if not finite:
             raise UsageError(f"metric '{self.name}' returns no finite number on task {self.task.name}: {result}")
         return {f"{self.name}.{key}": value for key, value in finite.items()}
-
-    def _takes_strings(self) -> bool:
-        features = self.module.features
-        columns = features[0] if isinstance(features, list) else features
-        return getattr(columns.get("predictions"), "dtype", None) == "string"
-
-    def _as_string(self, value: Any) -> Any:
-        if self.task.kind == "class":
-            return self.task.labels[value]
-        if self.task.kind == "span":
-            return value["text"] if "text" in value else next(iter(value["answers"]), "")
-        return value
 
 
 def load_metrics(
@@ -113,7 +99,10 @@ def load_metrics(
         if name in loaded:
             raise UsageError(f"two metrics are called {name}", "give each once")
         loaded[name] = LibraryMetric(name, task, _load(source, trust_remote_code))
-        loaded[name].compute([_right(task, r) for r in references], references)
+        right = references
+        if task.kind == "span":
+            right = [{"id": r["id"], "text": _string(task, r), "no_answer": 0.0} for r in references]
+        loaded[name].compute(right, references)
     return tuple(loaded.values())
 
 
@@ -122,26 +111,23 @@ def _load(source: str, trust_remote_code: bool) -> evaluate.EvaluationModule:
     if is_path and not Path(source).exists():
         raise UsageError(f"no metric script or directory at {source}")
     if (is_path or "/" in source.removeprefix(OFFICIAL)) and not trust_remote_code:
-        raise UsageError(
-            f"metric '{source}' is code outside the evaluate library, which is not run by default",
-            "read that code, then add --trust-remote-code",
-        )
+        message = f"metric '{source}' is code outside the evaluate library, which is not run by default"
+        raise UsageError(message, "read that code, then add --trust-remote-code")
     try:
         return evaluate.load(source, keep_in_memory=True)
     except (FileNotFoundError, ConnectionError):
-        raise UsageError(
-            f"metric '{source}' was found neither in the cache of the evaluate library nor on the hub",
-            "check the name and the network, or give a script with --trust-remote-code",
-        ) from None
+        message = f"metric '{source}' was found neither in the cache of the evaluate library nor on the hub"
+        hint = "check the name and the network, or give a script with --trust-remote-code"
+        raise UsageError(message, hint) from None
     except Exception as error:  # noqa: BLE001  # the code of a metric can raise anything
         raise UsageError(f"metric '{source}' cannot be loaded: {_message(error)}") from None
 
 
-def _right(task: Task, reference: Any) -> Any:
-    """A right prediction for a reference."""
-    if task.kind != "span":
-        return reference
-    return {"id": reference["id"], "text": next(iter(reference["answers"]), ""), "no_answer": 0.0}
+def _string(task: Task, value: Any) -> Any:
+    """A prediction or reference as a string, where a task has one."""
+    if task.kind == "span":
+        return value["text"] if "text" in value else next(iter(value["answers"]), "")
+    return task.labels[value] if task.kind == "class" else value
 
 
 def _message(error: Exception) -> str:

@@ -10,8 +10,7 @@ from kdcli.errors import UsageError
 from kdcli.metrics.bootstrap import Array, Scorer
 from kdcli.types import Task
 
-CONSTANT = 1e-13
-"""Deviation relative to the mean below which SciPy treats the values as constant."""
+CONSTANT = 1e-13  # deviation relative to the mean below which SciPy treats the values as constant
 
 
 def scorer(task: Task, predictions: Sequence[float], references: Sequence[float]) -> Scorer:
@@ -19,10 +18,8 @@ def scorer(task: Task, predictions: Sequence[float], references: Sequence[float]
     Raises UsageError: a prediction that is not finite."""
     predicted, true = np.asarray(predictions, dtype=np.float64), np.asarray(references, dtype=np.float64)
     if wrong := int((~np.isfinite(predicted)).sum()):
-        raise UsageError(
-            f"{wrong} of {len(predicted)} predictions of task {task.name} are not finite",
-            "the weights are broken or overflow in this dtype: try float32",
-        )
+        message = f"{wrong} of {len(predicted)} predictions of task {task.name} are not finite"
+        raise UsageError(message, "the weights are broken or overflow in this dtype: try float32")
 
     def score(indices: Array) -> dict[str, Any]:
         p, t = predicted[indices], true[indices]

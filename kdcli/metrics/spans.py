@@ -21,25 +21,15 @@ ARTICLES = {
     "de": r"\b(ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b",
     "ar": r"\sال^|ال",
     "zh": None,
-}
-"""Language -> articles to ignore; the expressions of mlqa_evaluation_v1.py, oddities included."""
-
-CHINESE = re.compile("([\u4e00-\u9fa5])")
-"""Characters that are words of their own in Chinese."""
+}  # articles to ignore; the expressions of mlqa_evaluation_v1.py, oddities included
+CHINESE = re.compile("([\u4e00-\u9fa5])")  # characters that are words of their own in Chinese
 
 
 def score_answer(prediction: str, answers: Sequence[str], language: str = "en") -> tuple[float, float]:
-    """Compare an answer with the best of the gold answers: (exact, F1 over words), each 0 to 1.
-
-    Case, punctuation, articles and spaces do not count. `en` follows SQuAD, which ignores only ASCII punctuation; the
-    other languages follow MLQA.
-
-    Args:
-        answers: empty for a question without an answer; then only an empty prediction is right.
-
-    Raises:
-        UsageError: a language without rules.
-    """
+    """Compare an answer with the best of the gold answers: (exact, F1 over words), each 0 to 1. Case, punctuation,
+    articles and spaces do not count. `en` follows SQuAD, which ignores only ASCII punctuation; the other languages
+    follow MLQA. `answers`: empty for a question without an answer; then only an empty prediction is right. Raises
+    UsageError: a language without rules."""
     predicted = _words(prediction, language)
     if not answers:
         return (0.0, 0.0) if predicted else (1.0, 1.0)
@@ -50,40 +40,28 @@ def score_answer(prediction: str, answers: Sequence[str], language: str = "en") 
 def scorer(
     task: Task, predictions: Sequence[Mapping[str, Any]], references: Sequence[Mapping[str, Any]], language: str = "en"
 ) -> Scorer:
-    """Score by `exact` and `f1`; a task with unanswerable questions also has the metrics that SQuAD 2.0 adds.
-
-    There, a `no_answer` above 0 turns a prediction into no answer. `answer_f1` is F1 over the answerable questions,
+    """Score by `exact` and `f1`; a task with unanswerable questions also has the metrics that SQuAD 2.0 adds. There, a
+    `no_answer` above 0 turns a prediction into no answer. `answer_f1` is F1 over the answerable questions,
     `no_answer_accuracy` the share right of the others (0 without any). `best_exact` and `best_f1` are the results with
-    the best thresholds in place of 0: `best_exact_threshold` and `best_f1_threshold`.
-
-    Args:
-        predictions: `{"id", "text", "no_answer"}` each.
-        references: `{"id", "answers"}` each.
-
-    Raises:
-        ValueError: other ids, or another order.
-        UsageError: a language without rules, or a `no_answer` that is not a number.
-    """
+    the best thresholds in place of 0: `best_exact_threshold` and `best_f1_threshold`. `predictions`: `{"id", "text",
+    "no_answer"}` each. `references`: `{"id", "answers"}` each. Raises ValueError: other ids, or another order;
+    UsageError: a language without rules, or a `no_answer` that is not a number."""
     for p, r in zip(predictions, references, strict=True):
         if p["id"] != r["id"]:
             raise ValueError(f"prediction {p['id']!r} beside reference {r['id']!r}")
-    golds = [_golds(task, r["answers"], language) for r in references]
+    golds = [r["answers"] for r in references]
+    if task.impossible:
+        # SQuAD 2.0 drops gold answers of articles and punctuation only; 1.1 and MLQA do not.
+        golds = [[a for a in answers if _words(a, language)] for answers in golds]
     raw = np.array([score_answer(p["text"], gold, language) for p, gold in zip(predictions, golds, strict=True)])
     if not task.impossible:
         return lambda indices: dict(zip(("exact", "f1"), raw[indices].mean(axis=0), strict=True))
     no_answer = np.array([p["no_answer"] for p in predictions], dtype=np.float64)
-    if wrong_scores := int(np.isnan(no_answer).sum()):
-        raise UsageError(
-            f"{wrong_scores} of {len(no_answer)} predictions of task {task.name} are not a number",
-            "the weights are broken or overflow in this dtype: try float32",
-        )
+    if wrong := int(np.isnan(no_answer).sum()):
+        message = f"{wrong} of {len(no_answer)} predictions of task {task.name} are not a number"
+        raise UsageError(message, "the weights are broken or overflow in this dtype: try float32")
     answerable = np.array([bool(r["answers"]) for r in references])
     return _with_unanswerable(raw, no_answer, answerable, np.array([p["text"] != "" for p in predictions]))
-
-
-def _golds(task: Task, answers: Sequence[str], language: str) -> list[str]:
-    """The gold answers that count: SQuAD 2.0 drops those of articles and punctuation only, 1.1 and MLQA do not."""
-    return [a for a in answers if _words(a, language)] if task.impossible else list(answers)
 
 
 def _with_unanswerable(raw: Array, no_answer: Array, answerable: Array, has_text: Array) -> Scorer:
@@ -145,7 +123,5 @@ def _punctuation(char: str, language: str) -> bool:
 
 def _f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
     same = (Counter(predicted) & Counter(gold)).total()
-    if same == 0:
-        return 0.0
-    precision, recall = same / len(predicted), same / len(gold)
-    return 2 * precision * recall / (precision + recall)
+    precision, recall = same / max(len(predicted), 1), same / max(len(gold), 1)
+    return 2 * precision * recall / (precision + recall) if same else 0.0

@@ -10,22 +10,14 @@ from kdcli.metrics.bootstrap import Array, Scorer
 from kdcli.metrics.classification import f1
 from kdcli.types import Task
 
-PREFIXES = ("B-", "I-", "E-", "S-")
-"""Prefixes that seqeval expects; of any other tag it would take the first letter for one."""
+PREFIXES = ("B-", "I-", "E-", "S-")  # that seqeval expects; of any other tag it would take the first letter for one
 
 
 def scorer(task: Task, predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Scorer:
-    """Score by `f1`, `precision`, `recall` of entities and by `accuracy` of words; 0 where undefined.
-
-    An entity is found if type, first and last word agree. As in seqeval without a scheme, `I-` without `B-` begins an
-    entity. A tag without prefix is read as `I-`, so that equal tags in a row are one entity.
-
-    Args:
-        predictions, references: label names, a list for each sentence.
-
-    Raises:
-        ValueError: a sentence has more or fewer predictions than words.
-    """
+    """Score by `f1`, `precision`, `recall` of entities and by `accuracy` of words; 0 where undefined. An entity is
+    found if type, first and last word agree. As in seqeval without a scheme, `I-` without `B-` begins an entity. A tag
+    without prefix is read as `I-`, so that equal tags in a row are one entity. `predictions`, `references`: label
+    names, a list for each sentence. Raises ValueError: a sentence has more or fewer predictions than words."""
     counts = np.array([_counts(p, r) for p, r in zip(predictions, references, strict=True)], dtype=np.float64)
 
     def score(indices: Array) -> dict[str, Any]:

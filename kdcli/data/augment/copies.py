@@ -25,13 +25,8 @@ from kdcli.disk import cache_key, disk_errors, write_atomic
 from kdcli.types import Example, Task
 
 TEXTS_PER_FILE = 512  # Candidates are computed and cached together: what a kill costs at most.
+# For each word of a text: first character, character after the last, candidates.
 Choices = list[tuple[int, int, list[str]]]
-"""For each word of a text: first character, character after the last, candidates."""
-
-_SOURCE = {
-    True: "candidates of a masked language model, of words of several tokens neighbours",
-    False: "no masked language model, so neighbours serve for all words",
-}
 
 
 @dataclass(frozen=True)
@@ -59,21 +54,12 @@ def augment(
     fingerprint: str,
     log: Log,
 ) -> Augmented:
-    """Examples with copies; a copy depends on the seed, the example's texts and the copy's number alone.
-
-    Args:
-        tokenizer: finds the words of scripts without spaces where there is no masked language model.
-        masked_words: None takes neighbours for all words.
-        copies: of each example.
-        probability: with which a word is replaced.
-        candidates: of a word, at most.
-        folder: where candidates are cached; only one process may write there.
-        fingerprint: of the models, tokenizers and word vectors that candidates come from.
-
-    Raises:
-        UsageError: a slow tokenizer, see `kdcli.data.augment.words`.
-        MachineError: the cache cannot be written.
-    """
+    """Examples with copies; a copy depends on the seed, the example's texts and the copy's number alone. `tokenizer`:
+    finds the words of scripts without spaces where there is no masked language model. `masked_words`: None takes
+    neighbours for all words. `copies`: of each example. `probability`: with which a word is replaced. `candidates`: of
+    a word, at most. `folder`: where candidates are cached; only one process may write there. `fingerprint`: of the
+    models, tokenizers and word vectors that candidates come from. Raises UsageError: a slow tokenizer, see
+    `kdcli.data.augment.words`; MachineError: the cache cannot be written."""
     texts = list(dict.fromkeys(text for e in examples for text in _texts(task, e)))
     key = cache_key(fingerprint, candidates, masked_words is not None, TEXTS_PER_FILE, texts)
     choices_of: dict[str, Choices] = {}
@@ -101,9 +87,12 @@ def augment(
             words += words_seen
             replaced += words_replaced
     share = replaced / words if words else 0.0
+    source = "candidates of a masked language model, of words of several tokens neighbours"
+    if masked_words is None:
+        source = "no masked language model, so neighbours serve for all words"
     notes = [
         f"{len(made):,} copies of {len(examples):,} examples, {copies} of each; {share:.1%} of their words replaced",
-        f"{_SOURCE[masked_words is not None]}; {neighbours.note}",
+        f"{source}; {neighbours.note}",
     ]
     if without:
         notes.append(f"{without:,} words have no candidates and stay as they are")
@@ -164,7 +153,7 @@ def _copies(
             if options and chance < probability
         ]
         if task.kind == "tokens":
-            texts = _edited_words(example.texts, edits)
+            texts = tuple(_edited_words(example.texts, edits))
         else:
             texts = tuple(_edited(text, edits) if i == turn else text for i, text in enumerate(example.texts))
         yield replace(example, id=f"{example.id}+{number + 1}", texts=texts), len(choices[turn]), len(edits)
@@ -179,27 +168,23 @@ def _edited(text: str, edits: Sequence[tuple[int, int, str]]) -> str:
     return "".join([*parts, text[done:]])
 
 
-def _edited_words(words: Sequence[str], edits: Sequence[tuple[int, int, str]]) -> tuple[str, ...]:
+def _edited_words(words: Sequence[str], edits: Sequence[tuple[int, int, str]]) -> Iterator[str]:
     """Words under edits of the text that joins them with single spaces."""
-    edited, begin = [], 0
+    begin = 0
     for word in words:
         end = begin + len(word)
-        edited.append(_edited(word, [(b - begin, e - begin, new) for b, e, new in edits if begin <= b and e <= end]))
+        yield _edited(word, [(b - begin, e - begin, new) for b, e, new in edits if begin <= b and e <= end])
         begin = end + 1
-    return tuple(edited)
 
 
 def rows(task: Task, examples: Sequence[Example]) -> Iterator[Mapping[str, Any]]:
     """Examples as rows in the task's columns, as `--task` reads them; classes by number, of own files by name."""
-
-    def named(number: Any) -> Any:
-        return number if task.hub is not None else task.labels[number]
-
+    named: Any = task.labels if task.hub is None else range(len(task.labels))
     for example in examples:
         texts = [list(example.texts)] if task.kind == "tokens" else example.texts
         label: Any = example.label
         if label is not None and task.kind == "span":
             label = {"text": [a.text for a in label], "answer_start": [a.start for a in label]}
         elif label is not None and task.kind != "score":
-            label = named(label) if task.kind == "class" else [named(one) for one in label]
+            label = named[label] if task.kind == "class" else [named[one] for one in label]
         yield {"id": example.id, **dict(zip(task.texts, texts, strict=True)), task.label: label}

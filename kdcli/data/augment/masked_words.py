@@ -31,16 +31,10 @@ class _Query(NamedTuple):
 
 
 class MaskedWords:
-    """A masked language model that predicts words.
-
-    Args:
-        model: with the head of a masked language model; moved to `device` and put in eval mode.
-        tokenizer: the model's; it need not be that of the model to be trained on the copies.
-        dtype: of the computation, under autocast; float32 is without.
-
-    Raises:
-        UsageError: the tokenizer is a slow one, has no mask token, or no token that is a word.
-    """
+    """A masked language model that predicts words. `model`: with the head of a masked language model; moved to `device`
+    and put in eval mode. `tokenizer`: the model's; it need not be that of the model to be trained on the copies.
+    `dtype`: of the computation, under autocast; float32 is without. Raises UsageError: the tokenizer is a slow one, has
+    no mask token, or no token that is a word."""
 
     def __init__(
         self,
@@ -52,10 +46,8 @@ class MaskedWords:
         known = whole_words(tokenizer)
         name = type(tokenizer).__name__
         if tokenizer.mask_token_id is None:
-            raise UsageError(
-                f"{name} has no mask token, so its model cannot predict words",
-                "name a masked language model, such as the checkpoint that the teacher was fine-tuned from",
-            )
+            hint = "name a masked language model, such as the checkpoint that the teacher was fine-tuned from"
+            raise UsageError(f"{name} has no mask token, so its model cannot predict words", hint)
         if not known:
             raise UsageError(f"{name} has no token that is a word, so its model cannot predict words")
         self.model, self.tokenizer, self.device, self.dtype = model.to(device).eval(), tokenizer, device, dtype

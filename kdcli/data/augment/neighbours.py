@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -73,23 +74,15 @@ class Neighbours:
 
     @classmethod
     def of_glove(cls, path: Path, words: Collection[str]) -> Neighbours:
-        """Neighbours by a GloVe file: lines `word v1 ... vd`, UTF-8, perhaps gzipped.
-
-        A first line of two numbers, as word2vec and fastText write it, is skipped. The first `MOST_FREQUENT` words may
-        be neighbours.
-
-        Args:
-            words: of the data, whose vectors are kept wherever they stand; in lower case where the file has only that.
-
-        Raises:
-            UsageError: no such file, a broken line (named), or no vector of any of the words.
-        """
+        """Neighbours by a GloVe file: lines `word v1 ... vd`, UTF-8, perhaps gzipped. A first line of two numbers, as
+        word2vec and fastText write it, is skipped. The first `MOST_FREQUENT` words may be neighbours. `words`: of the
+        data, whose vectors are kept wherever they stand; in lower case where the file has only that. Raises UsageError:
+        no such file, a broken line (named), or no vector of any of the words."""
         lowered = {word.lower() for word in words}
-        place: dict[str, int] = {}
-        rows: list[Vectors] = []
+        vectors: dict[str, Vectors] = {}
         frequent = 0
         for number, (where, word, values) in enumerate(_lines(path)):
-            if word in place or not (number < MOST_FREQUENT or word in words or word in lowered):
+            if word in vectors or not (number < MOST_FREQUENT or word in words or word in lowered):
                 continue
             try:
                 vector_D = np.array([float(value) for value in values], dtype=np.float32)
@@ -97,26 +90,23 @@ class Neighbours:
                 raise UsageError(f"{where}: {error}", _FORM) from None
             if not np.isfinite(vector_D).all():
                 raise UsageError(f"{where}: a number of the vector is not finite", _FORM)
-            place[word] = len(rows)
-            rows.append(vector_D)
+            vectors[word] = vector_D
             frequent += number < MOST_FREQUENT
-        known = sum(word in place or word.lower() in place for word in words)
+        known = sum(word in vectors or word.lower() in vectors for word in words)
         if not known:
-            raise UsageError(
-                f"{path} has vectors of {len(place):,} words and none of the {len(words):,} words of the data",
-                "is it of another language? without the file, neighbours are those of the model's own embeddings",
-            )
-        vectors_WD = np.stack(rows)
-        zero_D = np.zeros(vectors_WD.shape[1], dtype=np.float32)
+            message = f"{path} has vectors of {len(vectors):,} words and none of the {len(words):,} words of the data"
+            hint = "is it of another language? without the file, neighbours are those of the model's own embeddings"
+            raise UsageError(message, hint)
+        zero_D = np.zeros_like(next(iter(vectors.values())))
 
         def vector_of(portion: Sequence[str]) -> Vectors:
-            places = (place.get(word, place.get(word.lower())) for word in portion)
-            return np.stack([zero_D if i is None else vectors_WD[i] for i in places])
+            return np.stack([vectors.get(word, vectors.get(word.lower(), zero_D)) for word in portion])
 
-        proper = {word: i for word, i in place.items() if i < frequent and _is_word(word)}
+        proper = {word: vectors[word] for word in itertools.islice(vectors, frequent) if _is_word(word)}
+        vectors_WD = np.reshape(list(proper.values()), (-1, len(zero_D)))
         share = f"{known:,} of the {len(words):,} words of the data ({known / len(words):.1%})"
         note = f"neighbours by {path.name}, which has {share}"
-        return cls(list(proper), unit(vectors_WD[list(proper.values())]), vector_of, note)
+        return cls(list(proper), unit(vectors_WD), vector_of, note)
 
 
 def unit(vectors_BD: Vectors) -> Vectors:

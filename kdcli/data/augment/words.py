@@ -14,10 +14,9 @@ from transformers import PreTrainedTokenizerBase
 
 from kdcli.errors import UsageError
 
-_SPACELESS = (
-    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-)
-"""Thai, Lao, Burmese, Khmer, Kana, Han."""
+# Thai, Lao, Burmese, Khmer, Kana; Han.
+_SPACELESS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff"
+_SPACELESS += r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 SPACELESS = regex.compile(f"[{_SPACELESS}]")
 _MARKS = r"[\p{M}\u200c\u200d]*"
 _PART = rf"(?P<part>(?:[[\p{{L}}--[{_SPACELESS}]]\p{{N}}_]{_MARKS})+)"
@@ -63,10 +62,9 @@ def words_in(text: str) -> list[Word]:
 def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise a UsageError for a tokenizer written in Python: it does not tell which characters a token stands for."""
     if not tokenizer.is_fast:
-        raise UsageError(
-            f"{type(tokenizer).__name__} does not tell which characters a token stands for, as augmentation needs",
-            "use a model with a tokenizer.json (a fast tokenizer), or name another masked language model",
-        )
+        message = "does not tell which characters a token stands for, as augmentation needs"
+        hint = "use a model with a tokenizer.json (a fast tokenizer), or name another masked language model"
+        raise UsageError(f"{type(tokenizer).__name__} {message}", hint)
 
 
 def read(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Read]:

@@ -51,9 +51,8 @@ def _texts(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]
             missing = f"reads the column '{column}', which is not there; there are {', '.join(values)}"
             raise UsageError(f"{where}: task {task.name} {missing}", _COLUMNS)
         if not isinstance(values[column], str):
-            raise UsageError(
-                f"{where}: column '{column}' must hold text, got {type(values[column]).__name__}", _COLUMNS
-            )
+            got = type(values[column]).__name__
+            raise UsageError(f"{where}: column '{column}' must hold text, got {got}", _COLUMNS)
     return tuple(whole_text(where, column, values[column]) for column in task.texts)
 
 
@@ -113,17 +112,10 @@ def _answers(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tupl
         form = '{"text": [...], "answer_start": [...]} as in SQuAD'
         raise UsageError(f"{where}: '{task.label}' must be {form}, got {_short(label)}")
     if not answers and not task.impossible:
-        raise UsageError(
-            f"{where}: a question without an answer, which task {task.name} does not know",
-            "where answers may be missing, some must be missing in training too; of SQuAD use --task squad_v2",
-        )
+        hint = "where answers may be missing, some must be missing in training too; of SQuAD use --task squad_v2"
+        raise UsageError(f"{where}: a question without an answer, which task {task.name} does not know", hint)
     return tuple(Answer(whole_text(where, task.label, a), s) for a, s in zip(answers, starts, strict=True))
 
 
-_LABELS: Mapping[Kind, Callable[[Task, str, Any, tuple[str, ...]], Any]] = {
-    "class": _class,
-    "multi": _classes,
-    "score": _score,
-    "tokens": _word_labels,
-    "span": _answers,
-}
+_LABELS: Mapping[Kind, Callable[[Task, str, Any, tuple[str, ...]], Any]]
+_LABELS = {"class": _class, "multi": _classes, "score": _score, "tokens": _word_labels, "span": _answers}

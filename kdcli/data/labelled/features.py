@@ -85,16 +85,10 @@ class Encoded:
 def encode(
     task: Task, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, *, max_length: int, token_types: bool
 ) -> Encoded:
-    """Tokenise the examples of any task but a `span` one, for which see `kdcli.data.labelled.spans`.
-
-    Args:
-        max_length: tokens of a row at most, special ones included; a pair loses from its longer text.
-        token_types: the model tells the two texts of a pair apart by token types.
-
-    Raises:
-        UsageError: the tokenizer has no padding token or, of `tokens`, does not tell which word a token is of or makes
-            no token of any labelled word.
-    """
+    """Tokenise the examples of any task but a `span` one, for which see `kdcli.data.labelled.spans`. `max_length`:
+    tokens of a row at most, special ones included; a pair loses from its longer text. `token_types`: the model tells
+    the two texts of a pair apart by token types. Raises UsageError: the tokenizer has no padding token or, of `tokens`,
+    does not tell which word a token is of or makes no token of any labelled word."""
     of_words = task.kind == "tokens"
     if of_words and not tokenizer.is_fast:
         message = f"{type(tokenizer).__name__} does not tell of which word a token is, as task {task.name} needs"
@@ -116,18 +110,17 @@ def encode(
             verbose=False,
         )
         ids += [np.asarray(row, dtype=np.int32) for row in encoded["input_ids"]]
-        if token_types:
-            types += [np.asarray(row, dtype=np.int8) for row in encoded["token_type_ids"]]
-        truncated += _truncated(encoded, max_length)
+        types += [np.asarray(row, dtype=np.int8) for row in (encoded["token_type_ids"] if token_types else ())]
+        # Python tokenizers do not tell what they cut; a full row may have been whole.
+        full = (len(row) >= max_length for row in encoded["input_ids"])
+        truncated += sum(full if encoded.encodings is None else (bool(e.overflowing) for e in encoded.encodings))
         if of_words:
             words += [_first_pieces(encoded.word_ids(i)) for i in range(len(portion))]
-    words_T = np.concatenate(words) if words else None
     labels = _labels(task, examples, words)
     if of_words and labels is not None and not (labels != IGNORED).any():
-        raise UsageError(
-            f"{examples[0].where}: from here on the tokenizer makes no token of any word, so that no label is judged",
-            f"are the words blank? the first are {', '.join(map(repr, examples[0].texts[:3]))}",
-        )
+        message = "from here on the tokenizer makes no token of any word, so that no label is judged"
+        hint = f"are the words blank? the first are {', '.join(map(repr, examples[0].texts[:3]))}"
+        raise UsageError(f"{examples[0].where}: {message}", hint)
     return Encoded(
         ids_T=np.concatenate(ids) if ids else np.empty(0, dtype=np.int32),
         types_T=np.concatenate(types) if types else None,
@@ -137,7 +130,7 @@ def encode(
         truncated=truncated,
         pad_id=pad_id(tokenizer),
         kind=task.kind,
-        words_T=words_T,
+        words_T=np.concatenate(words) if words else None,
     )
 
 
@@ -146,13 +139,6 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
     if tokenizer.pad_token_id is None:
         raise UsageError("the tokenizer has no padding token", "set pad_token in its tokenizer_config.json")
     return int(tokenizer.pad_token_id)
-
-
-def _truncated(encoded: Any, max_length: int) -> int:
-    if encoded.encodings is None:
-        # Python tokenizers do not tell what they cut; a full row may have been whole.
-        return sum(len(row) >= max_length for row in encoded["input_ids"])
-    return sum(bool(encoding.overflowing) for encoding in encoded.encodings)
 
 
 def _first_pieces(words: Sequence[int | None]) -> Array:
@@ -166,10 +152,8 @@ def _labels(task: Task, examples: Sequence[Example], words: Sequence[Array]) -> 
     given: list[Any] = [e.label for e in examples]
     if not given or None in given:
         return None
-    if task.kind == "class":
-        return np.array(given, dtype=np.int64)
-    if task.kind == "score":
-        return np.array(given, dtype=np.float32)
+    if task.kind in ("class", "score"):
+        return np.array(given, dtype=np.int64 if task.kind == "class" else np.float32)
     if task.kind == "tokens":
         rows = [np.where(w >= 0, np.array(label)[w], IGNORED) for w, label in zip(words, given, strict=True)]
         return np.concatenate(rows).astype(np.int64)

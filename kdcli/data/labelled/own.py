@@ -51,19 +51,11 @@ _IDS = ("", "id", "idx", "guid", "index", "unnamed0")
 
 
 def own_task(rows: Iterable[Row], columns: Mapping[str, str | list[str]], log: Log) -> Task:
-    """Find out, in one pass over the training rows, which task they hold.
-
-    `str` of each label is a name in the task's `labels`; the labels of `score` and `span` have no names.
-
-    Args:
-        rows: all training rows; no text of them is kept.
-        columns: role (`text`, `pair`, `label`, `words`, `question`, `context`, `answers`) -> column, of `text` perhaps
-            a list of two; and `kind`, which is no column.
-        log: takes one sentence with the result.
-
-    Raises:
-        UsageError: roles or columns that do not exist or are ambiguous, no rows, or labels that do not fit a task.
-    """
+    """Find out, in one pass over the training rows, which task they hold. `str` of each label is a name in the task's
+    `labels`; the labels of `score` and `span` have no names. `rows`: all training rows; no text of them is kept.
+    `columns`: role (`text`, `pair`, `label`, `words`, `question`, `context`, `answers`) -> column, of `text` perhaps a
+    list of two; and `kind`, which is no column. `log`: takes one sentence with the result. Raises UsageError: roles or
+    columns that do not exist or are ambiguous, no rows, or labels that do not fit a task."""
     kind, given = _given(columns)
     rest = iter(rows)
     head = list(itertools.islice(rest, HEAD))
@@ -114,8 +106,8 @@ def _given(columns: Mapping[str, str | list[str]]) -> tuple[Kind | None, dict[st
     return kind, given
 
 
+# Kind, columns of the texts and of the label; None leaves the choice of class, multi and score to the labels.
 _Reading = tuple[Kind | None, tuple[str, ...], str]
-"""Kind, columns of the texts and of the label; None leaves the choice of class, multi and score to the labels."""
 
 
 class _Columns:
@@ -149,9 +141,8 @@ class _Columns:
 
     def _span(self, must: bool) -> _Reading | None:
         columns = {role: self._role(role, ((role,),), self.free) for role in _ROLES["span"]}
-        for role, column in columns.items():
-            if column is None:
-                return self._unclear(role, self.free) if must else None
+        if missing := [role for role, column in columns.items() if column is None]:
+            return self._unclear(missing[0], self.free) if must else None
         question, context, answers = map(str, columns.values())
         return "span", (question, context), answers
 
@@ -196,11 +187,9 @@ class _Columns:
         return None
 
     def _unclear(self, role: str, choices: Iterable[str], why: str | None = None) -> NoReturn:
-        raise UsageError(
-            f"{self.where}: {why or f'which column holds the {role}?'} there are {', '.join(self.first)}",
-            f"give --set data.columns.{role}={'|'.join(choices) or 'NAME'}"
-            + ("; of a pair also data.columns.pair" if role == "text" else ""),
-        )
+        message = f"{self.where}: {why or f'which column holds the {role}?'} there are {', '.join(self.first)}"
+        of_pair = "; of a pair also data.columns.pair" if role == "text" else ""
+        raise UsageError(message, f"give --set data.columns.{role}={'|'.join(choices) or 'NAME'}{of_pair}")
 
 
 def _key(column: str) -> str:
@@ -267,27 +256,19 @@ class _Labels:
             name: name.strip() if number is None or self._has_word else number
             for name, (number, _) in self._seen.items()
         }
-        different = self._sets_differ if kind == "multi" else len(set(keys.values()) if kind == "score" else keys) > 1
-        if not different:
-            every = "every word" if kind == "tokens" else "every example"
-            raise UsageError(
-                f"{self._first_at}: from here on {every} has the label {', '.join(keys) or '[]'} in '{self.column}': "
-                "nothing to learn",
-                _LABEL_HINT,
-            )
+        if not (self._sets_differ if kind == "multi" else len(set(keys.values()) if kind == "score" else keys) > 1):
+            every = f"every {'word' if kind == 'tokens' else 'example'} has the label {', '.join(keys) or '[]'}"
+            message = f"{self._first_at}: from here on {every} in '{self.column}': nothing to learn"
+            raise UsageError(message, _LABEL_HINT)
         if kind == "score":
             return kind, ()
         mostly_differ = self.rows >= MANY_ROWS and 2 * len(keys) > self.rows
-        if len(keys) > MOST_CLASSES or (kind == "class" and not self.kind and mostly_differ):
-            beyond = len(keys) > MOST_CLASSES
-            raise UsageError(
-                f"{self._first_at}: from here on '{self.column}' holds "
-                f"{f'more than {MOST_CLASSES}' if beyond else len(keys)} different labels in {self.rows} examples, "
-                "too many for classes",
-                _LABEL_HINT
-                + ("" if self._has_word else "; if its numbers are scores, --set data.columns.kind=score")
-                + ("" if beyond else "; if they are classes, --set data.columns.kind=class"),
-            )
+        if (beyond := len(keys) > MOST_CLASSES) or (kind == "class" and not self.kind and mostly_differ):
+            held = f"{f'more than {MOST_CLASSES}' if beyond else len(keys)} different labels in {self.rows} examples"
+            message = f"{self._first_at}: from here on '{self.column}' holds {held}, too many for classes"
+            scores = "" if self._has_word else "; if its numbers are scores, --set data.columns.kind=score"
+            classes = "" if beyond else "; if they are classes, --set data.columns.kind=class"
+            raise UsageError(message, f"{_LABEL_HINT}{scores}{classes}")
         by_key: dict[Any, str] = {}
         for name, key in keys.items():
             first = by_key.setdefault(key, name)

@@ -63,7 +63,7 @@ class Decoded:
 def misplaced(example: Example) -> str | None:
     """A message on the first gold answer that is not in its place; None when all are."""
     context = example.texts[1]
-    for answer in _answers(example):
+    for answer in cast(tuple[Answer, ...], example.label or ()):
         if not answer.text.strip():
             return f"{example.where}: an answer is empty; leave out the answers where there is none"
         if answer.start < 0 or not context.startswith(answer.text, answer.start):
@@ -80,16 +80,10 @@ def windows(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, *, max_length: int, stride: int, token_types: bool
 ) -> Windows:
     """Tokenise the examples of a `span` task; questions lose leading white space and all beyond half of `max_length`.
-
-    Args:
-        max_length: tokens of a window at most, special ones included.
-        stride: tokens of the context that a window shares with the next one.
-        token_types: the model tells question and context apart by token types.
-
-    Raises:
-        UsageError: the tokenizer does not tell where its tokens come from or has no padding token, or beside the
-            longest question a window would hold no more than `stride` tokens of the context.
-    """
+    `max_length`: tokens of a window at most, special ones included. `stride`: tokens of the context that a window
+    shares with the next one. `token_types`: the model tells question and context apart by token types. Raises
+    UsageError: the tokenizer does not tell where its tokens come from or has no padding token, or beside the longest
+    question a window would hold no more than `stride` tokens of the context."""
     if not tokenizer.is_fast:
         message = f"{type(tokenizer).__name__} does not tell which characters a token stands for, which answers need"
         raise UsageError(message, "use a model that comes with a fast tokenizer (tokenizer.json)")
@@ -128,17 +122,11 @@ def decode(
     max_answer_tokens: int = 30,
     impossible: bool = False,
 ) -> list[Decoded]:
-    """Turn logits into answers, one for each example, in their order.
-
-    A span begins at one of the `best` first tokens of a window, ends at one of its `best` last tokens, and lies in the
-    context. The windows' highest sum of a span counts, and their lowest sum for "no answer".
-
-    Args:
-        windows: of all the examples.
-        logits: of each window [L, 2] for first and last token; beyond the window is padding, which is ignored.
-        max_answer_tokens: tokens of an answer at most.
-        impossible: "no answer" may win.
-    """
+    """Turn logits into answers, one for each example, in their order. A span begins at one of the `best` first tokens
+    of a window, ends at one of its `best` last tokens, and lies in the context. The windows' highest sum of a span
+    counts, and their lowest sum for "no answer". `windows`: of all the examples. `logits`: of each window [L, 2] for
+    first and last token; beyond the window is padding, which is ignored. `max_answer_tokens`: tokens of an answer at
+    most. `impossible`: "no answer" may win."""
     score = np.full(len(examples), -np.inf)
     null = np.full(len(examples), np.inf)
     chars = np.zeros((len(examples), 2), dtype=np.int64)
@@ -156,19 +144,10 @@ def decode(
             row, column = np.unravel_index(sums.argmax(), sums.shape)
             score[example] = sums[row, column]
             chars[example] = begin_L[first[row]], end_L[last[column]]
-    no_answer = null - score
-    texts = [
-        "" if impossible and no_answer[i] > 0 else _text(example.texts[1], *chars[i])
-        for i, example in enumerate(examples)
-    ]
     return [
-        Decoded(example.id, text, float(null_minus_span), float(best_sum))
-        for example, text, null_minus_span, best_sum in zip(examples, texts, no_answer, score, strict=True)
+        Decoded(e.id, "" if impossible and margin > 0 else _text(e.texts[1], *place), margin, best_sum)
+        for e, place, margin, best_sum in zip(examples, chars, (null - score).tolist(), score.tolist(), strict=True)
     ]
-
-
-def _answers(example: Example) -> tuple[Answer, ...]:
-    return () if example.label is None else cast(tuple[Answer, ...], example.label)
 
 
 def _text(context: str, begin: int, end: int) -> str:
@@ -182,6 +161,7 @@ def _tokenised(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int, stride: int, token_types: bool
 ) -> Iterator[tuple[Array, Array, Array, int, int, tuple[int, int]]]:
     """For each window its ids, its token types, [L, 2] characters, example, position of [CLS] and label."""
+    cls_id = tokenizer.cls_token_id
     for begin in range(0, len(examples), EXAMPLES_PER_CALL):
         portion = examples[begin : begin + EXAMPLES_PER_CALL]
         encoded = tokenizer(
@@ -203,7 +183,9 @@ def _tokenised(
             types = [np.asarray(encoded["token_type_ids"][row] if token_types else (), dtype=np.int8) for row in rows]
             texts = [encoded.sequence_ids(row) for row in rows]
             chars = [_characters(encoded["offset_mapping"][row], of) for row, of in zip(rows, texts, strict=True)]
-            cls = [_cls(row, of, tokenizer.cls_token_id) for row, of in zip(ids, texts, strict=True)]
+            # 0 where the tokenizer adds no classification token.
+            special = [[i for i, text in enumerate(of) if text is None] for of in texts]
+            cls = [next((i for i in of if row[i] == cls_id), 0) for row, of in zip(ids, special, strict=True)]
             labels = _labels(portion[number], chars, cls)
             yield from zip(ids, types, chars, [begin + number] * len(rows), cls, labels, strict=True)
 
@@ -232,14 +214,9 @@ def _characters(offsets: Sequence[tuple[int, int]], texts: Sequence[int | None])
     return chars_L2
 
 
-def _cls(ids: Array, texts: Sequence[int | None], cls_id: int | None) -> int:
-    """Position of the classification token; 0 when the tokenizer adds none."""
-    return next((i for i, text in enumerate(texts) if text is None and ids[i] == cls_id), 0)
-
-
 def _labels(example: Example, windows: Sequence[Array], cls: Sequence[int]) -> list[tuple[int, int]]:
     """First and last token of the first gold answer in each window of an example."""
-    answers = _answers(example)
+    answers = cast(tuple[Answer, ...], example.label or ())
     if not answers or misplaced(example):
         return [(place, place) for place in cls]
     text, begin = answers[0].text, answers[0].start

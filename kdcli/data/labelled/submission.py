@@ -16,10 +16,8 @@ LOWEST, HIGHEST = 0.0, 5.0  # Scores of STS-B; the server refuses others.
 def check_submission(task: Task) -> None:
     """Raise a UsageError if the server does not have this task."""
     if not task.glue:
-        raise UsageError(
-            f"task {task.name} is not one of GLUE's, so there is no file to submit",
-            "--submission is for cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli",
-        )
+        hint = "--submission is for cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli"
+        raise UsageError(f"task {task.name} is not one of GLUE's, so there is no file to submit", hint)
 
 
 def write_submission(folder: Path, task: Task, name: str, values: Sequence[Any]) -> Path:
@@ -29,12 +27,11 @@ def write_submission(folder: Path, task: Task, name: str, values: Sequence[Any])
     text = io.StringIO()
     writer = csv.writer(text, delimiter="\t", lineterminator="\n")
     writer.writerow(["index", "prediction"])
-    for index, value in enumerate(values):
-        if task.kind == "score":
-            prediction = f"{min(max(float(value), LOWEST), HIGHEST):.3f}"
-        else:
-            prediction = task.labels[value] if task.glue_words else str(value)
-        writer.writerow([index, prediction])
+    if task.kind == "score":
+        values = [f"{min(max(float(value), LOWEST), HIGHEST):.3f}" for value in values]
+    elif task.glue_words:
+        values = [task.labels[value] for value in values]
+    writer.writerows(enumerate(values))
     with disk_errors(folder / file):
         folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / file, text.getvalue())

@@ -1,7 +1,6 @@
 """The examples of a labelled task: those to train on, and the sets to evaluate on."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,58 +41,50 @@ def open_labelled(
     labels: tuple[str, ...] | None = None,
     log: Log,
 ) -> Labelled:
-    """Read a task's examples.
-
-    Args:
-        name: of a task, or `own`, whose `columns` are role -> column.
-        source: what `--data` takes; None for the hub, or the demo.
-        train_source: where the training split is, if elsewhere (cross-lingual tasks).
-        split: to evaluate on: `validation` or `test`; `withheld` if it has no labels.
-        train_rows, judged_rows: only this many, always the same ones, so that runs compare.
-        training: read the training split.
-        labels: class names of an own task from elsewhere, taken where they cover those of its rows.
-
-    Raises:
-        UsageError: unknown task, no such data, or rows that do not fit the task (file and row are named).
-    """
-    with _explain_missing(name, split, training, withheld):
-        task = _task(name, columns or {}, source, train_source, split, training, labels, log)
+    """Read a task's examples. `name`: of a task, or `own`, whose `columns` are role -> column. `source`: what `--data`
+    takes; None for the hub, or the demo. `train_source`: where the training split is, if elsewhere (cross-lingual
+    tasks). `split`: to evaluate on: `validation` or `test`; `withheld` if it has no labels. `train_rows`,
+    `judged_rows`: only this many, always the same ones, so that runs compare. `training`: read the training split.
+    `labels`: class names of an own task from elsewhere, taken where they cover those of its rows. Raises UsageError:
+    unknown task, no such data, or rows that do not fit the task (file and row are named)."""
+    try:
+        if name == OWN:
+            task = _own_task(columns or {}, source, train_source if training else None, split, training, labels, log)
+        else:
+            task = task_of(name)
+            if columns:
+                reads = f"{', '.join(task.texts)}, {task.label}"
+                raise UsageError(f"data.columns is for --task own; task {name} reads {reads}")
         train: list[Example] = []
         train_set = ""
         if training:
-            opened, train_split, train_set = _training(task, source, train_source)
-            train = _sample(_read(task, opened, train_split), train_rows)
+            opened, train_set = _training(task, source, train_source)
+            train = _sample(_read(task, opened, "train"), train_rows)
         places = _evaluated(task, source, split, training, log)
-        if not places and training and split == "validation":
-            train, held = _hold_back(train)
+        if places:
+            # A file without a split in its name counts as `train`.
+            split = "train" if {s for _, s in places.values()} == {"train"} else split
+            sets = {n: _read(task, o, s, withheld=withheld) for n, (o, s) in places.items()}
+        elif training and split == "validation":
+            held = _chosen(len(train), int(HELD_BACK * len(train)))
+            if not held:
+                raise UsageError(f"{len(train)} examples are too few to hold some back", "give a validation split")
             log(f"there is no validation split: {len(held):,} of the training examples are held back to judge by")
-            return _labelled(task, train, {train_set: _sample(held, judged_rows)}, "held back from train")
-        if not places:
+            split, sets = "held back from train", {train_set: [train[i] for i in held]}
+            train = [train[i] for i in sorted({*range(len(train))}.difference(held))]
+        else:
             there = f"; it holds {held_by(Path(source))}" if source and Path(source).is_dir() else ""
             raise NotFound(f"no {split} split in {source}{there}")
-        # A file without a split in its name counts as `train`.
-        split = "train" if {s for _, s in places.values()} == {"train"} else split
-        sets = {n: _sample(_read(task, o, s, withheld=withheld), judged_rows) for n, (o, s) in places.items()}
-        return _labelled(task, train, sets, split)
-
-
-def _labelled(task: Task, train: list[Example], sets: dict[str, list[Example]], split: str) -> Labelled:
-    return Labelled(replace(task, sets=tuple(name for name in sets if name)), train, sets, split)
-
-
-@contextmanager
-def _explain_missing(name: str, split: str, training: bool, withheld: bool) -> Iterator[None]:
-    """Turn `NotFound` into a UsageError that lists the files and columns the task needs."""
-    try:
-        yield
+        sets = {name: _sample(examples, judged_rows) for name, examples in sets.items()}
+        return Labelled(replace(task, sets=tuple(filter(None, sets))), train, sets, split)
     except NotFound as error:
-        raise UsageError(
-            f"task {name}: {error.message}",
-            f"give --data PATH (of distill: eval.source): {_files_needed(name, split, training, withheld)}",
-        ) from None
+        needed = _files_needed(name, split, training, withheld)
+        hint = f"give --data PATH (of distill: eval.source): {needed}"
+        raise UsageError(f"task {name}: {error.message}", hint) from None
 
 
 def _files_needed(name: str, split: str, training: bool, withheld: bool) -> str:
+    """The files and columns that a task needs, in words."""
     formats = f"({', '.join(f'.{f}' for f in FORMATS if f != 'txt')}, each also .gz)"
     needed = ["train.*"] if training else []
     if name == OWN:
@@ -113,8 +104,7 @@ def _files_needed(name: str, split: str, training: bool, withheld: bool) -> str:
     return f"a directory with {', '.join(needed)} {formats} and the columns {', '.join(columns)}"
 
 
-def _task(
-    name: str,
+def _own_task(
     columns: Mapping[str, str | list[str]],
     source: str | None,
     train_source: str | None,
@@ -123,39 +113,32 @@ def _task(
     labels: tuple[str, ...] | None,
     log: Log,
 ) -> Task:
-    """The row of a named task, or that of the user's own rows; see `open_labelled`."""
-    if name != OWN:
-        task = task_of(name)
-        if columns:
-            raise UsageError(f"data.columns is for --task own; task {name} reads {', '.join(task.texts)}, {task.label}")
-        return task
+    """The task of the user's own rows; see `open_labelled`."""
     if source is None:
         raise UsageError("task 'own' needs --data", "give a file or a directory with train.* and validation.*")
-    opened = open_source(train_source if training and train_source is not None else source)
+    opened = open_source(source if train_source is None else train_source)
     read_split = split if not training and opened.has(split) else "train"
     task = own_task((row for _, row in _rows(opened, read_split)), columns, log)
     return replace(task, labels=labels) if labels is not None and set(task.labels) <= set(labels) else task
 
 
-def _training(task: Task, source: str | None, train_source: str | None) -> tuple[Source, str, str]:
-    """Source, split and set of the training examples."""
+def _training(task: Task, source: str | None, train_source: str | None) -> tuple[Source, str]:
+    """Source and set of the training examples."""
     name = task.sets[0] if task.sets else ""
-    if train_source is not None:
-        return open_source(train_source), "train", name
-    if source is None:
-        where = task.hub_train or task.hub
-        return (open_source("demo") if where is None else _hub(where, "")), "train", name
+    where = task.hub_train or task.hub
+    if train_source is None and source is None and where is not None:
+        return _hub(where, ""), name
+    if train_source is not None or source is None:
+        return open_source("demo" if train_source is None else train_source), name
     opened, folders = _folders(task, source)
     if opened is not None and (opened.has("train") or not folders):
-        return opened, "train", name
+        return opened, name
     # Only folders of sets: the first one, English, is what cross-lingual tasks are trained on.
     first = open_source(str(Path(source) / folders[0]))
     if not first.has("train"):
-        raise UsageError(
-            f"task {task.name}: no training split in {source} nor in {folders[0]}/ below it",
-            "--set data.train=SOURCE names data of the same form to train on",
-        )
-    return first, "train", folders[0]
+        hint = "--set data.train=SOURCE names data of the same form to train on"
+        raise UsageError(f"task {task.name}: no training split in {source} nor in {folders[0]}/ below it", hint)
+    return first, folders[0]
 
 
 def _folders(task: Task, source: str) -> tuple[Source | None, list[str]]:
@@ -171,13 +154,13 @@ def _folders(task: Task, source: str) -> tuple[Source | None, list[str]]:
 
 def _evaluated(task: Task, source: str | None, split: str, training: bool, log: Log) -> dict[str, tuple[Source, str]]:
     """Set -> its source and split; missing sets are left out and logged."""
-    if source is None and task.hub is None:
-        return {"": (open_source("demo"), split)}
-    if source is None and task.hub is not None:
-        named = task.split if split == "validation" else task.split.replace("validation", split)
+    if source is None:
+        if task.hub is None:
+            return {"": (open_source("demo"), split)}
+        named = task.split.replace("validation", split)
         return {s: (_hub(task.hub, s), named.replace("{set}", s)) for s in task.sets or ("",)}
-    whole, folders = _folders(task, str(source))
-    opened = {name: open_source(str(Path(str(source)) / name)) for name in folders}
+    whole, folders = _folders(task, source)
+    opened = {name: open_source(str(Path(source) / name)) for name in folders}
     places = {name: (of_set, split) for name, of_set in opened.items() if of_set.has(split)}
     if whole is not None and not places:
         if not training and list(whole.files) == ["train"]:
@@ -187,8 +170,7 @@ def _evaluated(task: Task, source: str | None, split: str, training: bool, log: 
         if not places and whole.has(split):
             # A plain split is the first set: matched, or English.
             places = {task.sets[0] if task.sets else "": (whole, split)}
-    missing = [s for s in task.sets if s not in places]
-    if places and missing:
+    if places and (missing := [s for s in task.sets if s not in places]):
         log(f"{task.name}: judged on {', '.join(places)}; not there: {', '.join(missing)}")
     return places
 
@@ -222,20 +204,11 @@ def _rows(source: Source, split: str) -> Iterator[tuple[int, Row]]:
 
 def _sample(examples: list[Example], rows: int | None) -> list[Example]:
     """A fixed choice of `rows` examples, in their own order: files are often sorted, so the first ones are biased."""
-    if rows is None or rows >= len(examples):
-        return examples
-    return [examples[i] for i in sorted(_chosen(len(examples), rows))]
+    return examples if rows is None else [examples[i] for i in _chosen(len(examples), rows)]
 
 
-def _hold_back(examples: list[Example]) -> tuple[list[Example], list[Example]]:
-    held = _chosen(len(examples), int(HELD_BACK * len(examples)))
-    if not held:
-        raise UsageError(f"{len(examples)} examples are too few to hold some back", "give a validation split")
-    return [e for i, e in enumerate(examples) if i not in held], [examples[i] for i in sorted(held)]
-
-
-def _chosen(total: int, count: int) -> set[int]:
-    return {int(i) for i in np.random.Generator(np.random.PCG64(0)).permutation(total)[:count]}
+def _chosen(total: int, count: int) -> list[int]:
+    return sorted(np.random.Generator(np.random.PCG64(0)).permutation(total)[:count].tolist())
 
 
 def check_training(labelled: Labelled) -> None:
@@ -245,9 +218,6 @@ def check_training(labelled: Labelled) -> None:
         raise UsageError(f"task {task.name} has no training examples")
     if task.kind in ("class", "multi", "tokens"):
         seen = {c for e in labelled.train for c in (e.label if isinstance(e.label, tuple) else (e.label,))}
-        missing = [name for number, name in enumerate(task.labels) if number not in seen]
-        if missing:
-            raise UsageError(
-                f"task {task.name}: no training example has the label {', '.join(missing)}",
-                "train on more rows, or leave the label out of the data",
-            )
+        if missing := [name for number, name in enumerate(task.labels) if number not in seen]:
+            message = f"task {task.name}: no training example has the label {', '.join(missing)}"
+            raise UsageError(message, "train on more rows, or leave the label out of the data")

@@ -6,8 +6,7 @@ import pkgutil
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.types import Task
 
-OWN = "own"
-"""The task of a user's own files; its row is read off them, see `kdcli.data.labelled.own`."""
+OWN = "own"  # the task of a user's own files; its row is read off them, see `kdcli.data.labelled.own`
 
 
 def tasks() -> dict[str, Task]:
@@ -18,10 +17,8 @@ def tasks() -> dict[str, Task]:
 
 def task_of(name: str) -> Task:
     """The row of a named task. Raises UsageError: no such task."""
-    known = tasks()
-    if name not in known:
-        raise UsageError(
-            f"unknown task '{name}'{did_you_mean(name, [*known, OWN])}",
-            f"known: {', '.join(known)}; or '{OWN}' for your own files, given by --data",
-        )
-    return known[name]
+    if name in (known := tasks()):
+        return known[name]
+    near = did_you_mean(name, [*known, OWN])
+    hint = f"known: {', '.join(known)}; or '{OWN}' for your own files, given by --data"
+    raise UsageError(f"unknown task '{name}'{near}", hint)

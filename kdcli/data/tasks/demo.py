@@ -3,12 +3,11 @@
 from kdcli.data.demo import TOPICS
 from kdcli.types import Task
 
-_ACCURACY = ("accuracy",)
 # A noun of each topic that is one token of the embedded tokenizer.
 _NOUNS = ("mairpo", "sada", "kargai", "taris", "baksti", "grinu")
 
 TASKS = (
-    Task("demo-topic", "class", ("text",), _ACCURACY, tuple(f"topic-{i}" for i in range(TOPICS)), words=_NOUNS),
-    Task("demo-order", "class", ("text",), _ACCURACY, ("in-order", "swapped"), words=("is", "are")),
-    Task("demo-coherence", "class", ("text",), _ACCURACY, ("same-topic", "other-topic"), words=("it", "they")),
+    Task("demo-topic", "class", ("text",), ("accuracy",), tuple(f"topic-{i}" for i in range(TOPICS)), words=_NOUNS),
+    Task("demo-order", "class", ("text",), ("accuracy",), ("in-order", "swapped"), words=("is", "are")),
+    Task("demo-coherence", "class", ("text",), ("accuracy",), ("same-topic", "other-topic"), words=("it", "they")),
 )

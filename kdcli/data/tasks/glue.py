@@ -6,9 +6,8 @@ from typing import Any
 
 from kdcli.types import Kind, Task
 
-_ONE, _PAIR = ("sentence",), ("sentence1", "sentence2")
+_ONE, _PAIR, _ACCURACY = ("sentence",), ("sentence1", "sentence2"), ("accuracy",)
 _ENTAILMENT = ("entailment", "not_entailment")
-_ACCURACY = ("accuracy",)
 
 
 def _task(
@@ -26,14 +25,7 @@ def _task(
 
 
 TASKS = (
-    _task(
-        "cola",
-        ("sentence",),
-        ("unacceptable", "acceptable"),
-        ("matthews", "accuracy"),
-        "CoLA",
-        ("incorrect", "correct"),
-    ),
+    _task("cola", _ONE, ("unacceptable", "acceptable"), ("matthews", "accuracy"), "CoLA", ("incorrect", "correct")),
     _task("sst2", _ONE, ("negative", "positive"), _ACCURACY, "SST-2", ("terrible", "great")),
     _task("mrpc", _PAIR, ("not_equivalent", "equivalent"), ("f1", "accuracy"), "MRPC", ("No", "Yes")),
     _task("stsb", _PAIR, (), ("pearson", "spearman"), "STS-B", ("Yes",), kind="score"),

@@ -9,7 +9,7 @@ IMPOSSIBLE_METRICS = (
     *("f1", "exact", "best_f1", "best_f1_threshold", "best_exact", "best_exact_threshold"),
     *("answer_f1", "no_answer_accuracy"),
 )
-_SQUAD = ("rajpurkar/squad", None)
+_SQUAD, _LANGUAGES = ("rajpurkar/squad", None), ("en", "es", "de", "ar", "hi", "vi", "zh")
 
 
 def _task(name: str, metrics: tuple[str, ...] = ("f1", "exact"), max_length: int = 384, **more: Any) -> Task:
@@ -21,11 +21,5 @@ def _task(name: str, metrics: tuple[str, ...] = ("f1", "exact"), max_length: int
 TASKS = (
     _task("squad", hub=_SQUAD),
     _task("squad_v2", IMPOSSIBLE_METRICS, hub=("rajpurkar/squad_v2", None), impossible=True),
-    _task(
-        "mlqa",
-        hub=("facebook/mlqa", "mlqa.{set}.{set}"),
-        sets=("en", "es", "de", "ar", "hi", "vi", "zh"),
-        hub_train=_SQUAD,
-        max_length=512,
-    ),
+    _task("mlqa", max_length=512, hub=("facebook/mlqa", "mlqa.{set}.{set}"), hub_train=_SQUAD, sets=_LANGUAGES),
 )

@@ -81,20 +81,11 @@ def open_corpus(
     held_out_blocks: int,
     log: Log,
 ) -> Corpus:
-    """Tokenise a source, or take it from the cache, and cut it into blocks.
-
-    Args:
-        source: what `--data` takes.
-        max_length: tokens of a block, special ones included.
-        column: of the text; None to find it.
-        isolated: documents in one block do not attend to each other.
-        held_out_blocks: at most so many; from the validation split where there is one, else the last blocks (at most
-            a tenth) of the training text.
-
-    Raises:
-        UsageError: see `kdcli.data.files`; or less text than one block.
-        MachineError: the cache cannot be written.
-    """
+    """Tokenise a source, or take it from the cache, and cut it into blocks. `source`: what `--data` takes.
+    `max_length`: tokens of a block, special ones included. `column`: of the text; None to find it. `isolated`:
+    documents in one block do not attend to each other. `held_out_blocks`: at most so many; from the validation split
+    where there is one, else the last blocks (at most a tenth) of the training text. Raises UsageError: see
+    `kdcli.data.files`; or less text than one block; MachineError: the cache cannot be written."""
     opened = open_source(source)
     cls_id = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
     sep_id = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
@@ -110,25 +101,21 @@ def open_corpus(
         if count == 0:
             message = f"the {split} text of {source} has {tokens} tokens, less than one block of {max_length}"
             raise UsageError(message, "give more text, or lower data.max_length")
-        stream_T = np.memmap(path, dtype=dtype, mode="r")
-        return Blocks(stream_T, 0, count, max_length, int(cls_id), int(sep_id), isolated)
+        return Blocks(np.memmap(path, dtype=dtype, mode="r"), 0, count, max_length, int(cls_id), int(sep_id), isolated)
 
     train = blocks("train")
     if (folder / "validation.bin").is_file():
         validation = blocks("validation")
         return Corpus(train, replace(validation, count=min(held_out_blocks, len(validation))))
-    held = min(held_out_blocks, len(train) // 10)
-    if held == 0:
+    if not (held := min(held_out_blocks, len(train) // 10)):
         message = f"{source} makes only {len(train)} blocks of {max_length} tokens: too few to hold some out"
         raise UsageError(message, "give more text or a validation split, or lower data.max_length")
-    kept = len(train) - held
-    return Corpus(replace(train, count=kept), replace(train, first=kept, count=held))
+    return Corpus(replace(train, count=len(train) - held), replace(train, first=len(train) - held, count=held))
 
 
 def _tokenised(source: Source, tokenizer: PreTrainedTokenizerBase, sep_id: int, column: str | None, log: Log) -> Path:
     """The cache directory of a source under a tokenizer; another process that writes it is waited for."""
-    key = cache_key(FORMAT, source.identity, _tokenizer_hash(tokenizer), column, sep_id)
-    folder = cache_dir() / "corpora" / key
+    folder = cache_dir() / "corpora" / cache_key(FORMAT, source.identity, _tokenizer_hash(tokenizer), column, sep_id)
     if source.hub:
         folder = _at_revision(folder, source.hub[0])
     if _is_whole(folder):
@@ -181,16 +168,11 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _write(
-    path: Path,
-    documents: Iterator[str],
-    tokenizer: PreTrainedTokenizerBase,
-    sep_id: int,
-    dtype: np.dtype[Any],
-    log: Log,
+    to: Path, documents: Iterator[str], tokenizer: PreTrainedTokenizerBase, sep_id: int, dtype: np.dtype[Any], log: Log
 ) -> int:
     """Write the stream of a split; returns the number of its tokens."""
     total, logged = 0, time.monotonic()
-    with path.open("wb") as file:
+    with to.open("wb") as file:
         for texts, ends in _portions(documents):
             encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
             for ids, is_end in zip(encoded["input_ids"], ends, strict=True):

@@ -63,7 +63,13 @@ class Masked:
         mask = batch.get("attention_mask")
         if mask is not None and mask.dim() == 2:
             maskable_BL &= mask.numpy() != 0
-        chosen_BL = _choose(draws_3BL[0], maskable_BL, self._begins(ids_BL, maskable_BL), self.share)
+        begins_BL = np.ones_like(maskable_BL)
+        if self.whole_words:
+            # A token after a special one always begins a word.
+            begins_BL = self.vocabulary.begins_V[ids_BL] | ~maskable_BL
+            begins_BL[:, 0] = True
+            begins_BL[:, 1:] |= ~maskable_BL[:, :-1]
+        chosen_BL = _choose(draws_3BL[0], maskable_BL, begins_BL, self.share)
         plain_ids = self.vocabulary.plain_ids
         random_BL = plain_ids[(draws_3BL[2] * len(plain_ids)).astype(np.int64)]
         masked_BL = np.where(draws_3BL[1] < AS_MASK + AS_RANDOM, random_BL, ids_BL)
@@ -82,15 +88,6 @@ class Masked:
             stream = np.random.Philox(key=[self.seed, 0], counter=[0, 0, row, number])
             draws[:, place] = np.random.Generator(stream).random((3, length))
         return draws
-
-    def _begins(self, ids_BL: Array, maskable_BL: Array) -> Array:
-        """True where a word begins; a token after a special one always begins a word."""
-        if not self.whole_words:
-            return np.ones_like(maskable_BL)
-        begins_BL = self.vocabulary.begins_V[ids_BL] | ~maskable_BL
-        begins_BL[:, 0] = True
-        begins_BL[:, 1:] |= ~maskable_BL[:, :-1]
-        return begins_BL
 
 
 @dataclass(frozen=True)
@@ -114,10 +111,8 @@ def check_share(share: float) -> None:
 def tokens_of(tokenizer: PreTrainedTokenizerBase, source: str) -> MaskVocabulary:
     """What masking needs of a tokenizer; `source` names it in the message. Raises UsageError: it has no mask token."""
     if tokenizer.mask_token_id is None:
-        raise UsageError(
-            f"the tokenizer of {source} has no mask token, so its text cannot be masked",
-            "methods that need no masked language model: minilm, minilmv2, tinybert",
-        )
+        message = f"the tokenizer of {source} has no mask token, so its text cannot be masked"
+        raise UsageError(message, "methods that need no masked language model: minilm, minilmv2, tinybert")
     words = tokenizer.get_vocab()
     size = max(words.values()) + 1
     special_V = np.zeros(size, dtype=bool)
@@ -125,7 +120,7 @@ def tokens_of(tokenizer: PreTrainedTokenizerBase, source: str) -> MaskVocabulary
     known = np.array(sorted(words.values()))
     # All three marks are words of their own in some vocabulary: the commonest prefix is its mark.
     counts = {mark: sum(word.startswith(mark) for word in words) for mark in MARKS}
-    mark = max(counts, key=lambda m: counts[m])
+    mark = max(counts, key=counts.__getitem__)
     begins_V = np.ones(size, dtype=bool)
     if counts[mark]:
         for word, number in words.items():

@@ -14,8 +14,7 @@ from kdcli.data.files import Log, open_source
 from kdcli.disk import cache_dir, cache_key, disk_errors, write_atomic
 from kdcli.errors import UsageError
 
-UNKNOWN = "[UNK]"
-SPECIAL = ("[PAD]", UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
+PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 LEAST_OFTEN = 2  # Times a pair of pieces must occur to become one.
 LEAST_PIECES = 8  # Besides the special ones: with fewer there is next to nothing to predict.
@@ -27,16 +26,10 @@ FORMAT = 1  # Raised when the same text would give another tokenizer.
 def own_tokenizer(
     source: str, column: str | None, vocab_size: int, max_length: int, *, log: Log
 ) -> PreTrainedTokenizerBase:
-    """Train a tokenizer on the training text of a source, or take it from the cache.
-
-    Args:
-        vocab_size: words of its vocabulary, special ones included; a short text gives fewer, which is logged.
-        max_length: tokens that the models which read it take at most.
-
-    Raises:
-        UsageError: see `kdcli.data.files`; a size that leaves no room for pieces, or text without words.
-        MachineError: the cache cannot be written.
-    """
+    """Train a tokenizer on the training text of a source, or take it from the cache. `vocab_size`: words of its
+    vocabulary, special ones included; a short text gives fewer, which is logged. `max_length`: tokens that the models
+    which read it take at most. Raises UsageError: see `kdcli.data.files`; a size that leaves no room for pieces, or
+    text without words; MachineError: the cache cannot be written."""
     least = len(SPECIAL) + LEAST_PIECES
     if vocab_size < least:
         raise UsageError(f"a vocabulary of {vocab_size} is too small", f"at least {least}; BERT's has 30,522")
@@ -56,12 +49,10 @@ def own_tokenizer(
     if size != vocab_size:
         # All letters of a text are taken, even where there are more than `vocab_size`.
         log(f"the train text of {opened.name} makes a vocabulary of {size:,} words, not {vocab_size:,}")
-    pad, unknown, cls, sep, mask = SPECIAL
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    special = {"pad_token": PAD, "unk_token": UNKNOWN, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
     return PreTrainedTokenizerFast(
-        tokenizer_object=trained,
-        model_max_length=max_length,
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-        **{"pad_token": pad, "unk_token": unknown, "cls_token": cls, "sep_token": sep, "mask_token": mask},
+        tokenizer_object=trained, model_max_length=max_length, model_input_names=inputs, **special
     )
 
 
@@ -73,12 +64,11 @@ def _trained(documents: Callable[[], Iterator[str]], vocab_size: int) -> Tokeniz
         count.update(tokenizer.normalizer.normalize_str(document))
     frequent = sorted((letter for letter in count if not letter.isspace()), key=lambda one: (-count[one], one))
     letters = sorted(frequent[: max(1, min(LETTERS, vocab_size // LETTER_SHARE))])
-    inner = [f"##{letter}" for letter in letters]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=LEAST_OFTEN,
         # By default letters within words are numbered in no fixed order, and ties are broken by number.
-        special_tokens=[*SPECIAL, *inner],
+        special_tokens=[*SPECIAL, *(f"##{letter}" for letter in letters)],
         initial_alphabet=letters,
         limit_alphabet=len(letters),
         continuing_subword_prefix="##",
@@ -100,6 +90,6 @@ def _with_words(vocabulary: dict[str, int]) -> Tokenizer:
         tokenizer.post_processor = processors.TemplateProcessing(
             single="[CLS] $A [SEP]",
             pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-            special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
+            special_tokens=[(token, vocabulary[token]) for token in (CLS, SEP)],
         )
     return tokenizer
