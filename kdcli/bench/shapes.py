@@ -80,7 +80,4 @@ def paper_params(text: str, vocab_size: int = VOCABULARY) -> dict[str, int]:
     numbers of that table are reproduced as printed. Errors as in `shape`."""
     sizes = shape(text)
     layer = 4 * sizes.hidden**2 + 2 * sizes.hidden * sizes.ffn + 9 * sizes.hidden + sizes.ffn
-    return {
-        "paper_params_embedding": vocab_size * sizes.hidden,
-        "paper_params_transformer": sizes.layers * layer,
-    }
+    return {"paper_params_embedding": vocab_size * sizes.hidden, "paper_params_transformer": sizes.layers * layer}
