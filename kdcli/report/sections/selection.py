@@ -14,11 +14,8 @@ def by_setting(selection: Selection) -> list[tuple[Settings, list[RunRow]]]:
     """The runs of each setting, in the order of the report."""
     groups: list[tuple[Settings, list[RunRow]]] = []
     for run in selection.runs:
-        known = next((runs for settings, runs in groups if settings == run.settings), None)
-        if known is None:
-            groups.append((run.settings, [run]))
-        else:
-            known.append(run)
+        if run.settings not in (settings for settings, _ in groups):
+            groups.append((run.settings, [alike for alike in selection.runs if alike.settings == run.settings]))
     return groups
 
 
