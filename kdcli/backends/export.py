@@ -48,12 +48,10 @@ class ModelFile:
 
 def export_onnx(model: PreTrainedModel, folder: Path, *, int8: bool = False) -> ModelFile:
     """Write `model.onnx`: an encoder in eval mode, or one with a head for sequences, tokens or questions. `folder` is
-    made if missing; after an error it may hold unusable files.
-
-    With `int8` weights have 8 bits and a scale for each output, activations are quantised at run time. Weights use 7 of
-    the 8 bits, because sums of all 8 overflow on processors without VNNI. Raises UsageError: torch cannot export this
-    architecture; MachineError: a library is missing, or the file differs from torch; OSError: the folder cannot be
-    written."""
+    made if missing; after an error it may hold unusable files. With `int8` weights have 8 bits and a scale for each
+    output, activations are quantised at run time. Weights use 7 of the 8 bits, because sums of all 8 overflow on
+    processors without VNNI. Raises UsageError: torch cannot export this architecture; MachineError: a library is
+    missing, or the file differs from torch; OSError: the folder cannot be written."""
     library("onnxruntime", "onnx")
     file, plain = folder / "model.onnx", folder / ("float.onnx" if int8 else "model.onnx")
     inputs, outputs = _write_onnx(model, plain, "onnx")
@@ -173,11 +171,10 @@ def _quantise_openvino(graph: Any) -> None:
         if (place := {"MatMul": 1, "Gather": 0}.get(kind)) is None:
             continue
         source = node.input_value(place).get_node()
-        if (
-            source.get_type_name() != "Constant"
-            or (weight := source.get_data()).ndim != 2
-            or weight.dtype != np.float32
-        ):
+        if source.get_type_name() != "Constant":
+            continue
+        weight = source.get_data()
+        if weight.ndim != 2 or weight.dtype != np.float32:
             continue
         summed = 0 if kind == "MatMul" and not node.get_attributes()["transpose_b"] else 1
         scale = np.abs(weight).max(axis=summed, keepdims=True) / 127

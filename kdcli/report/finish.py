@@ -1,7 +1,5 @@
 """What every training verb does at its end: describe the models, measure them, write the report, tidy up."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -30,7 +28,7 @@ class RunResult:
     folder: Path
 
     @classmethod
-    def read(cls, folder: Path) -> RunResult:
+    def read(cls, folder: Path) -> "RunResult":
         """Read back a run that is done."""
         return cls(Report.model_validate_json((folder / REPORT).read_text("utf-8")), folder)
 

@@ -1,7 +1,5 @@
 """The views of a report: terminal, Markdown, one HTML file, and the card of a model. All show the same sections."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable
@@ -56,7 +54,7 @@ def shown(everything: Iterable[Section], view: View) -> list[Section]:
     return kept
 
 
-def terminal(report: Report) -> Iterable[FittedTable | str]:
+def terminal(report: Report) -> Iterable["FittedTable | str"]:
     """The report for a terminal."""
     # A title of the table itself would be folded to the table's width.
     yield f"[bold]kdcli {escape(report.command)}: {escape(title(report))}[/bold]"
@@ -65,7 +63,7 @@ def terminal(report: Report) -> Iterable[FittedTable | str]:
         yield from _printed(section)
 
 
-def _printed(section: Section) -> Iterable[FittedTable | str]:
+def _printed(section: Section) -> Iterable["FittedTable | str"]:
     if section.title:
         yield f"[bold]{escape(section.title)}[/bold]"
     if section.table:

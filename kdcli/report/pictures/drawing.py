@@ -63,11 +63,9 @@ def svg(drawing: Figure) -> str:
     text = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "kdcli", "font.family": "sans-serif"}):
         drawing.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    made = text.getvalue()
+    made = re.sub(r"^.*?(?=<svg)|<metadata>.*?</metadata>", "", text.getvalue(), flags=re.S)
     # Without a size of its own the picture takes the width of its place on the page.
-    made = re.sub(r' (width|height)="[\d.]+pt"', "", made[made.index("<svg") :], count=2)
-    made = re.sub(r"<metadata>.*?</metadata>", "", made, flags=re.S)
-    return made.replace(INK, "currentColor")
+    return re.sub(r' (width|height)="[\d.]+pt"', "", made, count=2).replace(INK, "currentColor")
 
 
 def line_chart(

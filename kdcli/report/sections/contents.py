@@ -44,16 +44,10 @@ def _pictures(shown: Report | Pruning) -> list[Picture]:
 
 def _pruned(report: Report) -> list[Section]:
     """What is kept: by type of every model, by layer and in pictures of each, over training."""
-    parts = [
-        Section(
-            f"{p.model}: weights kept by layer and type, in percent",
-            by_layer(p),
-            draw=partial(_pictures, p),
-            least=View.MARKDOWN,
-            open=len(report.pruning) <= FEW_PRUNED,
-        )
-        for p in report.pruning
-    ]
+    parts, few = [], len(report.pruning) <= FEW_PRUNED
+    for p in report.pruning:
+        title = f"{p.model}: weights kept by layer and type, in percent"
+        parts.append(Section(title, by_layer(p), draw=partial(_pictures, p), least=View.MARKDOWN, open=few))
     parts += _curve("Weights kept while training, in percent", density_points(report))
     return [Section("Weights kept, in percent", by_type(report), parts=parts)] if report.pruning else []
 

@@ -63,14 +63,10 @@ def comparisons(report: Report) -> list[Section]:
     rows = []
     for c in report.comparisons:
         word = "higher" if c.low > 0 else "lower" if c.high < 0 else ""
-        interval = f"{signed(c.low)} to {signed(c.high)}"
-        rows.append(
-            [f"{set_name(c.task, c.set)} {c.metric}", c.model, c.baseline, signed(c.difference), interval, word]
-        )
-    note = (
-        "Difference: model minus baseline on the same examples. Interval: the middle 95 % of bootstrap resamples of "
-        "these examples; “higher” or “lower” where it excludes 0. It does not cover other seeds."
-    )
+        metric, interval = f"{set_name(c.task, c.set)} {c.metric}", f"{signed(c.low)} to {signed(c.high)}"
+        rows.append([metric, c.model, c.baseline, signed(c.difference), interval, word])
+    note = "Difference: model minus baseline on the same examples. Interval: the middle 95 % of bootstrap resamples of "
+    note += "these examples; “higher” or “lower” where it excludes 0. It does not cover other seeds."
     header = ["metric", "model", "baseline", "difference", "95% interval", ""]
     return [Section("Differences", Table(header, rows, note, style="differences"))] if rows else []
 

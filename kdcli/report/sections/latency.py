@@ -12,14 +12,11 @@ BENCHMARK = "benchmark"  # The command whose reports are about latency
 # Backend and number format that the name of a speed-up leaves out.
 PLAIN = {("torch", "fp32"), ("torch", "float32"), ("portable", "fp32")}
 PADDING = {"full": "no padding", "random": "random lengths, padded", "data": "the lengths of real text, padded"}
-
 NOISE = (
     "Noisy or unstable: the middle half of the runs spreads over more than a tenth, or a quarter, of the median, so "
     "the machine had other work too. Then rely on the paired ratios, not on the milliseconds."
 )
-
 FEW_CELLS = 4  # Cells up to which the table of each is unfolded
-
 Cell = tuple[int, int]  # Batch size and tokens
 
 
@@ -108,11 +105,9 @@ def _remarks(report: Report) -> list[str]:
     devices = " and ".join(dict.fromkeys(row.device for row in report.latency))
     paddings = " and ".join(dict.fromkeys(PADDING.get(row.padding, row.padding) for row in report.latency))
     ran_on = f", {_ran_on(report)[0]}" if len(_ran_on(report)) == 1 else ""
-    how = (
-        f"On {devices}{ran_on}, {paddings}; models of a backend were taken in turns in one process. A speed-up over "
-        f"{next(iter(report.models))} is the median of paired ratios, its quartiles in brackets. tokens/s counts real "
-        "tokens, without padding."
-    )
+    how = f"On {devices}{ran_on}, {paddings}; models of a backend were taken in turns in one process. A speed-up over "
+    how += f"{next(iter(report.models))} is the median of paired ratios, its quartiles in brackets. "
+    how += "tokens/s counts real tokens, without padding."
     return [how, NOISE] if any(row.status != "ok" for row in report.latency) else [how]
 
 
