@@ -24,53 +24,34 @@ from kdcli.errors import MachineError, UsageError
 from kdcli.models.shape import positions_of
 from kdcli.types import Batch
 
-TRACED = (2, 24)
-"""Batch size and tokens of the recorded graph; both axes stay dynamic."""
-COMPARED = ((3, 17), (2, 150), (1, 9))
-"""Batch sizes and tokens for the comparison with torch; rows are padded to different lengths."""
-EXACT = 1e-4
-"""Largest absolute difference of a float32 file, times the largest output where that exceeds 1."""
+TRACED = (2, 24)  # Batch size and tokens of the recorded graph; both axes stay dynamic
+COMPARED = ((3, 17), (2, 150), (1, 9))  # Those of the comparison with torch; rows are padded to different lengths
+EXACT = 1e-4  # Largest absolute difference of a float32 file, times the largest output where that exceeds 1
+# The exported outputs of a model, as far as it has them, in this order.
 OUTPUTS = ("last_hidden_state", "start_logits", "end_logits", "logits")
-"""The exported outputs of a model, as far as it has them, in this order."""
+# Largest relative error of a file. all-MiniLM-L6-v2 has 1e-6 and 0.18; other weights give more than 1.
 LIMITS = {"fp32": 1e-3, "int8": 0.4}
-"""Largest relative error of a file. all-MiniLM-L6-v2 has 1e-6 and 0.18; other weights give more than 1."""
-
+# Numbers of an activation that share a scale under OpenVINO: the fastest of 32, 64, 128 and 384 with VNNI.
 ACTIVATION_GROUP = 128
-"""Numbers of an activation that share a scale under OpenVINO: the fastest of 32, 64, 128 and 384 with VNNI."""
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A written model file.
+    """A written model file, and how far it is from torch over the real tokens of `COMPARED`."""
 
-    Attributes:
-        path: the file to load; weights of OpenVINO, or above 2 GB, are in a second file beside it.
-        inputs, outputs: names in order; inputs are int64 [B, L].
-        max_abs: largest absolute difference from torch over the real tokens of `COMPARED`.
-        relative: norm of all differences over the norm of torch's outputs.
-    """
-
-    path: Path
-    inputs: tuple[str, ...]
+    path: Path  # The file to load; weights of OpenVINO, or above 2 GB, are in a second file beside it
+    inputs: tuple[str, ...]  # Names in order; int64 [B, L]
     outputs: tuple[str, ...]
-    max_abs: float
-    relative: float
+    max_abs: float  # Largest absolute difference
+    relative: float  # Norm of all differences over the norm of torch's outputs
 
 
 def export_onnx(model: PreTrainedModel, folder: Path, *, int8: bool = False) -> ModelFile:
-    """Write `model.onnx`: an encoder, or one with a head for sequences, tokens or questions.
-
-    Args:
-        model: in eval mode.
-        folder: made if missing; after an error it may hold unusable files.
-        int8: weights in 8 bits with a scale for each output, activations quantised at run time. Weights use 7 of the
-            8 bits, because sums of all 8 overflow on processors without VNNI.
-
-    Raises:
-        UsageError: torch cannot export this architecture.
-        MachineError: a library is missing, or the file differs from torch.
-        OSError: the folder cannot be written.
-    """
+    """Write `model.onnx`: an encoder in eval mode, or one with a head for sequences, tokens or questions. `folder` is
+    made if missing; after an error it may hold unusable files. With `int8` weights have 8 bits and a scale for each
+    output, activations are quantised at run time. Weights use 7 of the 8 bits, because sums of all 8 overflow on
+    processors without VNNI. Raises UsageError: torch cannot export this architecture; MachineError: a library is
+    missing, or the file differs from torch; OSError: the folder cannot be written."""
     library("onnxruntime", "onnx")
     file, plain = folder / "model.onnx", folder / ("float.onnx" if int8 else "model.onnx")
     inputs, outputs = _write_onnx(model, plain, "onnx")
@@ -136,14 +117,9 @@ def _write_onnx(model: PreTrainedModel, file: Path, extra: str) -> tuple[tuple[s
         result = model(**batch)
         outputs = tuple(name for name in OUTPUTS if name in result)
         try:
+            named, args, shapes = _Named(model, inputs, outputs).eval(), tuple(batch.values()), (free,) * len(inputs)
             program = torch.onnx.export(
-                _Named(model, inputs, outputs).eval(),
-                tuple(batch.values()),
-                dynamo=True,
-                verbose=False,
-                dynamic_shapes=(free,) * len(inputs),
-                input_names=inputs,
-                output_names=outputs,
+                named, args, dynamo=True, verbose=False, dynamic_shapes=shapes, input_names=inputs, output_names=outputs
             )
         except torch.onnx.OnnxExporterError as error:
             raise UsageError(
@@ -181,14 +157,8 @@ def _quantise(plain: Path, file: Path) -> None:
     onnx.save(graph, plain)
     large = any(plain.parent.glob("*.data"))
     with _quiet():
-        quantization.quantize_dynamic(
-            plain,
-            file,
-            weight_type=quantization.QuantType.QInt8,
-            per_channel=True,
-            reduce_range=True,
-            use_external_data_format=large,
-        )
+        how = {"weight_type": quantization.QuantType.QInt8, "per_channel": True, "reduce_range": True}
+        quantization.quantize_dynamic(plain, file, use_external_data_format=large, **how)
     _remove(plain)
 
 
@@ -198,9 +168,10 @@ def _quantise_openvino(graph: Any) -> None:
     for node in graph.get_ops():
         kind = node.get_type_name()
         # A linear multiplies by a constant [K, N] or [N, K]; an embedding gathers rows of one.
-        place = {"MatMul": 1, "Gather": 0}.get(kind)
-        source = node.input_value(place).get_node() if place is not None else None
-        if source is None or source.get_type_name() != "Constant":
+        if (place := {"MatMul": 1, "Gather": 0}.get(kind)) is None:
+            continue
+        source = node.input_value(place).get_node()
+        if source.get_type_name() != "Constant":
             continue
         weight = source.get_data()
         if weight.ndim != 2 or weight.dtype != np.float32:
@@ -239,12 +210,12 @@ def _outputs_of(model: PreTrainedModel, call: Caller, outputs: Sequence[str], ba
     with torch.no_grad():
         by_torch = [model(**batch)[name].float().cpu().numpy() for name in outputs]
     mask_BL = batch["attention_mask"].cpu().numpy().astype(bool)
-    sides: tuple[list[Array], list[Array]] = ([], [])
-    for name, *pair in zip(outputs, by_torch, by_file, strict=True):
-        by_token = name != "logits" or pair[0].ndim == 3
-        for side, x in zip(sides, pair, strict=True):
-            side.append((x[mask_BL] if by_token else x).ravel())
-    return np.concatenate(sides[0]), np.concatenate(sides[1])
+    by_token = [name != "logits" or x.ndim == 3 for name, x in zip(outputs, by_torch, strict=True)]
+    torch_side, file_side = (
+        np.concatenate([(x[mask_BL] if tokens else x).ravel() for x, tokens in zip(side, by_token, strict=True)])
+        for side in (by_torch, by_file)
+    )
+    return torch_side, file_side
 
 
 def _batch(model: PreTrainedModel, inputs: Sequence[str], rows: int, length: int) -> Batch:
@@ -267,8 +238,7 @@ def _quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logging.disable(before)

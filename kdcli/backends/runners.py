@@ -22,34 +22,26 @@ from kdcli.sparse.csr import sparsify
 from kdcli.training.device import DTYPES, choose_dtype
 from kdcli.types import Batch
 
-BACKENDS: Mapping[str, tuple[str, ...]] = {
+BACKENDS: Mapping[str, tuple[str, ...]] = {  # Backend -> its precisions
     "torch": ("fp32", "bf16", "fp16"),
     "compile": ("fp32", "bf16", "fp16"),
     "onnx": ("fp32", "int8"),
     "openvino": ("fp32", "bf16", "int8"),
-    "sparse": ("fp32",),
+    "sparse": ("fp32",),  # torch with sparse products for the linears of a pruned model
 }
-"""Backend -> its precisions. `sparse` is torch with sparse products for the linears of a pruned model."""
-
+# Precision -> largest relative error of a correct backend; all-MiniLM-L6-v2 has 1e-6, 0.002, 0.011 and 0.17.
 LIMITS: Mapping[str, float] = {"fp32": FILE_LIMITS["fp32"], "fp16": 0.03, "bf16": 0.1, "int8": FILE_LIMITS["int8"]}
-"""Precision -> largest relative error of a correct backend; all-MiniLM-L6-v2 has 1e-6, 0.002, 0.011 and 0.17."""
+# Compilations that a process may do for one model class. Beyond torch's default, 8, it silently stops compiling.
 COMPILED_SHAPES = 1000
-"""Compilations that a process may do for one model class. Beyond torch's default, 8, it silently stops compiling."""
 
 
 @dataclass(frozen=True)
 class Runner:
-    """One way to run an encoder.
+    """One way to run an encoder. `output` turns a result of `call`, before the next call, into those of
+    `kdcli.backends.export.OUTPUTS` that the model has, float32, in that order."""
 
-    Attributes:
-        prepare: batch -> inputs on the backend's device; not timed.
-        call: one forward pass; it is over when the call returns.
-        output: result of `call` -> those of `kdcli.backends.export.OUTPUTS` that the model has, float32, in that order;
-            read it before the next call.
-    """
-
-    prepare: Callable[[Batch], Any]
-    call: Callable[[Any], Any]
+    prepare: Callable[[Batch], Any]  # Batch -> inputs on the backend's device; not timed
+    call: Callable[[Any], Any]  # One forward pass; it is over when the call returns
     output: Callable[[Any], list[Array]]
 
 
@@ -66,7 +58,7 @@ def check_backend(name: str, precision: str) -> None:
     if name in ("onnx", "openvino"):
         for needed in ("onnx", "onnxscript", "onnxruntime" if name == "onnx" else "openvino"):
             library(needed, name)
-    if precision == "bf16" and name == "openvino":
+    if (name, precision) == ("openvino", "bf16"):
         types = library("openvino", name).Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         if "BF16" not in types:
             raise MachineError("OpenVINO finds no bf16 in this processor", "use fp32")
@@ -75,18 +67,11 @@ def check_backend(name: str, precision: str) -> None:
 def runner(
     model: PreTrainedModel, backend: str, precision: str, *, device: torch.device, threads: int, folder: Path
 ) -> Runner:
-    """Make a model, with or without a head, ready to run.
-
-    Args:
-        model: in float32 and eval mode, on `device`; unchanged.
-        backend, precision: a pair that passes `check_backend`.
-        threads: of ONNX Runtime and OpenVINO; the caller sets those of torch.
-        folder: for exported files; must exist as long as the runner is used.
-
-    Raises:
-        UsageError: the backend does not run on `device`, or cannot export the architecture.
-        MachineError: the GPU has no bf16, or an exported file differs from torch.
-    """
+    """Make a model, with or without a head, ready to run: in float32 and eval mode, on `device`; it stays unchanged.
+    `backend` and `precision` pass `check_backend`; `threads` are those of ONNX Runtime and OpenVINO, the caller sets
+    those of torch; `folder`, for exported files, must exist as long as the runner is used. Raises UsageError: the
+    backend does not run on `device`, or cannot export the architecture; MachineError: the GPU has no bf16, or an
+    exported file differs from torch."""
     if backend in ("torch", "compile"):
         return _torch_runner(model, precision, device, compiled=backend == "compile")
     if device.type != "cpu":
@@ -104,12 +89,9 @@ def runner(
 
 
 def agreement(reference: Array, other: Array, mask: Array) -> dict[str, float]:
-    """Compare two last hidden states [B, L, D] over the real tokens of a mask [B, L].
-
-    Returns:
-        `max_abs`: largest absolute difference; `relative`: Frobenius norm of the difference over that of the reference,
-        to compare with `LIMITS`; `cosine`: mean over tokens. NaN counts as wrong: test `not relative <= limit`.
-    """
+    """Compare two last hidden states [B, L, D] over the real tokens of a mask [B, L]: `max_abs` is the largest absolute
+    difference; `relative`, to compare with `LIMITS`, the Frobenius norm of the difference over that of the reference;
+    `cosine` the mean over tokens. NaN counts as wrong: test `not relative <= limit`."""
     real = mask.astype(bool)
     reference_TD, other_TD = reference[real].astype(np.float64), other[real].astype(np.float64)
     max_abs, relative = difference(reference_TD, other_TD)

@@ -27,10 +27,10 @@ def gather(sources: Sequence[Path]) -> Gathered:
     missing, damaged, or neither a report nor a portable result."""
     gathered = Gathered()
     for source in sources:
-        file = source / "report.json" if source.is_dir() else source
+        file, run = (source / "report.json", source.name) if source.is_dir() else (source, source.stem)
         raw = _read(file)
         if "models" in raw and "command" in raw:
-            _add_report(gathered, source.name if source.is_dir() else source.stem, raw, file)
+            _add_report(gathered, run, raw, file)
         else:
             _add_portable(gathered, file)
     return gathered

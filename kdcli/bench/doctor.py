@@ -20,11 +20,9 @@ class Diagnosis:
     facts: dict[str, Any]
 
     def to_json(self) -> str:
-        """All facts."""
         return json.dumps(self.facts, indent=2)
 
     def renderables(self) -> Iterable[Any]:
-        """One table of facts."""
         table = Table("", "found", show_header=False, box=None)
         for key, value in (self.facts["environment"] | self.facts["versions"]).items():
             table.add_row(key, ", ".join(value) or "none" if isinstance(value, list) else f"{value}")
@@ -37,7 +35,7 @@ def examine() -> Diagnosis:
     """Run a kernel on the processor and on every CUDA device; without CUDA, say why there is none."""
     devices = {"cpu": _verdict("cpu")}
     if torch.cuda.is_available():
-        devices |= {name: _verdict(name) for name in (f"cuda:{i}" for i in range(torch.cuda.device_count()))}
+        devices |= {f"cuda:{i}": _verdict(f"cuda:{i}") for i in range(torch.cuda.device_count())}
     else:
         devices["cuda"] = _failure(no_cuda())
     facts = {"environment": environment(), "versions": versions(), "devices": devices}

@@ -5,58 +5,43 @@ drift hits all alike. A speed-up is the median of the ratios within each round, 
 """
 
 import contextlib
-import dataclasses
 import json
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from kdcli.bench.environment import latency_threads
 from kdcli.errors import MachineError
 
-CELLS = ((1, 128), (8, 128))
-"""(batch size, tokens) every report measures."""
+CELLS = ((1, 128), (8, 128))  # (batch size, tokens) that every report measures
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model on a backend.
-
-    Attributes:
-        name: the model's name in the report.
-        source: directory, hub id, or a shape such as `6x384`, which gets random weights.
-        backend, precision: see `kdcli.backends.runners`.
-    """
+    """A model, as named in the report, on a backend of `kdcli.backends.runners`."""
 
     name: str
-    source: str
+    source: str  # Directory, hub id, or a shape such as `6x384`, which gets random weights
     backend: str = "torch"
     precision: str = "fp32"
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How to measure.
-
-    Attributes:
-        min_runs, min_seconds: a cell ends when each subject has so many runs and all together took so long.
-        cells: (batch size, tokens).
-        padding: `full` has none; `random` draws lengths from a quarter of a cell's tokens up; `data` draws `lengths`.
-        lengths: tokens of real examples, cut to the cell's tokens.
-        texts: real text on which backends are compared with torch in float32; without it, random ids.
-    """
+    """How to measure; a cell ends when each subject has `min_runs` and all together took `min_seconds`. `padding` is
+    `full` (none), `random` (lengths from a quarter of a cell's tokens up) or `data` (drawn from `lengths`)."""
 
     device: str
     min_runs: int
     min_seconds: float
     cells: Sequence[tuple[int, int]] = CELLS
     padding: str = "full"
-    lengths: Sequence[int] = ()
-    texts: Sequence[str] = ()
+    lengths: Sequence[int] = ()  # Tokens of real examples, cut to the cell's tokens
+    texts: Sequence[str] = ()  # Real text on which backends are compared with torch in float32; else random ids
     trust_remote_code: bool = False
 
 
@@ -82,18 +67,12 @@ def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
     """Measure base encoders; the first subject is the baseline of every speed-up. A subject that does not fit or has
     wrong output is a failure in the result; Ctrl-C keeps the finished cells. Raises MachineError: the worker died, with
     its last line or its signal."""
-    request = {"subjects": [dataclasses.asdict(s) for s in subjects], "threads": latency_threads()}
-    request |= dataclasses.asdict(protocol)
+    request = {"subjects": list(map(asdict, subjects)), "threads": latency_threads()} | asdict(protocol)
     latency = Latency()
     with tempfile.TemporaryFile("w+") as errors:
         # -P: a file types.py in the current directory must not shadow a module.
-        worker = subprocess.Popen(
-            [sys.executable, "-P", "-m", "kdcli.bench.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
+        command, pipe = [sys.executable, "-P", "-m", "kdcli.bench.worker"], subprocess.PIPE
+        worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True)
         assert worker.stdin is not None
         assert worker.stdout is not None
         try:

@@ -8,29 +8,19 @@ from transformers import BertConfig
 from kdcli.models.shape import GRAMMAR, parse_shape
 from kdcli.types import ModelShape
 
-VOCABULARY = 30_522
-"""Vocabulary of uncased BERT, which every shape in the papers has."""
-
+VOCABULARY = 30_522  # That of uncased BERT, which every shape in the papers has
 MOST_HEADS = 12
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A latency protocol.
+    """A latency protocol."""
 
-    Attributes:
-        shapes: the measured shapes, baseline first; empty if the user names the models.
-        cells: (batch size, tokens).
-        published: shape -> published speed-up over the first shape.
-        device: the card of the publication, a name in devices.toml.
-        source: the publication.
-    """
-
-    shapes: tuple[str, ...]
-    cells: tuple[tuple[int, int], ...]
-    published: Mapping[str, float] = field(default_factory=dict)
-    device: str | None = None
-    source: str | None = None
+    shapes: tuple[str, ...]  # Baseline first; empty if the user names the models
+    cells: tuple[tuple[int, int], ...]  # (batch size, tokens)
+    published: Mapping[str, float] = field(default_factory=dict)  # Shape -> published speed-up over the first shape
+    device: str | None = None  # The card of the publication, a name in devices.toml
+    source: str | None = None  # The publication
 
 
 PRESETS: Mapping[str, Preset] = {
@@ -66,13 +56,8 @@ def shape(text: str) -> ModelShape:
 def config_of(text: str, vocab_size: int = VOCABULARY) -> BertConfig:
     """The BERT configuration of a shape, with 512 positions and two token types; errors as in `shape`."""
     sizes = shape(text)
-    return BertConfig(
-        vocab_size=vocab_size,
-        hidden_size=sizes.hidden,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.heads,
-        intermediate_size=sizes.ffn,
-    )
+    layers = {"num_hidden_layers": sizes.layers, "num_attention_heads": sizes.heads, "intermediate_size": sizes.ffn}
+    return BertConfig(vocab_size=vocab_size, hidden_size=sizes.hidden, **layers)
 
 
 def paper_params(text: str, vocab_size: int = VOCABULARY) -> dict[str, int]:
@@ -80,7 +65,4 @@ def paper_params(text: str, vocab_size: int = VOCABULARY) -> dict[str, int]:
     numbers of that table are reproduced as printed. Errors as in `shape`."""
     sizes = shape(text)
     layer = 4 * sizes.hidden**2 + 2 * sizes.hidden * sizes.ffn + 9 * sizes.hidden + sizes.ffn
-    return {
-        "paper_params_embedding": vocab_size * sizes.hidden,
-        "paper_params_transformer": sizes.layers * layer,
-    }
+    return {"paper_params_embedding": vocab_size * sizes.hidden, "paper_params_transformer": sizes.layers * layer}

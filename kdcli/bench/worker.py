@@ -3,13 +3,13 @@
 Each line is written as soon as it is known, so that finished cells survive Ctrl-C or a crash.
 """
 
-import functools
 import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ Send = Callable[[Mapping[str, Any]], None]
 
 @dataclass
 class _Loaded:
-    """A subject ready to run; `first_call_ms` is set by its first call."""
+    """A subject ready to run; `columns` identify it in the report, `first_call_ms` is set by its first call."""
 
     spec: Mapping[str, str]
     config: PretrainedConfig
@@ -42,13 +42,12 @@ class _Loaded:
 
     @property
     def columns(self) -> dict[str, str]:
-        """The columns that identify it in the report."""
         return {"model": self.spec["name"], "backend": self.spec["backend"], "dtype": self.spec["precision"]}
 
     @property
     def label(self) -> str:
         """The name in speed-ups: the model, with the backend unless it is torch in float32."""
-        name, backend, precision = (self.spec[k] for k in ("name", "backend", "precision"))
+        name, backend, precision = self.columns.values()
         return name if (backend, precision) == ("torch", "fp32") else f"{name}/{backend}-{precision}"
 
 
@@ -64,8 +63,8 @@ def serve(request: Mapping[str, Any], folder: Path, send: Send) -> None:
     """Load every subject, compare its output with torch in float32, measure cell after cell."""
     device = torch.device(request["device"])
     subjects = _load(request, device, folder, send)
-    for batch_size, seq_len in request["cells"]:
-        _measure_cell(request, device, subjects, batch_size, seq_len, send)
+    for cell in request["cells"]:
+        _measure_cell(request, device, subjects, cell, send)
 
 
 def _load(request: Mapping[str, Any], device: torch.device, folder: Path, send: Send) -> list[_Loaded]:
@@ -92,17 +91,15 @@ def _load(request: Mapping[str, Any], device: torch.device, folder: Path, send: 
 
 
 def _model(source: str, trust_remote_code: bool) -> PreTrainedModel:
-    if is_compact(source):
-        compacted: PreTrainedModel = load(source).base_model
-        return compacted
     model: PreTrainedModel
-    if is_shape(source):
+    if is_compact(source):
+        model = load(source).base_model
+    elif is_shape(source):
         torch.manual_seed(0)
         model = AutoModel.from_config(config_of(source), dtype=torch.float32)
     else:
-        model = AutoModel.from_pretrained(
-            source, dtype=torch.float32, use_safetensors=True, trust_remote_code=trust_remote_code
-        )
+        how = {"use_safetensors": True, "trust_remote_code": trust_remote_code}
+        model = AutoModel.from_pretrained(source, dtype=torch.float32, **how)
     return model.eval()
 
 
@@ -127,24 +124,19 @@ def _agrees(subject: _Loaded, sample: Batch, reference: Any, send: Send) -> bool
 
 
 def _measure_cell(
-    request: Mapping[str, Any],
-    device: torch.device,
-    subjects: Sequence[_Loaded],
-    batch_size: int,
-    seq_len: int,
-    send: Send,
+    request: Mapping[str, Any], device: torch.device, subjects: Sequence[_Loaded], cell: tuple[int, int], send: Send
 ) -> None:
     """Measure all subjects in one cell; a subject that does not fit into memory is a failure, the others go on."""
-    size = {"batch_size": batch_size, "seq_len": seq_len}
-    lengths = lengths_of(request["padding"], request["lengths"], batch_size, seq_len)
+    size = dict(zip(("batch_size", "seq_len"), cell, strict=True))
+    lengths = lengths_of(request["padding"], request["lengths"], *cell)
     calls: dict[int, Callable[[], Any]] = {}
     peaks: dict[int, int | None] = {}
     for number, subject in enumerate(subjects):
-        call = functools.partial(subject.runner.call, subject.runner.prepare(cell_batch(subject.config, lengths)))
+        call = partial(subject.runner.call, subject.runner.prepare(cell_batch(subject.config, lengths)))
         try:
             with torch.inference_mode():
                 began = time.perf_counter()
-                peaks[number] = peak_of(functools.partial(timed, call, device), device)
+                peaks[number] = peak_of(partial(timed, call, device), device)
                 if subject.first_call_ms is None:
                     subject.first_call_ms = 1e3 * (time.perf_counter() - began)
         except RuntimeError as error:
@@ -156,20 +148,14 @@ def _measure_cell(
     rows = []
     for number, seconds in times.items():
         subject, peak, statistics = subjects[number], peaks[number], summary(seconds)
-        rows.append(
-            subject.columns
-            | {"device": request["device"], **size, "padding": request["padding"], **statistics}
-            | {
-                "tokens_per_second": 1e3 * sum(lengths) / statistics["p50_ms"],
-                "load_seconds": subject.load_seconds,
-                "first_call_ms": subject.first_call_ms,
-                "peak_memory_bytes": None if peak is None else peak + subject.weights_bytes,
-            }
-        )
+        row = subject.columns | {"device": request["device"], **size, "padding": request["padding"], **statistics}
+        row["tokens_per_second"] = 1e3 * sum(lengths) / statistics["p50_ms"]
+        row |= {"load_seconds": subject.load_seconds, "first_call_ms": subject.first_call_ms}
+        rows.append(row | {"peak_memory_bytes": None if peak is None else peak + subject.weights_bytes})
     # The first cell has the plain name; names of the others end in @BATCHxTOKENS.
-    cell = "" if [batch_size, seq_len] == list(request["cells"][0]) else f"@{batch_size}x{seq_len}"
+    place = "" if list(cell) == list(request["cells"][0]) else "@{}x{}".format(*cell)
     speedups = {
-        f"{subjects[n].label}_vs_{subjects[0].label}{cell}": speedup(times[0], times[n]) | size
+        f"{subjects[n].label}_vs_{subjects[0].label}{place}": speedup(times[0], times[n]) | size
         for n in times
         if n != 0 and 0 in times
     }

@@ -38,23 +38,15 @@ def combine_reports(
     selection: Mapping[str, Any] | None = None,
     auto_class: str = "AutoModel",
 ) -> RunResult:
-    """Write the report of `folder` over the models, scores and prunings of several runs.
+    """Write the report of `folder` over the models, scores and prunings of several runs, and of those trained here.
 
     Each name is shown once, as in the first part that has it. The last model of `cards` stays last, since the report's
-    first numbers are about the last model. A model in `folders` has that directory as its id.
-
-    Args:
-        recipe: None takes the first part's.
-        cards, evaluations, quality: models trained here, before all parts.
-        folders, latency, outcome, selection, auto_class: as in `write_report`.
-    """
-    folders = folders or {}
+    first numbers are about the last model. A model in `folders` has that directory as its id. What is not given by
+    `recipe` is the first part's; other arguments are as in `write_report`."""
     own = {name: dict(card) for name, card in (cards or {}).items()}
     shown = dict(list(own.items())[:-1])
     scores = [dict(e) for e in evaluations]
-    own_quality = quality_of(scores) if quality is None else quality
-    merged = {task: dict(by_model) for task, by_model in own_quality.items()}
-    pruning: list[dict[str, Any]] = []
+    merged = {task: dict(models) for task, models in (quality_of(scores) if quality is None else quality).items()}
     for part in parts:
         report = part.result.report
         scored = {e["model"] for e in scores}
@@ -67,23 +59,22 @@ def combine_reports(
             for model, values in by_model.items():
                 if model in part.models:
                     merged.setdefault(task, {}).setdefault(part.models[model], values)
-        pruning += [p.model_dump() | {"model": part.name} for p in report.pruning]
     shown |= own
-    for name in folders:
-        shown[name]["id"] = str(folders[name])
+    for name, own_folder in (folders or {}).items():
+        shown[name]["id"] = str(own_folder)
     return write_report(
         RunDir(folder),
         command=command,
         recipe=recipe if recipe is not None else parts[0].result.report.recipe,
         cards=shown,
         folders=folders,
-        latency=latency or Latency(),
+        latency=latency,
         outcome=outcome,
         quality=merged,
         notes=notes,
         auto_class=auto_class,
         evaluations=scores,
         selection=selection,
-        pruning=pruning,
+        pruning=[p.model_dump() | {"model": part.name} for part in parts for p in part.result.report.pruning],
         beside={part.name: part.result for part in parts if part.beside},
     )

@@ -17,11 +17,9 @@ from kdcli.training.engine import train
 from kdcli.training.session import Session
 from kdcli.types import Job, Schedule
 
-PROBE_STEPS = 4
-"""Steps of a dry run: one to warm up, three to time."""
-
+PROBE_STEPS = 4  # Steps of a dry run: one to warm up, three to time
+# Where these take less, as many as fill the seconds: three short steps say little on a machine that others use.
 PROBE_SECONDS, PROBE_STEPS_MOST = 2.0, 32
-"""Where these take less, as many as fill the seconds: three short steps say little on a machine that others use."""
 
 
 @dataclass(frozen=True)
@@ -44,32 +42,19 @@ class Estimate:
     stages: list[StageEstimate]
 
     def to_json(self) -> str:
-        """Models and stages."""
         return json.dumps({"models": dict(self.cards), "legs": [asdict(stage) for stage in self.stages]}, indent=2)
 
     def renderables(self) -> Iterable[Any]:
-        """A table of models and one of stages."""
         models = Table("model", "shape", "parameters", "weights", "multiply-adds")
         for name, card in self.cards.items():
-            models.add_row(
-                name,
-                f"{card['layers']}x{card['hidden']}",
-                count(card["params_total"]),
-                bytes_of(card["bytes"]),
-                count(card["multiply_adds"]),
-            )
+            shape, size = f"{card['layers']}x{card['hidden']}", bytes_of(card["bytes"])
+            models.add_row(name, shape, count(card["params_total"]), size, count(card["multiply_adds"]))
         yield models
         # Stages of one run differ in the end of their paths.
         stages = Table(Column("run", overflow="fold"), "steps", "passes", "a step", "training", "peak memory")
         for stage in self.stages:
-            stages.add_row(
-                stage.folder,
-                f"{stage.steps:,}",
-                f"{stage.passes:.2f}",
-                f"{stage.seconds_per_step:.3g} s",
-                duration(stage.seconds),
-                bytes_of(stage.peak_memory_bytes),
-            )
+            cells = [f"{stage.steps:,}", f"{stage.passes:.2f}", f"{stage.seconds_per_step:.3g} s"]
+            stages.add_row(stage.folder, *cells, duration(stage.seconds), bytes_of(stage.peak_memory_bytes))
         yield stages
         yield "from a few steps run just now; nothing was written"
 
@@ -79,12 +64,9 @@ def estimate_stage(session: Session, job: Job, schedule: Schedule, folder: Path,
     others is the time of a step; evaluations come on top."""
     outcome = train(session, job, replace(schedule, stop_after=min(schedule.steps, PROBE_STEPS)), None)
     a_step = statistics.mean(outcome.step_seconds[1:] or outcome.step_seconds)
-    more = torch.tensor(
-        [min(schedule.steps, PROBE_STEPS_MOST, math.ceil(PROBE_SECONDS / a_step))], device=session.device
-    )
+    more = min(schedule.steps, PROBE_STEPS_MOST, math.ceil(PROBE_SECONDS / a_step))
     # Every process must take as many.
-    steps = int(broadcast(more))
-    if steps > PROBE_STEPS:
+    if (steps := int(broadcast(torch.tensor([more], device=session.device)))) > PROBE_STEPS:
         outcome = train(session, job, replace(schedule, stop_after=steps), None)
         a_step = statistics.mean(outcome.step_seconds[1:])
     evaluations = 1 + -(-schedule.steps // schedule.eval_every)

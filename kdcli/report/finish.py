@@ -1,8 +1,5 @@
 """What every training verb does at its end: describe the models, measure them, write the report, tidy up."""
 
-from __future__ import annotations
-
-import dataclasses
 import datetime
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,16 +28,14 @@ class RunResult:
     folder: Path
 
     @classmethod
-    def read(cls, folder: Path) -> RunResult:
+    def read(cls, folder: Path) -> "RunResult":
         """Read back a run that is done."""
         return cls(Report.model_validate_json((folder / REPORT).read_text("utf-8")), folder)
 
     def to_json(self) -> str:
-        """report.json."""
         return self.report.to_json()
 
     def renderables(self) -> Iterable[Any]:
-        """The table of the models, the notes, and where to look further."""
         yield from terminal(self.report)
         what = "model and report" if (self.folder / "config.json").is_file() else "report"
         yield f"{what} in {self.folder} (report.html)"
@@ -51,8 +46,8 @@ def measure(subjects: Iterable[Subject], settings: MeasureSettings, session: Ses
     if not settings.latency:
         return Latency()
     Progress.log("measuring latency")
-    trusted, runs, seconds = session.trust_remote_code, settings.min_runs, settings.min_seconds
-    protocol = Protocol(device=str(session.device), min_runs=runs, min_seconds=seconds, trust_remote_code=trusted)
+    how = settings.model_dump(include={"min_runs", "min_seconds"})
+    protocol = Protocol(device=str(session.device), trust_remote_code=session.trust_remote_code, **how)
     return measure_latency(list(subjects), protocol)
 
 
@@ -69,34 +64,22 @@ def write_report(
     *,
     command: str,
     recipe: Mapping[str, Any],
-    cards: Mapping[str, Mapping[str, Any]],
-    folders: Mapping[str, Path] | None = None,
+    cards: Mapping[str, Mapping[str, Any]],  # By name of the model, teacher first
+    folders: Mapping[str, Path] | None = None,  # Of each model that this run made
     latency: Latency | None = None,
-    outcome: Outcome | None = None,
-    quality: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None,
+    outcome: Outcome | None = None,  # Of the training, where something was trained
+    quality: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None,  # None takes the evaluations'
     notes: Iterable[str] = (),
-    auto_class: str = "AutoModel",
+    auto_class: str = "AutoModel",  # Loads the models in `folders`
     evaluations: Iterable[Mapping[str, Any]] = (),
     comparisons: Iterable[Mapping[str, Any]] = (),
     selection: Mapping[str, Any] | None = None,
     projections: Iterable[Mapping[str, Any]] = (),
     pruning: Iterable[Mapping[str, Any]] = (),
-    beside: Mapping[str, RunResult] | None = None,
+    beside: Mapping[str, RunResult] | None = None,  # Runs whose curves the report shows too, by name
 ) -> RunResult:
-    """Write the report and the model cards, drop the checkpoints.
-
-    Args:
-        run: the run directory; its log gives the curve.
-        cards: CARD by model name, teacher first.
-        folders: directory of each model that this run made.
-        latency: what `measure` returned.
-        outcome: of the training; None where nothing was trained.
-        quality: task -> model -> metric -> value; None takes the evaluations'.
-        notes: sentences a reader should know.
-        auto_class: class that loads the models in `folders`.
-        evaluations, comparisons, selection, projections, pruning: as in `kdcli.report.schema`.
-        beside: runs whose curves the report shows too, by name.
-    """
+    """Write the report and the model cards, drop the checkpoints; the log of `run` gives the curve. What has no comment
+    is as in `kdcli.report.schema`."""
     latency, evaluations = latency or Latency(), list(evaluations)
     quality = quality_of(evaluations) if quality is None else quality
     shapes = {f"{card['layers']}x{card['hidden']}" for name, card in cards.items() if name != "teacher"}
@@ -110,8 +93,7 @@ def write_report(
             "environment": environment(),
             "recipe": dict(recipe),
             "models": {name: dict(card) for name, card in cards.items()},
-            "training": outcome
-            and {k: v for k, v in dataclasses.asdict(outcome).items() if k in Training.model_fields},
+            "training": outcome and {name: getattr(outcome, name) for name in Training.model_fields},
             "curve": [{k: r.get(k) for k in ("step", "loss", "held_out", "metrics")} for r in run.read_log()],
             "beside": {name: run.report.curve for name, run in (beside or {}).items()},
             "quality": {task: {m: dict(v) for m, v in models.items()} for task, models in quality.items()},

@@ -10,7 +10,5 @@ def published_for(shapes: Iterable[str]) -> list[dict[str, Any]]:
     """The rows of published.toml that belong to any of the shapes (`6x384`)."""
     text = (importlib.resources.files("kdcli") / "report" / "published.toml").read_text("utf-8")
     wanted = set(shapes)
-    rows = [r for r in tomllib.loads(text)["row"] if wanted & set(r["shapes"])]
-    return [
-        {"row": r["row"], "source": r["source"], "values": {k: float(v) for k, v in r["values"].items()}} for r in rows
-    ]
+    rows = [row for row in tomllib.loads(text)["row"] if wanted.intersection(row.pop("shapes"))]
+    return [row | {"values": {name: float(value) for name, value in row["values"].items()}} for row in rows]

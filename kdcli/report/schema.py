@@ -9,7 +9,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 TEACHER, ASSISTANT, FINETUNED = "teacher", "assistant", "finetuned"
 UNDISTILLED = " undistilled"  # Suffix of the name under which a student's quality before training stands
 
-
 # JSON cannot hold the outputs of a broken backend, which are not numbers.
 FiniteOrNone = Annotated[float | None, BeforeValidator(lambda v: v if v is None or math.isfinite(v) else None)]
 
@@ -286,5 +285,4 @@ class Report(_Part):
     projections: list[Projection] = Field(default_factory=list)
 
     def to_json(self) -> str:
-        """The file's text."""
         return self.model_dump_json(indent=2, by_alias=True) + "\n"

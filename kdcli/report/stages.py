@@ -18,32 +18,22 @@ from kdcli.types import Job, Outcome, Schedule
 
 @dataclass(frozen=True)
 class StageJob:
-    """What a stage trains.
-
-    Attributes:
-        steps_per_pass: optimiser steps of one pass over the data.
-        cards: the models of the stage, for the table of a dry run.
-        repeats: how often the stage is run alike, such as with several seeds; only a dry run counts them.
-    """
+    """What a stage trains."""
 
     job: Job
     schedule: Schedule
-    steps_per_pass: float
-    cards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    repeats: int = 1
+    steps_per_pass: float  # Optimiser steps of one pass over the data
+    cards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # The models, for the table of a dry run
+    repeats: int = 1  # How often it is run alike, such as with several seeds; only a dry run counts them
 
 
 class Stage(Protocol):
-    """One training in a directory of its own."""
+    """One training in a run directory of its own, `folder`; the recipe `resolved` alone repeats it."""
 
     @property
-    def folder(self) -> Path:
-        """Its run directory."""
-
+    def folder(self) -> Path: ...
     @property
-    def resolved(self) -> Any:
-        """The recipe that alone repeats it."""
-
+    def resolved(self) -> Any: ...
     def build(self) -> StageJob:
         """Load models and make the job; writes nothing that a finished run shows."""
 
@@ -52,24 +42,17 @@ class Stage(Protocol):
 
 
 class Run(Protocol):
-    """A checked command: its stages in order, and what is left to do after them."""
+    """A checked command: its recipe `resolved`, its stages in order, and what is left to do after them; stages in other
+    directories than its output `folder` are claimed on their turn."""
 
     @property
-    def folder(self) -> Path:
-        """The output directory; stages in other directories are claimed on their turn."""
-
+    def folder(self) -> Path: ...
     @property
-    def resolved(self) -> Any:
-        """Its recipe."""
-
+    def resolved(self) -> Any: ...
     @property
-    def invocation(self) -> Invocation:
-        """How it was started."""
-
+    def invocation(self) -> Invocation: ...
     @property
-    def stages(self) -> Sequence[Stage]:
-        """What is trained, in order."""
-
+    def stages(self) -> Sequence[Stage]: ...
     def report(self) -> None:
         """Write report.json of `folder` where the last stage did not; called in every process."""
 
@@ -77,20 +60,10 @@ class Run(Protocol):
 def run_command(
     resolved: Any, invocation: Invocation, prepare: Callable[[Any, Invocation, Session], Run]
 ) -> RunResult | Estimate | None:
-    """Start the processes, prepare, then estimate or train every stage.
-
-    Args:
-        resolved: a recipe with `train.dtype`.
-        prepare: checks and loads everything a later stage needs; writes nothing.
-
-    Returns:
-        The run's report, or a dry run's estimate; None in a process that prints nothing.
-
-    Raises:
-        KdcliError: see `kdcli.errors`; nothing was claimed if `prepare` raised.
-    """
-    session = launch(resolved.recipe.train.dtype, invocation)
-    if session is None:
+    """Start the processes, prepare, then estimate or train every stage; returns None in a process that prints nothing.
+    `prepare` checks and loads everything a later stage needs and writes nothing; nothing was claimed if it raised a
+    KdcliError."""
+    if (session := launch(resolved.recipe.train.dtype, invocation)) is None:
         return None
     run = prepare(resolved, invocation, session)
     if invocation.dry_run:
@@ -137,7 +110,7 @@ def dry_run(session: Session, run: Run) -> Estimate:
         cards |= built.cards
         one = estimate_stage(session, built.job, built.schedule, stage.folder, built.steps_per_pass)
         if built.repeats > 1:
-            name = f"{one.folder} and {built.repeats - 1} more seeds"
-            one = replace(one, folder=name, seconds=built.repeats * one.seconds)
+            more = f"{one.folder} and {built.repeats - 1} more seeds"
+            one = replace(one, folder=more, seconds=built.repeats * one.seconds)
         estimates.append(one)
     return Estimate(cards, estimates)

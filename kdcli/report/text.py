@@ -1,7 +1,5 @@
 """Sections of a report as data, and how numbers and names are written in them."""
 
-from __future__ import annotations
-
 import enum
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -51,7 +49,7 @@ class Section:
     sentences: Sequence[str] = ()
     items: Sequence[tuple[str, ...]] = ()
     draw: Callable[[], list[Picture]] = list
-    parts: Sequence[Section] = ()
+    parts: Sequence["Section"] = ()
     least: View = View.TERMINAL
     open: bool = True
 
@@ -112,10 +110,8 @@ def duration(seconds: float) -> str:
 
 def count(value: int) -> str:
     """A number of things in thousands, millions or billions."""
-    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return str(value)
+    units = (f"{value / size:.3g} {unit}" for unit, size in {"G": 1e9, "M": 1e6, "k": 1e3}.items() if value >= size)
+    return next(units, str(value))
 
 
 def on_disk(card: Card) -> str:

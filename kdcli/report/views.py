@@ -1,7 +1,5 @@
 """The views of a report: terminal, Markdown, one HTML file, and the card of a model. All show the same sections."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable
@@ -28,20 +26,18 @@ __all__ = ["FINETUNED", "TEACHER", "UNDISTILLED", "html", "markdown", "model_car
 
 SHORT, LONG = 8, 24  # Characters of words and of numbers up to which a column is not folded on a terminal
 FEW_EXAMPLES = 5  # Items with quotations that Markdown shows of a section
-PIPELINES = {
+PIPELINES = {  # What the hub calls the task of a class
     "AutoModelForSequenceClassification": "text-classification",
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForQuestionAnswering": "question-answering",
 }
-"""What the hub calls the task of a class."""
 
 
 def write_views(folder: Path, report: Report) -> None:
     """Write latency.csv, report.md, report.html and, last, report.json, which says that the run is done. Raises
     MachineError: the disk is full or not writable."""
-    write_atomic(folder / "latency.csv", latency_csv(report))
-    write_atomic(folder / "report.md", markdown(report))
-    write_atomic(folder / "report.html", html(report))
+    for name, text in (("latency.csv", latency_csv), ("report.md", markdown), ("report.html", html)):
+        write_atomic(folder / name, text(report))
     write_atomic(folder / "report.json", report.to_json())
 
 
@@ -58,17 +54,16 @@ def shown(everything: Iterable[Section], view: View) -> list[Section]:
     return kept
 
 
-def terminal(report: Report) -> Iterable[FittedTable | str]:
+def terminal(report: Report) -> Iterable["FittedTable | str"]:
     """The report for a terminal."""
     # A title of the table itself would be folded to the table's width.
     yield f"[bold]kdcli {escape(report.command)}: {escape(title(report))}[/bold]"
     models, *others = shown(sections(report), View.TERMINAL)
-    yield from _printed(replace(models, title=""))
-    for section in others:
+    for section in (replace(models, title=""), *others):
         yield from _printed(section)
 
 
-def _printed(section: Section) -> Iterable[FittedTable | str]:
+def _printed(section: Section) -> Iterable["FittedTable | str"]:
     if section.title:
         yield f"[bold]{escape(section.title)}[/bold]"
     if section.table:
@@ -150,12 +145,11 @@ def markdown_table(table: Table) -> list[str]:
 
 def html(report: Report) -> str:
     """report.html: one file, nothing loaded from elsewhere, everything from outside escaped."""
-    # A pruning is named by its title, which holds the method.
-    method = "" if report.pruning else report.recipe.get("method") or ""
     return _template("report.html.jinja").render(
         report=report,
         title=title(report),
-        method=method,
+        # A pruning is named by its title, which holds the method.
+        method="" if report.pruning else report.recipe.get("method") or "",
         about=about(report),
         facts=facts(report),
         sections=shown(sections(report), View.HTML),
@@ -185,13 +179,8 @@ def drawn(section: Section) -> list[tuple[str, Markup]]:
 
 
 def model_card(report: Report, name: str, auto_class: str = "AutoModel", *, own_code: bool = False) -> str:
-    """README.md of a model directory: what it is, how it was made, results, how to repeat it.
-
-    Args:
-        name: of the model in `report.models`.
-        auto_class: the class of transformers that loads the model with its head; `AutoModel` when it has none.
-        own_code: its class is in the file beside its weights, not in transformers.
-    """
+    """README.md of a model directory: what it is, how it was made, results, how to repeat it. `auto_class` loads the
+    model with its head, `AutoModel` one without; with `own_code` its class is in a file beside its weights."""
     card, source, has_head = report.models[name], origin(report), auto_class != "AutoModel"
     front: dict[str, object] = {"library_name": "transformers", "tags": ["kdcli", report.command, card.model_type]}
     if auto_class in PIPELINES:

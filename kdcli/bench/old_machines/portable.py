@@ -17,7 +17,6 @@ from kdcli.errors import UsageError
 from kdcli.training.device import known_devices
 
 SCRIPT, PLAN = "measure_encoders.py", "shapes.json"
-
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 
@@ -91,17 +90,9 @@ class _Result(_Part):
 def write_portable(
     folder: Path, shapes: Sequence[str], cells: Sequence[tuple[int, int]], vocab_size: int = VOCABULARY
 ) -> list[Path]:
-    """Write measure_encoders.py and shapes.json.
-
-    Args:
-        folder: made if missing.
-        shapes: `LxH[:FFN][@HEADS]`; the first is the baseline of every speed-up.
-        cells: (batch size, tokens).
-
-    Raises:
-        UsageError: no shape, a malformed one, a number below 1, or a different file of the same name.
-        MachineError: the folder cannot be written.
-    """
+    """Write measure_encoders.py and shapes.json for shapes `LxH[:FFN][@HEADS]`, the baseline of every speed-up first,
+    and cells (batch size, tokens); a missing folder is made. Raises UsageError: no shape, a malformed one, a number
+    below 1, or a different file of the same name; MachineError: the folder cannot be written."""
     sizes = {text.strip(): dataclasses.asdict(shape(text)) for text in shapes}
     if not sizes or not cells or min(vocab_size, *(n for cell in cells for n in cell)) < 1:
         raise UsageError(
@@ -127,19 +118,12 @@ def write_portable(
 
 
 def read_portable(path: Path) -> dict[str, Any]:
-    """Read a result of `measure_encoders.py`.
-
-    Returns:
-        `rows`, `speedup`, `failures` and `environment` as in report.json, and `notes` on an interrupted measurement or
-        another version of the file.
-
-    Raises:
-        UsageError: unreadable, damaged, of another schema, or not such a file.
-    """
+    """Read a result of `measure_encoders.py`: `rows`, `speedup`, `failures` and `environment` as in report.json, and
+    `notes` on an interrupted measurement or another version of the file. Raises UsageError: unreadable, damaged, of
+    another schema, or not such a file."""
     hint = "write the file again with `kdcli benchmark --portable DIR` and measure again"
     try:
-        content = path.read_text("utf-8")
-        raw = json.loads(content)
+        raw = json.loads(content := path.read_text("utf-8"))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

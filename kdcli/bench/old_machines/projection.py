@@ -23,31 +23,20 @@ from kdcli.training.device import device_table
 from kdcli.types import ModelShape
 
 TILES = ((128, 128), (128, 64), (64, 64), (32, 32))
-TILE_START = 208
-"""Start and write-back of a 128x128 tile, in steps along the inner dimension."""
-STEP = 8
-"""Inner dimensions are padded to multiples of this."""
-BYTES = 4
-"""Of a number in fp32."""
+TILE_START = 208  # Start and write-back of a 128x128 tile, in steps along the inner dimension
+STEP = 8  # Inner dimensions are padded to multiples of this
+BYTES = 4  # Of a number in fp32
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator of a forward pass, with its repetitions in all layers.
-
-    Attributes:
-        kind: operator class.
-        times: number of repetitions.
-        values: numbers read and written by one repetition.
-        kernels: launches of one repetition.
-        product: rows, columns, inner dimension and count of a (batched) matrix product; else None.
-    """
+    """One operator of a forward pass, with its repetitions in all layers."""
 
     kind: str
-    times: int
-    values: int
-    kernels: int = 1
-    product: tuple[int, int, int, int] | None = None
+    times: int  # Repetitions
+    values: int  # Numbers read and written by one repetition
+    kernels: int = 1  # Launches of one repetition
+    product: tuple[int, int, int, int] | None = None  # Rows, columns, inner dimension and count of a matrix product
 
 
 def project(model: ModelShape, card: Mapping[str, Any], batch_size: int, seq_len: int) -> dict[str, float]:
@@ -108,23 +97,15 @@ def table(
     rows: list[dict[str, Any]] = []
     for card, cell in itertools.product(map(find_card, devices), cells):
         seconds = {name: sum(project(sizes, card, *cell).values()) for name, sizes in models.items()}
-        baseline = next(iter(seconds.values()))
+        baseline, device = next(iter(seconds.values())), card["name"]
+        note = f"projection, not measured: roofline for {device.upper()} in fp32, kernels as in the papers' code of "
+        note += f"2019 and 2020, rates as of {device_table()['as_of']}"
         for name, total in seconds.items():
-            speedup, printed = baseline / total, published.get((card["name"], tuple(cell), name))
-            rows.append(
-                {
-                    "model": name,
-                    "device": card["name"],
-                    "batch_size": cell[0],
-                    "seq_len": cell[1],
-                    "milliseconds": total * 1e3,
-                    "speedup": speedup,
-                    "published": printed,
-                    "error": speedup / printed - 1 if printed else None,
-                    "note": f"projection, not measured: roofline for {card['name'].upper()} in fp32, kernels as in the "
-                    f"papers' code of 2019 and 2020, rates as of {device_table()['as_of']}",
-                }
-            )
+            row = {"model": name, "device": device, "batch_size": cell[0], "seq_len": cell[1]}
+            speedup, printed = baseline / total, published.get((device, tuple(cell), name))
+            error = speedup / printed - 1 if printed else None
+            ratios = {"speedup": speedup, "published": printed, "error": error}
+            rows.append(row | {"milliseconds": total * 1e3} | ratios | {"note": note})
     return rows
 
 
@@ -133,12 +114,11 @@ def product_seconds(
 ) -> float:
     """Arithmetic of a matrix product: rows, columns, inner dimension, count; `flops` is the peak of the card."""
     rows, columns, inner, count = product
-    steps = math.ceil(inner / STEP) * STEP
-    square = TILES[0][0] * TILES[0][1]
+    steps, start = math.ceil(inner / STEP) * STEP, TILES[0][0] * TILES[0][1] * TILE_START
     by_tile = []
     for high, wide in TILES:
         waves = math.ceil(math.ceil(rows / high) * math.ceil(columns / wide) * count / multiprocessors)
-        by_tile.append(waves * (high * wide * steps + square * TILE_START))
+        by_tile.append(waves * (high * wide * steps + start))
     return 2 * min(by_tile) / (flops / multiprocessors * efficiency)
 
 

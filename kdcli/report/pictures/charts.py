@@ -13,9 +13,7 @@ from kdcli.report.text import Picture, cut, names_of, number, percent
 # The held-out term of a model that is trained with another, and what its line is called where it has one beside it.
 HARD, TOGETHER = "/hard", "together"
 MOST_LINES = 12  # Lines of one picture at most
-LOWER_IS_BETTER = {"loss", "mse"}
-"""Names of metrics of which less is better; a front is drawn of the others."""
-
+LOWER_IS_BETTER = {"loss", "mse"}  # Names of metrics of which less is better; a front is drawn of the others
 MARKERS = "os^Dv"
 
 
@@ -120,11 +118,11 @@ def _setting_curve(report: Report) -> Picture | None:
             return None
         points.append((value, *spread(values)))
     points.sort()
-    places, means = [value for value, *_ in points], [mean for _, mean, _ in points]
+    places, means, deviations = zip(*points, strict=True)
     line = Line("", list(zip(places, means, strict=True)), COLOURS[0])
     drawing, axes = line_chart([line], cut(key, 40), cut(f"{metric} on {report.selection.on}", 40))
-    spreads = [deviation or 0.0 for *_, deviation in points]
-    axes.errorbar(places, means, yerr=spreads, fmt="none", ecolor=COLOURS[0], elinewidth=1.2, capsize=4)
+    style = {"fmt": "none", "ecolor": COLOURS[0], "elinewidth": 1.2, "capsize": 4}
+    axes.errorbar(places, means, yerr=[deviation or 0.0 for deviation in deviations], **style)
     ticks(axes, places, log=places[0] > 0 and places[-1] / places[0] >= 8)
     words = "; ".join(f"{x:g} {number(y)}" + (f" ± {sd:.2g}" if sd is not None else "") for x, y, sd in points)
     return Picture(svg(drawing), f"{metric} over {key}, mean ± sample standard deviation over seeds: {words}.")
@@ -152,7 +150,7 @@ def latency_over(report: Report, what: Literal["tokens", "batch size"]) -> Pictu
     groups: dict[int, list[Cell]] = {}
     for cell in cells(report):
         groups.setdefault(cell[1 - varies], []).append(cell)
-    alike = next(iter(sorted(map(sorted, groups.values()), key=len, reverse=True)), [])
+    alike: list[Cell] = max(map(sorted, groups.values()), key=len, default=[])
     if len(alike) < 2:
         return None
     rows: dict[tuple[str, tuple[str, str]], dict[int, LatencyRow]] = {}
@@ -162,16 +160,11 @@ def latency_over(report: Report, what: Literal["tokens", "batch size"]) -> Pictu
     models, backends = (list(dict.fromkeys(key[i] for key in rows)) for i in (0, 1))
     lines = []
     for (model, on), by_place in list(rows.items())[:MOST_LINES]:
-        place, dash = models.index(model), DASHES[backends.index(on) % len(DASHES)]
-        lines.append(
-            Line(
-                model if len(backends) == 1 else ran_as(next(iter(by_place.values()))),
-                [(x, row.p50_ms) for x, row in by_place.items()],
-                COLOURS[place % len(COLOURS)],
-                dash,
-                MARKERS[place // len(COLOURS) % len(MARKERS)],
-            )
-        )
+        turn, place = divmod(models.index(model), len(COLOURS))
+        name = model if len(backends) == 1 else ran_as(next(iter(by_place.values())))
+        points = [(x, row.p50_ms) for x, row in by_place.items()]
+        style = COLOURS[place], DASHES[backends.index(on) % len(DASHES)], MARKERS[turn % len(MARKERS)]
+        lines.append(Line(name, points, *style))
     columns = 3 if len(backends) == 1 else 2
     taller = 0.17 * max(0, -(-len(lines) // columns) - 2)
     fixed = f"batch size {alike[0][0]}" if what == "tokens" else f"{alike[0][1]} tokens"

@@ -16,21 +16,17 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from kdcli.report.text import cut, percent
 
-COLOURS = ["#2f74ff", "#e07b00", "#12966b", "#a855f7", "#e0365c", "#0a95b8"]
-"""Readable on a white and on a black page."""
-
+COLOURS = ["#2f74ff", "#e07b00", "#12966b", "#a855f7", "#e0365c", "#0a95b8"]  # Readable on a white and a black page
 DASHES = ["-", "--", ":", "-."]
 INK = "#778899"  # Stands for the page's own text colour, so that one picture serves a light and a dark page
 WIDTH, HEIGHT = 4.8, 3.2  # Inches. Narrow, so that on a telephone the labels are not scaled below reading
+# Ever darker, so that it reads without colour; light enough for dark numbers.
 SCALE = LinearSegmentedColormap.from_list("kept", ["#fff6d5", "#c4e4c1", "#6fbcca", "#4f93d6"])
-"""Ever darker, so that it reads without colour; light enough for dark numbers."""
-
 NUMBERS = "#16202c"  # Colour of the numbers on SCALE, on a dark page too
 MOST_NUMBERS = 16  # Columns of a map up to which a number fits into a cell
 ROW = 0.235  # Inches of a row of a map
 
-Cells = Sequence[Sequence[float | None]]
-"""Shares, row by row; rows may differ in length, and None is no cell."""
+Cells = Sequence[Sequence[float | None]]  # Shares, row by row; rows may differ in length, and None is no cell
 
 
 @dataclass(frozen=True)
@@ -50,13 +46,12 @@ def figure(taller: float = 0.0) -> tuple[Figure, Any]:
     drawing = Figure(figsize=(WIDTH, HEIGHT + taller), layout="constrained")
     axes = drawing.add_subplot()
     axes.grid(True, color=INK, alpha=0.25, linewidth=0.6)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
     axes.tick_params(which="both", colors=INK, labelsize=9, length=0, pad=6)
-    axes.xaxis.label.set_color(INK)
-    axes.yaxis.label.set_color(INK)
-    axes.patch.set_alpha(0)
-    drawing.patch.set_alpha(0)
+    for part in (axes, drawing):
+        part.patch.set_alpha(0)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.label.set_color(INK)
     return drawing, axes
 
 
@@ -68,11 +63,9 @@ def svg(drawing: Figure) -> str:
     text = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "kdcli", "font.family": "sans-serif"}):
         drawing.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    made = text.getvalue()
+    made = re.sub(r"^.*?(?=<svg)|<metadata>.*?</metadata>", "", text.getvalue(), flags=re.S)
     # Without a size of its own the picture takes the width of its place on the page.
-    made = re.sub(r' (width|height)="[\d.]+pt"', "", made[made.index("<svg") :], count=2)
-    made = re.sub(r"<metadata>.*?</metadata>", "", made, flags=re.S)
-    return made.replace(INK, "currentColor")
+    return re.sub(r' (width|height)="[\d.]+pt"', "", made, count=2).replace(INK, "currentColor")
 
 
 def line_chart(
@@ -82,22 +75,13 @@ def line_chart(
     logarithmic. A student that equals its teacher has a loss of zero, which has no place there."""
     drawing, axes = figure(taller)
     for line in lines:
-        axes.plot(
-            *zip(*line.points, strict=True),
-            color=line.colour,
-            linestyle=line.dash,
-            linewidth=line.width,
-            marker=line.marker,
-            markersize=3,
-            label=cut(line.label, 32),
-        )
-    axes.set_xlabel(across)
-    axes.set_ylabel(along)
+        style = {"color": line.colour, "linestyle": line.dash, "linewidth": line.width, "marker": line.marker}
+        axes.plot(*zip(*line.points, strict=True), markersize=3, label=cut(line.label, 32), **style)
+    axes.set(xlabel=across, ylabel=along)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     positive = [y for line in lines for _, y in line.points if y > 0]
     if log and positive:
-        axes.set_yscale("log")
-        axes.set_ylim(min(positive) / 1.3, max(positive) * 1.3)
+        axes.set(yscale="log", ylim=(min(positive) / 1.3, max(positive) * 1.3))
         _plain_logarithm(axes.yaxis, (1,) if max(positive) / min(positive) > 1e3 else (1, 2, 5))
     if columns:
         legend(drawing, columns)
@@ -137,13 +121,12 @@ def scatter_chart(
     of `front`, from left to right; the others are hollow."""
     places, heights = ([point[i] for point in points.values()] for i in (0, 1))
     drawing, axes = figure()
-    low, high = min(heights), max(heights)
+    low, high, least, most = min(heights), max(heights), min(places), max(places)
     margin = 0.12 * (high - low) or 0.05 * abs(high) or 1.0
     bottom, top = (0.0, 1.15 * high) if zero else (low - margin, high + 1.5 * margin)
     if front is not None:
-        joined = [points[name] for name in front]
-        axes.step(*zip(*joined, strict=True), where="post", color=INK, linewidth=1, alpha=0.7)
-    least, most = min(places), max(places)
+        joined = zip(*(points[name] for name in front), strict=True)
+        axes.step(*joined, where="post", color=INK, linewidth=1, alpha=0.7)
     wide = most / least > 8
     middle = (least * most) ** 0.5 if wide else 0.6 * most
     label_heights = _apart([(height - bottom) / (top - bottom) for height in heights])
@@ -151,36 +134,26 @@ def scatter_chart(
         colour = COLOURS[number % len(COLOURS)]
         face = colour if front is None or name in front else "none"
         axes.scatter([x], [y], facecolors=face, edgecolors=colour, linewidths=1.6, s=55, zorder=3)
-        label = axes.annotate(
-            labels[name],
-            (x, y),
-            # Above the line that leaves a point to its right.
-            xytext=(-8 if x > middle else 8, bottom + (height + 0.045 * (front is not None)) * (top - bottom)),
-            textcoords=("offset points", "data"),
-            ha="right" if x > middle else "left",
-            va="center",
-            fontsize=9,
-            color=INK,
-        )
+        aside, side = (-8, "right") if x > middle else (8, "left")
+        # Above the line that leaves a point to its right.
+        place = aside, bottom + (height + 0.045 * (front is not None)) * (top - bottom)
+        style = {"textcoords": ("offset points", "data"), "ha": side, "va": "center", "fontsize": 9, "color": INK}
         # A long name runs over the edge rather than press the axes together.
-        label.set_in_layout(False)
+        axes.annotate(labels[name], (x, y), xytext=place, in_layout=False, **style)
     if wide:
         axes.set_xscale("log")
         _plain_logarithm(axes.xaxis, (1, 2, 5))
-    axes.set_xlim((least / 1.3, most * 1.3) if wide else (0, most * 1.12))
-    axes.set_ylim(bottom, top)
-    axes.set_xlabel(across)
-    axes.set_ylabel(along)
+    reach = (least / 1.3, most * 1.3) if wide else (0, most * 1.12)
+    axes.set(xlim=reach, ylim=(bottom, top), xlabel=across, ylabel=along)
     return svg(drawing)
 
 
 def _apart(heights: list[float], gap: float = 0.07) -> list[float]:
     """Heights of labels (fractions of the axis), moved up as far as it takes for none to lie on another."""
-    placed = dict.fromkeys(range(len(heights)), 0.0)
-    last = -1.0
-    for i in sorted(placed, key=heights.__getitem__):
+    placed, last = list(heights), -1.0
+    for i in sorted(range(len(heights)), key=heights.__getitem__):
         last = placed[i] = max(heights[i], last + gap)
-    return list(placed.values())
+    return placed
 
 
 def heat_map(
@@ -199,25 +172,21 @@ def heat_map(
     patches = [Rectangle((x - 0.48, y - 0.46), 0.96, 0.92) for x, y, _ in shares]
     axes.add_collection(PatchCollection(patches, facecolors=SCALE(scale(known)), linewidths=0))
     if numbered:
-        size = 9 if len(columns) <= 10 else 8
+        style = {"ha": "center", "va": "center_baseline", "fontsize": 9 if len(columns) <= 10 else 8, "color": NUMBERS}
         for x, y, share in shares:
             # In narrow cells three characters; none has room for 100.0.
             whole = 100 * share >= (99.95 if len(columns) <= 12 else 9.95)
-            text = percent(share, 0 if whole else 1)
-            axes.text(x, y, text, ha="center", va="center_baseline", fontsize=size, color=NUMBERS)
+            axes.text(x, y, percent(share, 0 if whole else 1), **style)
     else:
         low, high = scale.vmin or 0.0, scale.vmax or 1.0
         for share in [low + i * (high - low) / 4 for i in range(5)]:
             axes.scatter([], [], marker="s", s=60, color=SCALE(scale(share)), label=f"{percent(share, 1)} %")
         legend(drawing, 5)
-    axes.set_xlim(-0.5, xs[-1] + 0.5)
-    axes.set_ylim(ys[-1] + 0.5, -0.5)
     every = 1 if numbered else 4
     axes.set_xticks(xs[every - 1 :: every], columns[every - 1 :: every])
     axes.set_yticks(ys, rows)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
     axes.tick_params(pad=2)
-    axes.set_xlabel(across)
-    axes.set_ylabel("layer")
+    axes.set(xlim=(-0.5, xs[-1] + 0.5), ylim=(ys[-1] + 0.5, -0.5), xlabel=across, ylabel="layer")
     return svg(drawing)

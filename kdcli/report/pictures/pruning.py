@@ -13,8 +13,7 @@ TAIL = 5e-4  # Share of the scores at either end that may lie beyond the picture
 
 def model_pictures(pruned: Pruning) -> list[Picture]:
     """The pictures of one model that it has numbers for."""
-    drawn = [type_map(pruned), head_map(pruned), density_curve(pruned), score_ridges(pruned)]
-    return [p for p in drawn if p is not None]
+    return [p for draw in (type_map, head_map, density_curve, score_ridges) if (p := draw(pruned))]
 
 
 def type_map(pruned: Pruning) -> Picture | None:
@@ -32,15 +31,11 @@ def head_map(pruned: Pruning) -> Picture | None:
     """Share of the weights of Q, K, V and O that each attention head keeps; None where there are no heads."""
     if not any(pruned.heads):
         return None
-    layers = layers_of(pruned)
-    own = {
-        f"layer {layer}, head {head}": share
-        for layer, shares in zip(layers, pruned.heads, strict=True)
-        for head, share in enumerate(shares, 1)
-    }
+    by_layer = dict(zip(map(str, layers_of(pruned)), pruned.heads, strict=True))
+    own = {f"layer {layer}, head {i}": share for layer, row in by_layer.items() for i, share in enumerate(row, 1)}
     heads = [str(head + 1) for head in range(max(map(len, pruned.heads)))]
     mean = sum(own.values()) / len(own)
-    drawing = heat_map(pruned.heads, heads, [*map(str, layers)], mean, across="head")
+    drawing = heat_map(pruned.heads, heads, list(by_layer), mean, across="head")
     what = f"{pruned.model}: weights of Q, K, V and O kept by attention head, in percent. {_extremes(own)}"
     return Picture(drawing, f"{what}; mean {percent(mean, 1)} %.")
 
@@ -59,8 +54,7 @@ def density_curve(pruned: Pruning) -> Picture | None:
     drawing, axes = line_chart([Line("", points, COLOURS[0])], "step", "weights kept, %")
     axes.axhline(requested, color=INK, linewidth=1, linestyle="--")
     axes.set_ylim(0, 105)
-    (_, first), *_, (_, last) = points
-    what = f"{pruned.model}: weights kept while training, {first:.1f} → {last:.1f} %"
+    what = f"{pruned.model}: weights kept while training, {points[0][1]:.1f} → {points[-1][1]:.1f} %"
     return Picture(svg(drawing), f"{what}; the dashed line is the requested share, {requested:g} %.")
 
 
@@ -75,24 +69,19 @@ def score_ridges(pruned: Pruning) -> Picture | None:
     drawing, axes = figure(0.42 * len(shown) + 0.6 - HEIGHT)
     axes.grid(False, axis="y")
     for base, histogram in enumerate(reversed(shown)):
-        counts = np.array(histogram.counts, dtype=np.float64)
-        heights = base + 0.88 * counts / counts.max()
-        axes.stairs(heights, histogram.edges, baseline=base, fill=True, color=COLOURS[0], alpha=0.3)
-        axes.stairs(heights, histogram.edges, baseline=base, color=COLOURS[0], linewidth=1.1)
+        heights = base + 0.88 * np.array(histogram.counts, dtype=np.float64) / max(histogram.counts)
+        for style in ({"fill": True, "alpha": 0.3}, {"linewidth": 1.1}):
+            axes.stairs(heights, histogram.edges, baseline=base, color=COLOURS[0], **style)
     ranges = [_middle(h) for h in shown]
     low, high = min(a for a, _ in ranges), max(b for _, b in ranges)
-    axes.set_xlim(low - 0.02 * (high - low), high + 0.02 * (high - low))
-    axes.set_ylim(-0.05, len(shown))
     axes.set_yticks(range(len(shown)), [f"{h.step:,}" for h in reversed(shown)])
-    axes.set_xlabel("score")
-    axes.set_ylabel("step")
+    reach = low - 0.02 * (high - low), high + 0.02 * (high - low)
+    axes.set(xlim=reach, ylim=(-0.05, len(shown)), xlabel="score", ylabel="step")
     first, last = ranges[0], ranges[-1]
-    return Picture(
-        svg(drawing),
-        f"{pruned.model}: distribution of the scores after steps {', '.join(f'{h.step:,}' for h in shown)}, each as "
-        f"high as its fullest bar. From {first[0]:.2g} to {first[1]:.2g} at first, {last[0]:.2g} to {last[1]:.2g} at "
-        f"last, but for {100 * TAIL:g} % at either end.",
-    )
+    what = f"{pruned.model}: distribution of the scores after steps {', '.join(f'{h.step:,}' for h in shown)}"
+    where = f"From {first[0]:.2g} to {first[1]:.2g} at first, {last[0]:.2g} to {last[1]:.2g} at last"
+    text = f"{what}, each as high as its fullest bar. {where}, but for {100 * TAIL:g} % at either end."
+    return Picture(svg(drawing), text)
 
 
 def _middle(histogram: Histogram) -> tuple[float, float]:

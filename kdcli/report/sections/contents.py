@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from functools import partial
 
-from kdcli.report.pictures.charts import pictures
-from kdcli.report.pictures.pruning import model_pictures
-from kdcli.report.schema import Report
+from kdcli.report.schema import Pruning, Report
 from kdcli.report.sections.evaluations import comparisons, details, scores
 from kdcli.report.sections.latency import agreements, latency, not_measured, projections, published, published_speedups
 from kdcli.report.sections.overview import models_section
 from kdcli.report.sections.pruning import by_layer, by_type, density_points
 from kdcli.report.sections.selection import selection_section
-from kdcli.report.text import Section, Table, View, bytes_of, duration, names_of, number
+from kdcli.report.text import Picture, Section, Table, View, bytes_of, duration, names_of, number
 
 FEW_PRUNED = 3  # Pruned models up to which each is unfolded
 
@@ -28,7 +26,7 @@ def sections(report: Report) -> list[Section]:
         *agreements(report),
         *published_speedups(report),
         *projections(report),
-        Section("Pictures", draw=partial(pictures, report), least=View.HTML),
+        Section("Pictures", draw=partial(_pictures, report), least=View.HTML),
         *_pruned(report),
         *_training(report),
         *details(report),
@@ -37,18 +35,19 @@ def sections(report: Report) -> list[Section]:
     ]
 
 
+def _pictures(shown: Report | Pruning) -> list[Picture]:
+    # Imported here, since matplotlib takes a third of a second and a run is drawn at its end.
+    from kdcli.report.pictures import charts, pruning
+
+    return charts.pictures(shown) if isinstance(shown, Report) else pruning.model_pictures(shown)
+
+
 def _pruned(report: Report) -> list[Section]:
     """What is kept: by type of every model, by layer and in pictures of each, over training."""
-    parts = [
-        Section(
-            f"{p.model}: weights kept by layer and type, in percent",
-            by_layer(p),
-            draw=partial(model_pictures, p),
-            least=View.MARKDOWN,
-            open=len(report.pruning) <= FEW_PRUNED,
-        )
-        for p in report.pruning
-    ]
+    parts, few = [], len(report.pruning) <= FEW_PRUNED
+    for p in report.pruning:
+        title = f"{p.model}: weights kept by layer and type, in percent"
+        parts.append(Section(title, by_layer(p), draw=partial(_pictures, p), least=View.MARKDOWN, open=few))
     parts += _curve("Weights kept while training, in percent", density_points(report))
     return [Section("Weights kept, in percent", by_type(report), parts=parts)] if report.pruning else []
 

@@ -19,11 +19,8 @@ def set_name(task: str, part: str) -> str:
 
 def tasks(report: Report, model: str | None = None) -> dict[str, list[Evaluation]]:
     """The evaluations of each task, in the order of the report; of all models or of one."""
-    by_task: dict[str, list[Evaluation]] = {}
-    for evaluation in report.evaluations:
-        if model in (None, evaluation.model):
-            by_task.setdefault(evaluation.task, []).append(evaluation)
-    return by_task
+    chosen = [e for e in report.evaluations if model in (None, e.model)]
+    return {task: [e for e in chosen if e.task == task] for task in dict.fromkeys(e.task for e in chosen)}
 
 
 def scores(report: Report, model: str | None = None) -> list[Section]:
@@ -45,9 +42,7 @@ def _by_set(task: str, evaluations: list[Evaluation]) -> Section:
     columns = [(model, metric) for metric in metrics for model in models]
     one_model, one_metric = len(models) == 1, len(metrics) == 1
     names = [metric if one_model else model if one_metric else f"{metric}, {model}" for model, metric in columns]
-    sets: dict[str, list[Evaluation]] = {}
-    for e in evaluations:
-        sets.setdefault(e.set, []).append(e)
+    sets = {name: [e for e in evaluations if e.set == name] for name in dict.fromkeys(e.set for e in evaluations)}
     values = [
         [next((e.metrics.get(metric) for e in own if e.model == model), None) for model, metric in columns]
         for own in sets.values()
@@ -65,31 +60,25 @@ def _by_set(task: str, evaluations: list[Evaluation]) -> Section:
 
 def comparisons(report: Report) -> list[Section]:
     """The differences between models, a word where an interval excludes zero."""
-    rows = [
-        [
-            *(f"{set_name(c.task, c.set)} {c.metric}", c.model, c.baseline, signed(c.difference)),
-            f"{signed(c.low)} to {signed(c.high)}",
-            "higher" if c.low > 0 else "lower" if c.high < 0 else "",
-        ]
-        for c in report.comparisons
-    ]
-    note = (
-        "Difference: model minus baseline on the same examples. Interval: the middle 95 % of bootstrap resamples of "
-        "these examples; “higher” or “lower” where it excludes 0. It does not cover other seeds."
-    )
+    rows = []
+    for c in report.comparisons:
+        word = "higher" if c.low > 0 else "lower" if c.high < 0 else ""
+        metric, interval = f"{set_name(c.task, c.set)} {c.metric}", f"{signed(c.low)} to {signed(c.high)}"
+        rows.append([metric, c.model, c.baseline, signed(c.difference), interval, word])
+    note = "Difference: model minus baseline on the same examples. Interval: the middle 95 % of bootstrap resamples of "
+    note += "these examples; “higher” or “lower” where it excludes 0. It does not cover other seeds."
     header = ["metric", "model", "baseline", "difference", "95% interval", ""]
     return [Section("Differences", Table(header, rows, note, style="differences"))] if rows else []
 
 
 def details(report: Report) -> list[Section]:
     """Confusions, classes and the worst examples of each model on each set."""
-    number_of = len(report.evaluations)
-    shown = []
-    for e in report.evaluations:
-        parts = [part for part in (_confusion(e, alone=number_of == 1), _per_class(e), _worst(e)) if part is not None]
-        least = View.TERMINAL if number_of <= FEW_EVALUATIONS else View.HTML
-        if parts:
-            shown.append(Section(f"{e.model} on {headline(e)}", parts=parts, least=least, open=number_of == 1))
+    alone, few = len(report.evaluations) == 1, len(report.evaluations) <= FEW_EVALUATIONS
+    shown = [
+        Section(f"{e.model} on {headline(e)}", parts=parts, least=View.TERMINAL if few else View.HTML, open=alone)
+        for e in report.evaluations
+        if (parts := [part for part in (_confusion(e, alone=alone), _per_class(e), _worst(e)) if part is not None])
+    ]
     return [Section("In detail", parts=shown)] if shown else []
 
 
@@ -104,8 +93,7 @@ def _least(rows: int) -> View:
 
 
 def _confusion(evaluation: Evaluation, *, alone: bool) -> Section | None:
-    shown = matrix(evaluation)
-    if shown is None:
+    if (shown := matrix(evaluation)) is None:
         return None
     least = View.TERMINAL if alone and len(shown.rows) <= FEW_LABELS else _least(len(shown.rows))
     return Section("Confusion", shown, least=least)

@@ -9,20 +9,15 @@ from kdcli.report.schema import Agreement, Failure, LatencyRow, Report, Speedup
 from kdcli.report.text import Section, Table, View, bytes_of, filled, names_of, number
 
 BENCHMARK = "benchmark"  # The command whose reports are about latency
+# Backend and number format that the name of a speed-up leaves out.
 PLAIN = {("torch", "fp32"), ("torch", "float32"), ("portable", "fp32")}
-"""Backend and number format that the name of a speed-up leaves out."""
-
 PADDING = {"full": "no padding", "random": "random lengths, padded", "data": "the lengths of real text, padded"}
-
 NOISE = (
     "Noisy or unstable: the middle half of the runs spreads over more than a tenth, or a quarter, of the median, so "
     "the machine had other work too. Then rely on the paired ratios, not on the milliseconds."
 )
-
 FEW_CELLS = 4  # Cells up to which the table of each is unfolded
-
-Cell = tuple[int, int]
-"""Batch size and tokens."""
+Cell = tuple[int, int]  # Batch size and tokens
 
 
 def cells(report: Report) -> dict[Cell, list[LatencyRow]]:
@@ -45,11 +40,10 @@ def ran_as(row: LatencyRow | Agreement | Failure) -> str:
 
 def speedup_of(report: Report, row: LatencyRow) -> Speedup | None:
     """The speed-up of a row over the first model of the report; None where it is that model, or none was taken."""
-    cell = (row.batch_size, row.seq_len)
     name = row.model if (row.backend, row.dtype) in PLAIN else f"{row.model}/{row.backend}-{row.dtype}"
     # In a comparison of runs each has a baseline of its own.
     own = (ratio for key, ratio in report.speedup.items() if key.startswith(f"{name}_vs_"))
-    return next((ratio for ratio in own if (ratio.batch_size, ratio.seq_len) == cell), None)
+    return next((s for s in own if (s.batch_size, s.seq_len) == (row.batch_size, row.seq_len)), None)
 
 
 def interval(speedup: Speedup | None) -> str:
@@ -68,18 +62,12 @@ def comparable(report: Report) -> list[LatencyRow]:
 
 def latency(report: Report) -> list[Section]:
     """A table a cell, and how it was measured. Reports of other verbs have the medians in their main table."""
-    if not report.latency:
-        return []
-    tables = [
-        Section(
-            cell_name(cell),
-            filled([_facts(report, row) for row in rows], narrow=7, style="tight"),
-            open=not number or len(cells(report)) <= FEW_CELLS,
-        )
-        for number, (cell, rows) in enumerate(cells(report).items())
-    ]
+    tables: list[Section] = []
+    for cell, rows in cells(report).items():
+        table = filled([_facts(report, row) for row in rows], narrow=7, style="tight")
+        tables.append(Section(cell_name(cell), table, open=not tables or len(cells(report)) <= FEW_CELLS))
     least = View.TERMINAL if report.command == BENCHMARK else View.MARKDOWN
-    return [Section("Latency", sentences=_remarks(report), parts=tables, least=least)]
+    return [Section("Latency", sentences=_remarks(report), parts=tables, least=least)] if tables else []
 
 
 def _facts(report: Report, row: LatencyRow) -> dict[str, str]:
@@ -117,29 +105,21 @@ def _remarks(report: Report) -> list[str]:
     devices = " and ".join(dict.fromkeys(row.device for row in report.latency))
     paddings = " and ".join(dict.fromkeys(PADDING.get(row.padding, row.padding) for row in report.latency))
     ran_on = f", {_ran_on(report)[0]}" if len(_ran_on(report)) == 1 else ""
-    how = (
-        f"On {devices}{ran_on}, {paddings}; models of a backend were taken in turns in one process. A speed-up over "
-        f"{next(iter(report.models))} is the median of paired ratios, its quartiles in brackets. tokens/s counts real "
-        "tokens, without padding."
-    )
+    how = f"On {devices}{ran_on}, {paddings}; models of a backend were taken in turns in one process. A speed-up over "
+    how += f"{next(iter(report.models))} is the median of paired ratios, its quartiles in brackets. "
+    how += "tokens/s counts real tokens, without padding."
     return [how, NOISE] if any(row.status != "ok" for row in report.latency) else [how]
 
 
 def not_measured(report: Report) -> list[Section]:
     """A sentence for everything that failed, or was left out because its output is wrong."""
-    failed = [
-        f"{f.model} on {f.backend} {f.dtype}"
-        + ("" if f.batch_size is None or f.seq_len is None else f", {cell_name((f.batch_size, f.seq_len))}")
-        + f": {f.reason}"
-        for f in report.failures
-    ]
-    wrong = [
-        f"{a.model} on {a.backend} {a.dtype}: output differs (relative error {_finite(a.relative)}, limit {a.limit:g})"
-        ": not measured"
-        for a in report.agreements
-        if a.wrong
-    ]
-    items = [(sentence,) for sentence in failed + wrong]
+    items = []
+    for f in report.failures:
+        cell = "" if f.batch_size is None or f.seq_len is None else f", {cell_name((f.batch_size, f.seq_len))}"
+        items.append((f"{f.model} on {f.backend} {f.dtype}{cell}: {f.reason}",))
+    for a in filter(lambda a: a.wrong, report.agreements):
+        differs = f"output differs (relative error {_finite(a.relative)}, limit {a.limit:g})"
+        items.append((f"{a.model} on {a.backend} {a.dtype}: {differs}: not measured",))
     return [Section("Not measured", items=items)] if items else []
 
 
@@ -232,11 +212,11 @@ def latency_csv(report: Report) -> str:
     if not report.latency:
         return ""
     text = io.StringIO()
-    names = ("speedup", "speedup_low", "speedup_high")
-    writer = csv.DictWriter(text, [*LatencyRow.model_fields, *names], lineterminator="\n")
+    names = [*LatencyRow.model_fields, "speedup", "speedup_low", "speedup_high"]
+    writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     for row in report.latency:
-        ratio = speedup_of(report, row)
-        values = (ratio.median, ratio.low, ratio.high) if ratio else (None, None, None)
-        writer.writerow(row.model_dump() | dict(zip(names, values, strict=True)))
+        s = speedup_of(report, row)
+        ratio = {"speedup": s.median, "speedup_low": s.low, "speedup_high": s.high} if s else {}
+        writer.writerow(row.model_dump() | ratio)
     return text.getvalue()

@@ -5,7 +5,7 @@ from statistics import fmean
 
 from kdcli.report.schema import ASSISTANT, FINETUNED, TEACHER, UNDISTILLED, LatencyRow, Report, Speedup
 from kdcli.report.sections.evaluations import set_name, tasks
-from kdcli.report.sections.latency import BENCHMARK, Cell, cells, interval, ran_as, speedup_of
+from kdcli.report.sections.latency import BENCHMARK, cells, interval, ran_as, speedup_of
 from kdcli.report.sections.pruning import best_pruned
 from kdcli.report.text import Section, Table, count, duration, filled, names_of, number, on_disk, percent, short
 
@@ -80,8 +80,7 @@ def how_made(report: Report) -> str:
         how += (f" with {method}" if method else "") + text
     else:
         how = _on_tasks(report, f"fine-tuned from {short(origin(report))}")
-    if report.training:
-        t = report.training
+    if t := report.training:
         how += f": {t.steps:,} steps, {t.tokens:,} tokens, {duration(t.seconds)}"
     return how
 
@@ -112,18 +111,18 @@ def overview(report: Report) -> Table:
     further += dict.fromkeys(row.model for row in report.latency if batches and row.model not in report.models)
     quality = _quality(report)
     columns = [(task, metric) for task, models in quality.items() for metric in names_of(models.values())]
+    # The first row of each model in a cell.
+    firsts = {f"{c[0]}x{c[1]}": {row.model: row for row in reversed(cells(report)[c])} for c in batches}
     rows = []
     for name in [*report.models, *further]:
-        measured = {f"{b}x{length}": _row_of(report, name, (b, length)) for b, length in batches}
-        speeds = {f"speed-up {cell}": interval(speedup_of(report, r)) if r else "" for cell, r in measured.items()}
-        medians = {f"ms {cell}": _median(r) if r else "" for cell, r in measured.items()}
-        scores = {
-            task if metric == "loss" else f"{task} {metric}": number(quality[task].get(name, {}).get(metric))
-            for task, metric in columns
-        }
-        rows.append(
-            {"model": name} | (_sizes(report, name) if name in report.models else {}) | medians | speeds | scores
-        )
+        measured = {cell: by_model.get(name) for cell, by_model in firsts.items()}
+        row = {"model": name} | (_sizes(report, name) if name in report.models else {})
+        row |= {f"ms {cell}": _median(r) if r else "" for cell, r in measured.items()}
+        row |= {f"speed-up {cell}": interval(speedup_of(report, r)) if r else "" for cell, r in measured.items()}
+        for task, metric in columns:
+            column = task if metric == "loss" else f"{task} {metric}"
+            row[column] = number(quality[task].get(name, {}).get(metric))
+        rows.append(row)
     return filled(rows)
 
 
@@ -131,17 +130,15 @@ def _sizes(report: Report, name: str) -> dict[str, str]:
     """What a model weighs."""
     card, shapes = report.models[name], {name: f"{c.layers}x{c.hidden}" for name, c in report.models.items()}
     named = report.command == BENCHMARK and all(name == shape for name, shape in shapes.items())
-    counts = {
-        "parameters": card.params_total,
-        "(embedding)": card.params_embedding,
-        "(transformer)": card.params_transformer,
-        "papers: embedding": card.paper_params_embedding,
-        "papers: transformer": card.paper_params_transformer,
-        "not zero": card.params_nonzero if report.pruning else None,
-    }
+    embedding, transformer = card.paper_params_embedding, card.paper_params_transformer
     return {
         "shape": "" if named else shapes[name],
-        **{column: "" if value is None else count(value) for column, value in counts.items()},
+        "parameters": count(card.params_total),
+        "(embedding)": count(card.params_embedding),
+        "(transformer)": count(card.params_transformer),
+        "papers: embedding": "" if embedding is None else count(embedding),
+        "papers: transformer": "" if transformer is None else count(transformer),
+        "not zero": count(card.params_nonzero) if report.pruning else "",
         "size": on_disk(card),
         "multiply-adds": count(card.multiply_adds),
         "weights kept, %": next((percent(p.density, 1) for p in report.pruning if p.model == name), ""),
@@ -150,10 +147,6 @@ def _sizes(report: Report, name: str) -> dict[str, str]:
 
 def _median(row: LatencyRow) -> str:
     return f"{row.p50_ms:.1f}" + ("" if row.status == "ok" else f" ({row.status})")
-
-
-def _row_of(report: Report, name: str, cell: Cell) -> LatencyRow | None:
-    return next((row for row in cells(report).get(cell, []) if row.model == name), None)
 
 
 def _quality(report: Report) -> dict[str, dict[str, dict[str, float]]]:
@@ -166,13 +159,11 @@ def _quality(report: Report) -> dict[str, dict[str, dict[str, float]]]:
 def models_section(report: Report) -> Section:
     """The main table: a row a model of a benchmark; else a column a model, for there are few models and many facts."""
     table = overview(report)
-    benchmark = report.command == BENCHMARK
-    if TEACHER in report.models and not benchmark:
-        title = "Teacher and student"
-    else:
-        title = "Models" if len(report.models) > 1 else "Model"
-    if benchmark:
+    title = "Models" if len(report.models) > 1 else "Model"
+    if report.command == BENCHMARK:
         return Section(title, Table(table.header, table.rows, style="tight"))
+    if TEACHER in report.models:
+        title = "Teacher and student"
     note = ""
     if any(row[0].endswith(UNDISTILLED) for row in table.rows):
         chain = "; the notes say from which model" if ASSISTANT in report.models and len(report.models) > 2 else ""
@@ -184,8 +175,7 @@ def models_section(report: Report) -> Section:
 
 def about(report: Report) -> str:
     """The model that the facts are about, where several could be meant."""
-    several = [name for name in report.models if name not in (TEACHER, ASSISTANT)]
-    return foremost(report) if len(several) > 1 else ""
+    return foremost(report) if len(report.models.keys() - {TEACHER, ASSISTANT}) > 1 else ""
 
 
 def foremost(report: Report) -> str:

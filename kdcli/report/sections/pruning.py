@@ -3,12 +3,10 @@
 from kdcli.report.schema import Pruning, Report
 from kdcli.report.text import Table, percent
 
-TYPES = {
+TYPES = {  # Types of matrices in the order of the tables, and what they are
     **{"Q": "query", "K": "key", "V": "value", "O": "output of attention", "U": "up projection", "G": "its gate"},
     **{"D": "down projection", "P": "positions", "P2": "positions, queries"},
 }
-"""Types of matrices in the order of the tables, and what they are."""
-
 ALL = "all"  # Name of the row and the column over all layers and types
 
 
@@ -57,9 +55,8 @@ def by_layer(pruned: Pruning) -> Table:
 def density_points(report: Report) -> list[tuple[int, dict[str, float]]]:
     """Step -> percent that each model kept after it."""
     points: dict[int, dict[str, float]] = {}
-    for p in report.pruning:
-        for point in p.curve:
-            points.setdefault(point.step, {})[p.model] = 100 * point.density
+    for model, point in ((p.model, point) for p in report.pruning for point in p.curve):
+        points.setdefault(point.step, {})[model] = 100 * point.density
     return sorted(points.items())
 
 

@@ -14,11 +14,8 @@ def by_setting(selection: Selection) -> list[tuple[Settings, list[RunRow]]]:
     """The runs of each setting, in the order of the report."""
     groups: list[tuple[Settings, list[RunRow]]] = []
     for run in selection.runs:
-        known = next((runs for settings, runs in groups if settings == run.settings), None)
-        if known is None:
-            groups.append((run.settings, [run]))
-        else:
-            known.append(run)
+        if run.settings not in (settings for settings, _ in groups):
+            groups.append((run.settings, [alike for alike in selection.runs if alike.settings == run.settings]))
     return groups
 
 
@@ -42,10 +39,9 @@ def selection_section(selection: Selection) -> Section:
     chosen = [settings == selection.settings for settings, _ in groups]
     chosen_run = [run.settings == selection.settings and run.seed == selection.seed for run in selection.runs]
     header, note = keys or ["settings"], how_chosen(selection)
-    every = Section(
-        "Every run", _marked([*header, "seed", *metrics], runs, chosen_run), least=View.MARKDOWN, open=False
-    )
-    return Section("Selection", _marked([*header, "seeds", *metrics], rows, chosen, note), parts=[every])
+    every = _marked([*header, "seed", *metrics], runs, chosen_run)
+    parts = [Section("Every run", every, least=View.MARKDOWN, open=False)]
+    return Section("Selection", _marked([*header, "seeds", *metrics], rows, chosen, note), parts=parts)
 
 
 def _marked(header: list[str], rows: list[list[str]], chosen: list[bool], note: str = "") -> Table:
@@ -61,10 +57,8 @@ def how_chosen(selection: Selection) -> str:
     if len(groups) == 1:
         how = f"Of {len(selection.runs)} runs, seed {selection.seed} was chosen by {by})"
     elif seeds:
-        how = (
-            f"Of {len(groups)} settings, one was chosen by {by}; mean over its seeds); of its runs the best one, with "
-            f"seed {selection.seed}, is the model reported here"
-        )
+        how = f"Of {len(groups)} settings, one was chosen by {by}; mean over its seeds); of its runs the best one, "
+        how += f"with seed {selection.seed}, is the model reported here"
     else:
         how = f"Of {len(groups)} runs, one was chosen by {by})"
     spreads = " ± is the sample standard deviation over seeds." if seeds else ""
