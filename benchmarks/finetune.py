@@ -27,7 +27,7 @@ from kdcli.downstream.task import PreparedTask, build_job, load_model, predict, 
 from kdcli.recipe.resolve import resolve
 from kdcli.training.device import DTYPES
 from kdcli.training.engine import train
-from kdcli.training.session import Session, start
+from kdcli.training.launch import Session, start
 from kdcli.types import Job, Schedule
 
 CPU = torch.device("cpu")

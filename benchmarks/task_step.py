@@ -53,7 +53,7 @@ from kdcli.teachers.cache import SignalStore
 from kdcli.teachers.teacher import Teacher
 from kdcli.training.device import choose_dtype
 from kdcli.training.engine import train
-from kdcli.training.session import Session, start
+from kdcli.training.launch import Session, start
 from kdcli.types import Batch, Examples, Job, Objective, Schedule, Signals, StepLoss, real_tokens
 
 CPU = torch.device("cpu")

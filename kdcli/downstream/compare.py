@@ -13,8 +13,7 @@ from kdcli.downstream.settings import DownstreamSettings, FinetuneRecipe
 from kdcli.downstream.task import PreparedTask, check_task_data, features_of, order_and_schedule, prepare
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
-from kdcli.training.launch import make_schedule
-from kdcli.training.session import Session
+from kdcli.training.launch import Session, make_schedule
 
 DOWNSTREAM = "downstream"  # directory of these fine-tunings
 Tasks = dict[str, tuple[PreparedTask, Resolved[FinetuneRecipe]]]  # name of a task -> its data, and how to fine-tune

@@ -89,7 +89,6 @@ def write_finetune_report(
         cards={FINETUNED: card},
         folders={FINETUNED: folder},
         latency=measure([Subject(FINETUNED, str(folder))], recipe.measure, task.session) if timed else Latency(),
-        quality=downstream.quality_of(contents["evaluations"]),
         auto_class=AUTO_CLASS[task.data.task.kind].__name__,
         **contents,
     )

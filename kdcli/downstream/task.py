@@ -3,7 +3,6 @@
 Data flow: examples -> rows of tokens -> batches of similar length -> logits -> loss -> engine -> predictions.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,9 +23,8 @@ from kdcli.models.label_words import load_with_label_words
 from kdcli.models.load import load_config
 from kdcli.models.shape import positions_of
 from kdcli.training.evaluation import evaluate
-from kdcli.training.launch import make_schedule
+from kdcli.training.launch import Session, make_schedule
 from kdcli.training.progress import Progress
-from kdcli.training.session import Session
 from kdcli.types import Batch, Examples, Job, Kind, Needs, Order, Outcome, Schedule, Signals, StepLoss, Task
 
 GROUP, SHORT = 8, 20  # rows padded together; twice as many if the mean row has at most `SHORT` tokens
@@ -227,11 +225,3 @@ def log_padding(order: BucketOrder) -> None:
     random = 1 - sum(int(b.sum()) for b in drawn) / sum(len(b) * int(b.max()) for b in drawn)
     share = f"{order.padding():.1%} padding (in random batches {random:.1%})"
     Progress.log(f"{len(lengths):,} rows of {lengths.mean():.0f} tokens in groups of similar length: {share}")
-
-
-def quality_of(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Evaluations as `quality` of a report: task and set -> model -> metric -> value."""
-    quality: dict[str, dict[str, dict[str, float]]] = {}
-    for e in evaluations:
-        quality.setdefault(f"{e['task']} {e['set']}".strip(), {})[e["model"]] = dict(e["metrics"])
-    return quality

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from kdcli.report.text import bytes_of, count, duration
 from kdcli.training.engine import train
-from kdcli.training.session import Session
+from kdcli.training.launch import Session
 from kdcli.types import Job, Schedule
 
 PROBE_STEPS = 4  # Steps of a dry run: one to warm up, three to time

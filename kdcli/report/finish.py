@@ -14,9 +14,9 @@ from kdcli.report.published import published_for
 from kdcli.report.schema import Report, Training
 from kdcli.report.sections.evaluations import set_name
 from kdcli.report.views import model_card, terminal, write_views
+from kdcli.training.launch import Session
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import REPORT, RunDir
-from kdcli.training.session import Session
 from kdcli.types import Outcome
 
 

@@ -10,9 +10,8 @@ from kdcli.recipe.sections import Invocation
 from kdcli.report.dry_run import Estimate, StageEstimate, estimate_stage
 from kdcli.report.finish import RunResult
 from kdcli.training.engine import train
-from kdcli.training.launch import already_done, claim, claim_or_resume, launch
+from kdcli.training.launch import Session, already_done, claim, claim_or_resume, launch, track
 from kdcli.training.run_dir import RunDir
-from kdcli.training.session import Session, track
 from kdcli.types import Job, Outcome, Schedule
 
 
@@ -68,7 +67,7 @@ def run_command(
     run = prepare(resolved, invocation, session)
     if invocation.dry_run:
         return dry_run(session, run)
-    claim(run, session)
+    claim(session, run.folder, resolved, invocation)
     track(session, run.folder)
     run_stages(session, run)
     session.wait()

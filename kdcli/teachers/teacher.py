@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kdcli.models.capture import Capture, capture, prepare_teacher
-from kdcli.training.session import Session
+from kdcli.training.launch import Session
 from kdcli.types import Batch, Needs, Signals
 
 

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
 from kdcli.training.cpu_kernels import fast_cpu_kernels
 from kdcli.training.evaluation import CPU_MICRO_BATCH, evaluate_batches, to_device
+from kdcli.training.launch import Session
 from kdcli.training.memory import is_out_of_memory
 from kdcli.training.processes import stop_requests
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.training.session import Session
 from kdcli.types import Batch, Job, Outcome, ParamGroup, Schedule, real_tokens
 
 SKIPS_ALLOWED = 50

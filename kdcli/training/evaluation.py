@@ -8,8 +8,8 @@ import torch
 from accelerate.utils import gather_object
 
 from kdcli.errors import MachineError
+from kdcli.training.launch import Session
 from kdcli.training.memory import is_out_of_memory
-from kdcli.training.session import Session
 from kdcli.types import Batch, Examples, Job
 
 CPU_MICRO_BATCH = 32

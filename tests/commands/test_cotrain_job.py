@@ -17,7 +17,7 @@ from kdcli.commands.cotrain.settings import CotrainRecipe
 from kdcli.data.text.corpus import open_corpus
 from kdcli.errors import UsageError
 from kdcli.training.engine import train
-from kdcli.training.session import Session
+from kdcli.training.launch import Session
 from kdcli.types import Schedule
 
 SCHEDULE = Schedule(steps=6, batch_size=8, lr=1e-3, warmup_steps=0, eval_every=6, checkpoint_every=100)

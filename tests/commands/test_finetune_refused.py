@@ -20,7 +20,7 @@ from kdcli.downstream.settings import FinetuneRecipe
 from kdcli.downstream.task import check_task_data, order_and_schedule, prepare
 from kdcli.errors import UsageError
 from kdcli.recipe.resolve import combinations, grid_options
-from kdcli.training.session import Session
+from kdcli.training.launch import Session
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from kdcli.models.shape import shape_of
 from kdcli.recipe.sections import KdSettings
 from kdcli.teachers.cache import TOKENS_KEY, SignalStore
 from kdcli.teachers.task_teacher import kd_terms
-from kdcli.training.session import Session
+from kdcli.training.launch import Session
 from kdcli.types import Signals
 
 LABELS = ("brisk", "calm")

@@ -19,8 +19,8 @@ from kdcli.pruners.l0 import gates
 from kdcli.pruners.masked import is_score
 from kdcli.pruners.pruner import kept_share, progress, ramp
 from kdcli.training.engine import train
+from kdcli.training.launch import Session, start
 from kdcli.training.run_dir import RunDir
-from kdcli.training.session import Session, start
 from kdcli.types import Job, Schedule, StepLoss
 
 CPU = torch.device("cpu")

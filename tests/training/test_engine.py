@@ -19,8 +19,8 @@ from torch import nn
 from kdcli.data.batches import BatchOrder
 from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
 from kdcli.training.engine import train
+from kdcli.training.launch import Session, start
 from kdcli.training.run_dir import BEST, CHECKPOINTS, RunDir
-from kdcli.training.session import Session, start
 from kdcli.types import Job, ParamGroup, Schedule, StepLoss, real_tokens
 
 CPU = torch.device("cpu")
@@ -468,7 +468,7 @@ import torch
 import torch.distributed
 
 atexit.register(lambda: print("group at the very end:", torch.distributed.is_initialized()))
-from kdcli.training.session import start
+from kdcli.training.launch import start
 
 start(torch.device("cpu"), torch.float32)
 print("group at work:", torch.distributed.is_initialized())

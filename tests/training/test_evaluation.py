@@ -12,7 +12,7 @@ from kdcli.data.batches import BatchOrder
 from kdcli.errors import MachineError
 from kdcli.training import evaluation as held_out
 from kdcli.training.evaluation import CPU_MICRO_BATCH, evaluate, evaluate_batches, is_out_of_memory
-from kdcli.training.session import Session
+from kdcli.training.launch import Session
 from kdcli.types import Job, StepLoss
 
 N = 77

@@ -20,17 +20,18 @@ from kdcli.data.text.masking import Masked, PassOrder, tokens_of
 from kdcli.downstream.compare import Tasks
 from kdcli.downstream.recipes import as_finetune
 from kdcli.downstream.run import WORST
-from kdcli.downstream.task import PreparedTask, build_job, freeze_unused, predict, quality_of
+from kdcli.downstream.task import PreparedTask, build_job, freeze_unused, predict
 from kdcli.losses.ctcd import STUDENT, TEACHER, Weights, ctcd, reverse_kl
 from kdcli.losses.hard import hard_loss, labelled
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
 from kdcli.models.capture import Capture
 from kdcli.models.heads import TaskModel
+from kdcli.report.finish import quality_of
 from kdcli.teachers.teacher import Teacher
+from kdcli.training.launch import Session
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.training.session import Session
 from kdcli.types import Batch, Job, Needs, ParamGroup, Schedule, Signals, StepLoss
 
 PARTNERS = ("student-1", "student-2")  # Names of the two models beside a community teacher, where neither is one

@@ -16,7 +16,7 @@ from kdcli.data.text.corpus import open_corpus
 from kdcli.data.text.masking import check_share, tokens_of
 from kdcli.downstream.compare import DOWNSTREAM, opened, scored
 from kdcli.downstream.recipes import as_finetune
-from kdcli.downstream.task import order_and_schedule, prepare, quality_of
+from kdcli.downstream.task import order_and_schedule, prepare
 from kdcli.errors import UsageError
 from kdcli.losses.ctcd import STUDENT, TEACHER
 from kdcli.models.card import describe, describe_source
@@ -26,12 +26,11 @@ from kdcli.models.shape import is_shape
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
 from kdcli.report.dry_run import Estimate
-from kdcli.report.finish import RunResult, measure, write_report
+from kdcli.report.finish import RunResult, measure, quality_of, write_report
 from kdcli.report.stages import StageJob, run_command
-from kdcli.training.launch import choose_output_dir, make_schedule
+from kdcli.training.launch import Session, choose_output_dir, make_schedule
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.training.session import Session
 from kdcli.types import Outcome
 
 

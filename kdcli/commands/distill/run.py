@@ -15,9 +15,8 @@ from kdcli.report.dry_run import Estimate
 from kdcli.report.finish import RunResult
 from kdcli.report.stages import run_command, run_stages
 from kdcli.report.views import TEACHER
-from kdcli.training.launch import choose_output_dir, claim, launch
+from kdcli.training.launch import choose_output_dir, claim, launch, track
 from kdcli.training.progress import Progress
-from kdcli.training.session import track
 
 
 def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> RunResult | Estimate | None:
@@ -53,12 +52,12 @@ def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation
     # Errors of later variants are found before the first one trains.
     for resolved in variants.values():
         replace(run, resolved=resolved).objective()
-    claim(replace(run, folder=folder, resolved=first, invocation=invocation), session)
+    claim(session, folder, first, invocation)
     track(session, folder)
     for number, name in enumerate(variants):
         Progress.log(f"variant {name}")
         run = prepared(name) if number else run
-        claim(run, session)
+        claim(session, run.folder, run.resolved, run.invocation)
         run_stages(session, run)
     session.accelerator.end_training()
     if not session.is_main:

@@ -21,10 +21,9 @@ from kdcli.models.shape import parse_shape, shape_of
 from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.recipe.sections import Invocation
 from kdcli.teachers.task_teacher import check_vocabulary, load_teacher
-from kdcli.training.launch import choose_output_dir, launch
+from kdcli.training.launch import Session, choose_output_dir, launch
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.training.session import Session
 from kdcli.types import ModelShape
 
 

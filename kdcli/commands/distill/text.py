@@ -18,7 +18,6 @@ from kdcli.data.batches import BatchOrder
 from kdcli.data.text.corpus import Corpus, open_corpus
 from kdcli.data.text.masking import Masked, PassOrder, check_share, tokens_of
 from kdcli.downstream.compare import DOWNSTREAM, Tasks, opened, scored
-from kdcli.downstream.task import quality_of
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective, check_settings, inputs
 from kdcli.losses.hard import labelled
@@ -30,14 +29,13 @@ from kdcli.models.masked_lm import load_masked_lm, student_with_head
 from kdcli.models.shape import InitializedStudent, build_student, parse_shape
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
-from kdcli.report.finish import RunResult, measure, write_report
+from kdcli.report.finish import RunResult, measure, quality_of, write_report
 from kdcli.report.schema import ASSISTANT, TEACHER, UNDISTILLED
 from kdcli.report.stages import StageJob
 from kdcli.teachers.teacher import Teacher
-from kdcli.training.launch import choose_output_dir, make_schedule
+from kdcli.training.launch import Session, choose_output_dir, make_schedule
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.training.session import Session
 from kdcli.types import Batch, Examples, ModelShape, Outcome, Schedule, real_tokens
 
 HELD_OUT = "held-out loss"  # Quality row of the distillation loss on held-out text
@@ -101,7 +99,9 @@ def prepare_text(resolved: Resolved[DistillRecipe], invocation: Invocation, sess
     for shape in shapes.values():
         build_objective(recipe.method, recipe.loss, assistant or teacher.shape, shape)
     # Before the corpus, which may take hours to tokenise.
-    tasks = opened(recipe.eval, str(recipe.teacher), recipe.train.seed, invocation, session)
+    tasks: Tasks = {}
+    if recipe.eval.tasks:
+        tasks = opened(recipe.eval, str(recipe.teacher), recipe.train.seed, invocation, session)
     with session.accelerator.main_process_first():
         how = recipe.data.model_dump(include={"max_length", "column", "held_out_blocks"})
         isolated = recipe.data.pack_isolated

@@ -27,10 +27,9 @@ from kdcli.report.finish import RunResult, measure, write_report
 from kdcli.report.views import short
 from kdcli.sparse.load import load
 from kdcli.sparse.mask_file import read_mask
-from kdcli.training.launch import choose_output_dir, launch
+from kdcli.training.launch import Session, choose_output_dir, launch
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.training.session import Session
 from kdcli.types import Task
 
 

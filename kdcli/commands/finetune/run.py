@@ -21,9 +21,8 @@ from kdcli.report.dry_run import Estimate
 from kdcli.report.finish import RunResult
 from kdcli.report.stages import run_command
 from kdcli.report.views import FINETUNED
-from kdcli.training.launch import choose_output_dir
+from kdcli.training.launch import Session, choose_output_dir
 from kdcli.training.run_dir import RECIPE, REPORT
-from kdcli.training.session import Session
 from kdcli.types import Outcome
 
 

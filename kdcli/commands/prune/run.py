@@ -24,9 +24,8 @@ from kdcli.report.dry_run import Estimate
 from kdcli.report.finish import RunResult
 from kdcli.report.stages import StageJob, run_command
 from kdcli.teachers.task_teacher import delete_signals, load_teacher
-from kdcli.training.launch import choose_output_dir
+from kdcli.training.launch import Session, choose_output_dir
 from kdcli.training.progress import Progress
-from kdcli.training.session import Session
 from kdcli.types import Outcome
 
 Recipes = Sequence[Resolved[PruneRecipe]]
