@@ -1,7 +1,5 @@
 """Copies: only words are replaced and only by their candidates; the same copies however the work was divided."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The order of a run is a pure function of seed and step: resuming cannot change it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Corpora: blocks hold all of the text and isolate documents; the cache survives kills, damage and a second process."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The embedded language and its tasks."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -11,7 +9,7 @@ from kdcli.metrics.probe import probe_demo
 from kdcli.models.load import load_encoder
 
 WORDS_SHARED = {
-    *("the", "a", "is", "are", "in", "near", "because", "it", "they", "when", "and", "say", "that", ",", "."),
+    *("the", "a", "is", "are", "in", "near", "because", "it", "they", "when", "and", "say", "that", ",", ".")
 }
 
 

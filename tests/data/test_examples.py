@@ -1,7 +1,5 @@
 """Rows of labelled data: each kind of task reads its rows, and names file and row of those that do not fit."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

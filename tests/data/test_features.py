@@ -1,7 +1,5 @@
 """Examples as rows of tokens: what the tokenizer says of each alone, padded on the right, labels where they belong."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

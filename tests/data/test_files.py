@@ -1,7 +1,5 @@
 """Readers: every format gives the same documents; errors name file and line."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """A hub id is streamed from a hub on loopback, and needs no network once it is tokenised."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

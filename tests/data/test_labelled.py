@@ -1,7 +1,5 @@
 """The examples of a task: those trained on, those evaluated on, and the names of their sets."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json
@@ -399,12 +397,7 @@ def examples(*labels):
 
 @pytest.mark.parametrize(
     ("kind", "labels", "missing"),
-    [
-        ("class", (0, 2), "b"),
-        ("class", (1,), "a, c"),
-        ("multi", ((0, 1), ()), "c"),
-        ("tokens", ((0, 0, 2), (2,)), "b"),
-    ],
+    [("class", (0, 2), "b"), ("class", (1,), "a, c"), ("multi", ((0, 1), ()), "c"), ("tokens", ((0, 0, 2), (2,)), "b")],
 )
 def test_a_class_that_nothing_is_trained_on_is_named(kind, labels, missing):
     data = Labelled(task(kind, ("a", "b", "c")), examples(*labels), {}, "validation")

@@ -1,7 +1,5 @@
 """The embedded teacher is what `tools/make_demo.py` makes of the text as it is generated now."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

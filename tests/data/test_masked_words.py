@@ -1,7 +1,5 @@
 """Words by a masked language model: batched and gathered, yet what one full query a word would say."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from encoders import tiny_config

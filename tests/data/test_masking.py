@@ -1,7 +1,5 @@
 """Masked text: how much, what of it, whole words, and that masks belong to a row and a pass and to nothing else."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Neighbours: the nearest by cosine, never the word itself, whatever comes in a GloVe file."""
 
-from __future__ import annotations
-
 import gzip
 
 import numpy as np

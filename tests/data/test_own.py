@@ -1,7 +1,5 @@
 """A user's own rows: the task they are read as, and the errors for rows that are none."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

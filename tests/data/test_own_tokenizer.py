@@ -1,7 +1,5 @@
 """A tokenizer trained from a text: the same every time, of the size asked for, framed as BERT's."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Windows hold every token and know their characters; answers come back from them exactly, whatever the tokenizer."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Answers read off logits: against plain loops, over padding and order, and when there is none."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

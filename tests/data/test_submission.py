@@ -1,7 +1,5 @@
 """kdcli.data.labelled.submission: the GLUE server's files to the byte."""
 
-from __future__ import annotations
-
 import errno
 import os
 

@@ -1,7 +1,5 @@
 """The named tasks: what they read and how their labels are numbered, as the data sets on the hub have it."""
 
-from __future__ import annotations
-
 import pytest
 
 from kdcli.data.demo import TASKS as DEMO_TASKS

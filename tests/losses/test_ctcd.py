@@ -1,7 +1,5 @@
 """Co-distillation's terms: their values, where their gradients go, what is not computed, what is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Contract of every method, and what only one of them has; TinyBERT and PKD have files of their own."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import re

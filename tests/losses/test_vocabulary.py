@@ -1,7 +1,5 @@
 """Losses over a vocabulary: equal to float64 references in any chunking, and nothing as large as the logits kept."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Confidence intervals; and for every kind of task, its scorer beside its `evaluate.Metric`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Metrics of the `evaluate` library beside a task's own: formats, refusals, and metrics written by the user."""
 
-from __future__ import annotations
-
 import pytest
 
 from kdcli.errors import UsageError

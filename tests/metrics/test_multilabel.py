@@ -1,7 +1,5 @@
 """Metrics of several labels an example against formulas written out, and against scikit-learn."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import sklearn.metrics

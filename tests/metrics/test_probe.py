@@ -1,7 +1,5 @@
 """Linear probes measure the encoder, not the words themselves."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Correlations and errors against formulas written out."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

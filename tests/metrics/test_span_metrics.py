@@ -1,7 +1,5 @@
 """Answers against the rules of the SQuAD and MLQA scripts by hand, and thresholds against trying every one."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Entities against counts by hand, a reader of well-formed tags written out here, and seqeval itself."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Capture: what runs and what does not, several models at once, training through it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The CARD of a model: parameters, multiply-adds, bytes, hash."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Every supported model type: signals are what the model computes, and students train, save and reload."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from encoders import padded_batch, tiny_encoder, tiny_tokenizer

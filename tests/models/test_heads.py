@@ -1,7 +1,5 @@
 """Heads of every type: a saved encoder under a new head; heads that a checkpoint brings, their labels checked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Heads of label words: logits are dot products of states with embeddings, in every type, and stay so when saved."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

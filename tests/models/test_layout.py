@@ -1,7 +1,5 @@
 """Rows: which types are known, what the others get, and that each weight of a layer's linears is in one matrix."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from encoders import tiny_config, tiny_encoder

@@ -1,7 +1,5 @@
 """Loading and saving: what cannot be used is refused with a reason, nothing that comes with a model is run."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -1,7 +1,5 @@
 """Masked language models of every type that has them: loaded, captured, and students under their teacher's head."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from encoders import tiny_config, tiny_encoder, tiny_tokenizer

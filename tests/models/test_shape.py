@@ -1,7 +1,5 @@
 """Shapes and the initialisation of students."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from encoders import assert_same_state, tiny_encoder
