@@ -207,16 +207,6 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch, killed_after):
     assert source.texts == TEXTS
 
 
-def test_a_finished_cache_is_read_and_left_as_it_is(tmp_path):
-    source = FakeWords()
-    first = augmented(tmp_path, SINGLE, examples(TEXTS), source)
-    (file,) = cached(tmp_path)
-    before = file.read_bytes()
-    assert augmented(tmp_path, SINGLE, examples(TEXTS), source) == first
-    assert source.texts == TEXTS
-    assert file.read_bytes() == before
-
-
 @pytest.mark.parametrize(
     ("changes", "texts"),
     [({"fingerprint": "g"}, TEXTS), ({"candidates": 2}, TEXTS), ({}, [*TEXTS[:-1], "another mat"])],

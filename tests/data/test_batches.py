@@ -30,12 +30,6 @@ def test_the_order_of_a_step_does_not_depend_on_the_steps_before():
     assert BatchOrder(100, 100, 0).indices(1).tolist() != BatchOrder(100, 100, 0).indices(2).tolist()
 
 
-def test_a_batch_larger_than_the_data_takes_several_passes():
-    found = BatchOrder(3, 7, 0).indices(1).tolist()
-    assert len(found) == 7
-    assert sorted(found[:3]) == sorted(found[3:6]) == [0, 1, 2]
-
-
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=80)
 
 

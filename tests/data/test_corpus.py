@@ -1,6 +1,7 @@
 """Corpora: blocks hold all of the text and isolate documents; the cache survives kills, damage and a second process."""
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ import pytest
 from encoders import tiny_tokenizer
 from filelock import FileLock
 from forked import Forked
+from hub_server import hub  # noqa: F401
 from huggingface_hub import HfApi
 from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import httpx
@@ -106,14 +108,14 @@ def test_tokenised_once(tmp_path):
 
 
 def test_a_data_set_of_the_hub_that_changed_is_tokenised_anew(cache, monkeypatch):
-    hub = {"sha": "a" * 40, "text": "w1"}
+    there = {"sha": "a" * 40, "text": "w1"}
     log = []
 
     def info(self, name, timeout):
         assert name == "someone/text"
-        if hub["sha"] is None:
-            raise hub["error"]
-        return SimpleNamespace(sha=hub["sha"])
+        if there["sha"] is None:
+            raise there["error"]
+        return SimpleNamespace(sha=there["sha"])
 
     def first():
         """The first word of the text, and whether it was read again."""
@@ -123,17 +125,17 @@ def test_a_data_set_of_the_hub_that_changed_is_tokenised_anew(cache, monkeypatch
 
     monkeypatch.setattr(HfApi, "dataset_info", info)
     monkeypatch.setattr(files, "_hub_splits", lambda *_: ["train"])
-    monkeypatch.setattr(files, "_hub_rows", lambda *_: iter([("row 1", {"text": f"{hub['text']} " * 400})]))
+    monkeypatch.setattr(files, "_hub_rows", lambda *_: iter([("row 1", {"text": f"{there['text']} " * 400})]))
     assert first() == ("w1", True)
     # Not downloaded again as long as the revision is the same.
-    hub["text"] = "w2"
+    there["text"] = "w2"
     assert first() == ("w1", False)
-    hub["sha"] = "b" * 40
+    there["sha"] = "b" * 40
     assert first() == ("w2", True)
-    hub["sha"] = "a" * 40
+    there["sha"] = "a" * 40
     assert first() == ("w1", False)
     for error in (OfflineModeIsEnabled("offline"), ConnectionError("no network"), httpx.ConnectTimeout("late")):
-        hub |= {"sha": None, "error": error, "text": "w3"}
+        there |= {"sha": None, "error": error, "text": "w3"}
         assert first() == ("w2", False)
     shutil.rmtree(cache)
     assert first() == ("w3", True)
@@ -276,3 +278,61 @@ def test_memory_stays_flat_while_tokenising(tmp_path):
         (tmp_path / f"{name}.txt").write_text(("w1 w22 w3 w4 " * (line // 13 + 1) + "\n") * (size // line), "utf-8")
     done = python(MEASURE, tmp_path / "small.txt", tmp_path / "large.txt", cache=tmp_path / "cache")
     assert float(done.stdout) < 60, done.stderr
+
+
+NAME = "someone/some-text"
+CARD = """---
+configs:
+- config_name: plain
+  data_files:
+  - {split: train, path: plain/train.jsonl}
+  - {split: validation, path: plain/validation.jsonl}
+- config_name: no-training
+  data_files:
+  - {split: validation, path: plain/validation.jsonl}
+---
+"""
+FILES = {
+    "README.md": CARD.encode(),
+    "plain/train.jsonl": "".join(json.dumps({"text": d}) + "\n" for d in DOCUMENTS).encode(),
+    "plain/validation.jsonl": b'{"text": "w50 w51 w52"}\n' * 40,
+}
+
+
+READ = """
+import json, sys
+import numpy as np
+from kdcli.data.files import open_source
+from kdcli.errors import UsageError
+from texts import corpus
+source = open_source(sys.argv[1] + ":plain")
+messages = []
+for config in ("no-training", "unknown"):
+    try:
+        corpus(sys.argv[1] + ":" + config)
+    except UsageError as error:
+        messages.append(error.message)
+print(json.dumps([list(source.documents("train", None)), len(corpus(sys.argv[1] + ":plain").train), messages]))
+"""
+
+
+@pytest.mark.slow
+def test_a_hub_id_is_streamed_and_once_tokenised_needs_no_network(hub, tmp_path, monkeypatch):  # noqa: F811
+    hub.repositories[NAME] = FILES
+    paths = {"KDCLI_CACHE": str(tmp_path / "cache"), "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
+    environment = hub.environment(tmp_path / "hf", **paths)
+    # The address is read when the libraries are imported, hence another process.
+    done = subprocess.run(
+        [sys.executable, "-c", READ, NAME], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    documents, blocks, messages = json.loads(done.stdout.splitlines()[-1])
+    assert documents == DOCUMENTS
+    assert "no-training has no train split; it has validation" in messages[0]
+    assert "BuilderConfig 'unknown' not found" in messages[1]
+    # This process is offline.
+    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
+    again = corpus(f"{NAME}:plain")
+    assert len(again.train) == blocks
+    held_out = again.held_out.batch(np.arange(len(again.held_out)))["input_ids"]
+    assert len(held_out[:, 1:-1].unique()) == 4
