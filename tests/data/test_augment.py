@@ -53,10 +53,8 @@ class FakeWords:
 
 
 def examples(texts, labels=None):
-    return [
-        Example(f"f:{i}", str(i), t if isinstance(t, tuple) else (t,), 1 if labels is None else labels[i])
-        for i, t in enumerate(texts)
-    ]
+    texts = [t if isinstance(t, tuple) else (t,) for t in texts]
+    return [Example(f"f:{i}", str(i), t, 1 if labels is None else labels[i]) for i, t in enumerate(texts)]
 
 
 def augmented(path, task, given, source=None, **changes):

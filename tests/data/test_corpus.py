@@ -322,9 +322,7 @@ def test_a_hub_id_is_streamed_and_once_tokenised_needs_no_network(hub, tmp_path,
     paths = {"KDCLI_CACHE": str(tmp_path / "cache"), "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
     environment = hub.environment(tmp_path / "hf", **paths)
     # The address is read when the libraries are imported, hence another process.
-    done = subprocess.run(
-        [sys.executable, "-c", READ, NAME], env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", READ, NAME], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     documents, blocks, messages = json.loads(done.stdout.splitlines()[-1])
     assert documents == DOCUMENTS

@@ -61,14 +61,12 @@ def test_an_example_is_named_by_its_row_or_by_its_place(more, name):
     assert read(COLA, {"sentence": "w1", "label": 0} | more).id == name
 
 
-@pytest.mark.parametrize(
-    ("kind", "column"), [(k, c) for k, (task, _) in RIGHT.items() for c in (*task.texts, task.label)]
-)
-def test_a_missing_column_is_named_with_those_there_are(kind, column):
+@pytest.mark.parametrize(("kind", "name"), [(k, c) for k, (t, _) in RIGHT.items() for c in [*t.texts, t.label]])
+def test_a_missing_column_is_named_with_those_there_are(kind, name):
     task, row = RIGHT[kind]
-    less = {c: v for c, v in row.items() if c != column} | {"body": "w1"}
+    less = {c: v for c, v in row.items() if c != name} | {"body": "w1"}
     message = refused(task, less)
-    assert f"'{column}'" in message
+    assert f"'{name}'" in message
     assert f"there are {', '.join(less)}" in message
 
 
@@ -152,11 +150,9 @@ def test_a_score_is_any_finite_number(label, score):
     assert (found, type(found)) == (score, float)
 
 
-@pytest.mark.parametrize(
-    "label", [math.nan, math.inf, -math.inf, "nan", "inf", "", "good", True, False, [1.0], 10**400, {}]
-)
-def test_what_is_no_finite_number_is_no_score(label):
-    assert "must be a finite number, got" in refused(STSB, {"sentence1": "a", "sentence2": "b", "label": label})
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, "nan", "inf", "", "a", True, False, [1.0], 10**400, {}])
+def test_what_is_no_finite_number_is_no_score(bad):
+    assert "must be a finite number, got" in refused(STSB, {"sentence1": "a", "sentence2": "b", "label": bad})
 
 
 @pytest.mark.parametrize(

@@ -167,11 +167,8 @@ def test_splits_are_found_by_the_names_of_files(tmp_path):
         write(tmp_path / name, ["w1"])
     write(tmp_path / "train_of_others.txt", ["w1"])
     found = {split: [f.name[:11] for f in files] for split, files in open_source(str(tmp_path)).files.items()}
-    assert found == {
-        "test": ["test.txt"],
-        "train": ["train-00000", "train-00001"],
-        "validation_matched": ["validation_"],
-    }
+    train = ["train-00000", "train-00001"]
+    assert found == {"test": ["test.txt"], "train": train, "validation_matched": ["validation_"]}
 
 
 def test_a_hub_id_offline_says_what_would_work():

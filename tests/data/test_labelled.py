@@ -15,9 +15,8 @@ from kdcli.types import Answer, Example, Task
 
 
 def nli(count, begin=0):
-    return [
-        {"premise": f"w{i}", "hypothesis": f"w{i % 7}", "label": i % 3, "idx": i} for i in range(begin, begin + count)
-    ]
+    places = range(begin, begin + count)
+    return [{"premise": f"w{i}", "hypothesis": f"w{i % 7}", "label": i % 3, "idx": i} for i in places]
 
 
 def sentences(count, begin=0):
@@ -85,10 +84,7 @@ def test_the_two_parts_of_mnli_are_judged_apart(tmp_path):
     put(tmp_path / "validation_mismatched.jsonl", nli(3, 200))
     log: list[str] = []
     found = read("mnli", tmp_path, log)
-    assert {n: ids(e) for n, e in found.sets.items()} == {
-        "matched": [100, 101, 102, 103],
-        "mismatched": [200, 201, 202],
-    }
+    assert {n: ids(e) for n, e in found.sets.items()} == {"matched": [*range(100, 104)], "mismatched": [200, 201, 202]}
     assert found.task.sets == ("matched", "mismatched")
     assert log == []
 
@@ -107,10 +103,8 @@ def test_test_splits_are_found_by_the_names_of_their_parts_too(tmp_path):
     put(tmp_path / "test_matched.jsonl", [r | {"label": -1} for r in nli(4)])
     put(tmp_path / "test_mismatched.jsonl", [r | {"label": None} for r in nli(3)])
     found = read("mnli", tmp_path, split="test", training=False, withheld=True)
-    assert {n: [e.label for e in of] for n, of in found.sets.items()} == {
-        "matched": [None] * 4,
-        "mismatched": [None] * 3,
-    }
+    labels = {n: [e.label for e in of] for n, of in found.sets.items()}
+    assert labels == {"matched": [None] * 4, "mismatched": [None] * 3}
     assert (found.split, found.train) == ("test", [])
     assert "must be one of" in refused("mnli", tmp_path, split="test", training=False).message
 
@@ -251,10 +245,8 @@ def test_an_own_task_is_what_the_rows_say_that_are_trained_on(tmp_path):
 def test_a_label_of_validation_that_training_never_saw_is_refused_with_its_row(tmp_path):
     put(tmp_path / "train.jsonl", [{"text": f"w{i}", "label": "ab"[i % 2]} for i in range(9)])
     put(tmp_path / "validation.jsonl", [{"text": "w1", "label": "a"}, {"text": "w1", "label": "z"}])
-    assert (
-        "validation.jsonl:2: 'label' of task own must be one of 0 (a), 1 (b), got 'z'"
-        in refused("own", tmp_path).message
-    )
+    message = "validation.jsonl:2: 'label' of task own must be one of 0 (a), 1 (b), got 'z'"
+    assert message in refused("own", tmp_path).message
 
 
 def test_names_of_classes_that_are_known_better_are_taken_where_they_cover_the_rows(tmp_path):
@@ -360,16 +352,15 @@ def test_no_such_task(tmp_path):
     assert "did you mean 'cola'?" in refused("coal", tmp_path).message
 
 
+XNLI = "facebook/xnli"
+
+
 @pytest.mark.parametrize(
     ("name", "split", "asked"),
     [
         ("cola", "validation", [("nyu-mll/glue", "cola", "train"), ("nyu-mll/glue", "cola", "validation")]),
         ("mnli", "test", [("nyu-mll/glue", "mnli", s) for s in ("train", "test_matched", "test_mismatched")]),
-        (
-            "xnli",
-            "validation",
-            [("facebook/xnli", "en", "train"), *(("facebook/xnli", s, "validation") for s in task_of("xnli").sets)],
-        ),
+        ("xnli", "validation", [(XNLI, "en", "train"), *((XNLI, s, "validation") for s in task_of("xnli").sets)]),
     ],
 )
 def test_without_data_the_hub_is_asked_for_what_the_task_names(monkeypatch, name, split, asked):

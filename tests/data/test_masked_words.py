@@ -12,15 +12,8 @@ from kdcli.data.augment.words import SPACELESS, whole_words
 from kdcli.errors import UsageError
 
 TYPES = ("bert", "roberta", "distilbert", "electra", "modernbert", "deberta-v2", "albert", "mpnet", "convbert")
-TEXTS = [
-    "the cat sat on a mat",
-    "rivers",
-    "Zürich, naïve café in 1872",
-    "who ran? The cat ran.",
-    "東京 नमस्ते a",
-    "",
-    "?!",
-]
+TEXTS = ["the cat sat on a mat", "rivers", "Zürich, naïve café in 1872", "who ran? The cat ran.", "東京 नमस्ते a"]
+TEXTS += ["", "?!"]
 CPU = torch.device("cpu")
 
 
@@ -113,9 +106,8 @@ def test_candidates_are_whole_words_and_not_the_word_itself():
         assert len(likely) > 20
         assert len(set(likely)) == len(likely)
         assert all(word.isalpha() and word in vocabulary for word in likely)
-    assert not {"s", "PAD", "unk", "mask"} & {
-        w for _, likely in found for w in likely if f"##{w}" in vocabulary and len(w) > 1
-    }
+    inside = {w for _, likely in found for w in likely if f"##{w}" in vocabulary and len(w) > 1}
+    assert not {"s", "PAD", "unk", "mask"} & inside
 
 
 def test_a_word_of_several_pieces_is_not_asked_for():

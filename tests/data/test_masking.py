@@ -135,9 +135,8 @@ def test_the_share_is_kept_whatever_it_is(length, share, seed, number):
 def subword(*words, special=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), mask="[MASK]"):
     vocabulary = {word: i for i, word in enumerate([*special, *words])}
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), special[:4], strict=True))
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token=special[1])), mask_token=mask, **names
-    )
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=special[1]))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, mask_token=mask, **names)
 
 
 KINDS = {

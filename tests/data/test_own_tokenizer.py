@@ -11,9 +11,8 @@ from transformers import AutoTokenizer
 from kdcli.data.text.own_tokenizer import SPECIAL, own_tokenizer
 from kdcli.errors import UsageError
 
-TEXT = "\n".join(
-    f"the {w}ing of Café {w} {i % 7}, and un{w}able {w}s" for i, w in enumerate(["walk", "talk", "balk"] * 40)
-)
+WORDS = enumerate(["walk", "talk", "balk"] * 40)
+TEXT = "\n".join(f"the {w}ing of Café {w} {i % 7}, and un{w}able {w}s" for i, w in WORDS)
 
 
 @pytest.fixture(autouse=True)
@@ -98,10 +97,10 @@ def test_rare_letters_do_not_fill_a_small_vocabulary(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "size", "message"), [(TEXT, 9, "a vocabulary of 9 is too small"), ("  \n. .", 80, "too few")]
+    ("text", "size", "why"), [(TEXT, 9, "a vocabulary of 9 is too small"), (" \n.", 80, "too few")]
 )
-def test_refused(tmp_path, text, size, message):
+def test_refused(tmp_path, text, size, why):
     path = tmp_path / "some.txt"
     path.write_text(text, "utf-8")
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=why):
         trained(str(path), size)

@@ -187,11 +187,11 @@ def test_a_question_that_is_too_long_is_cut(kind, question):
 
 
 @pytest.mark.parametrize(
-    ("max_length", "stride", "hint"), [(40, 20, "0 to 16"), (6, 0, "nothing is left"), (60, -1, "0 to")]
+    ("length", "stride", "hint"), [(40, 20, "0 to 16"), (6, 0, "nothing is left"), (60, -1, "0 t")]
 )
-def test_a_stride_that_leaves_no_room_is_refused(max_length, stride, hint):
+def test_a_stride_that_leaves_no_room_is_refused(length, stride, hint):
     with pytest.raises(UsageError, match=hint):
-        windows_of([asking(LONG)], max_length=max_length, stride=stride)
+        windows_of([asking(LONG)], max_length=length, stride=stride)
 
 
 def test_a_tokenizer_without_offsets_is_refused():
@@ -220,9 +220,8 @@ def test_answers_that_are_not_in_their_place_are_listed(answer, line):
 
 
 def test_each_gold_answer_is_checked():
-    assert check_answers([asking("the cat ran", "cat", ("ran", 7))]) == [
-        "f.jsonl:q: answer 'ran' is not at character 7 of its context"
-    ]
+    line = "f.jsonl:q: answer 'ran' is not at character 7 of its context"
+    assert check_answers([asking("the cat ran", "cat", ("ran", 7))]) == [line]
 
 
 def test_withheld_labels_and_no_examples():

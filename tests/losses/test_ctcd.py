@@ -57,9 +57,8 @@ def test_values_are_those_of_equations_1_to_5(logits, labels):
 @pytest.mark.parametrize("name", [f"{m}/{t}" for m in (TEACHER, STUDENT) for t in ("hard", "soft", "community")])
 def test_each_term_moves_one_model_and_leaves_the_other_exactly_alone(logits, labels, name):
     model = name.split("/")[0]
-    gradients = torch.autograd.grad(
-        terms(logits, labels)[name][1], list(logits.values()), allow_unused=True, materialize_grads=True
-    )
+    value, models = terms(logits, labels)[name][1], list(logits.values())
+    gradients = torch.autograd.grad(value, models, allow_unused=True, materialize_grads=True)
     for role, gradient in zip(logits, gradients, strict=True):
         assert (gradient == 0).all() == (role != model)
 

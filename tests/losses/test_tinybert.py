@@ -92,10 +92,8 @@ def test_other_heads_are_regrouped_with_a_note(teacher, student, heads):
         f"into {heads}",
     )
     t, s = pair(made, teacher, student)
-    expected = sum(
-        attention_reference(*(regroup(x, heads) for x in (t.q[n], t.k[n], s.q[m], s.k[m])))
-        for m, n in ((1, 2), (2, 4), (3, 6))
-    )
+    layers = [(t.q[2 * m], t.k[2 * m], s.q[m], s.k[m]) for m in (1, 2, 3)]
+    expected = sum(attention_reference(*(regroup(x, heads) for x in layer)) for layer in layers)
     torch.testing.assert_close(made.terms(t, s)["attention"].double(), expected, rtol=1e-5, atol=1e-6)
 
 

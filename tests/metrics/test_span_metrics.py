@@ -14,10 +14,8 @@ from kdcli.metrics.spans import score_answer
 from kdcli.types import Task
 
 PLAIN = Task("t", "span", ("question", "context"), ("f1", "exact"))
-NAMES = (
-    *("exact", "f1", "best_exact", "best_exact_threshold", "best_f1", "best_f1_threshold"),
-    *("answer_f1", "no_answer_accuracy"),
-)
+OF_THRESHOLDS = ("best_exact", "best_exact_threshold", "best_f1", "best_f1_threshold")
+NAMES = ("exact", "f1", *OF_THRESHOLDS, "answer_f1", "no_answer_accuracy")
 WITH_NONE = Task("t", "span", ("question", "context"), NAMES, impossible=True)
 
 
@@ -154,9 +152,8 @@ def test_a_prediction_without_any_span():
 EDGES = {"best_exact_threshold": 0.0, "best_f1_threshold": 0.0}
 
 WORDS = st.lists(st.sampled_from(["red", "cat", "dog"]), max_size=3).map(" ".join)
-ROWS = st.lists(
-    st.tuples(WORDS, st.integers(-3, 3).map(float), st.lists(WORDS.filter(bool), max_size=2)), min_size=1, max_size=12
-)
+ROW = st.tuples(WORDS, st.integers(-3, 3).map(float), st.lists(WORDS.filter(bool), max_size=2))
+ROWS = st.lists(ROW, min_size=1, max_size=12)
 
 
 def overlap(text, gold):

@@ -69,9 +69,8 @@ def test_metrics_are_the_formulas(sentences):
     )
 
 
-SENTENCES = st.lists(
-    st.lists(st.tuples(st.sampled_from(TAGS), st.sampled_from(TAGS)), min_size=1, max_size=8), min_size=1, max_size=6
-)
+PAIRS = st.tuples(st.sampled_from(TAGS), st.sampled_from(TAGS))
+SENTENCES = st.lists(st.lists(PAIRS, min_size=1, max_size=8), min_size=1, max_size=6)
 
 
 @given(SENTENCES)
