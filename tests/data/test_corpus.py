@@ -48,9 +48,14 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def test_blocks_hold_the_whole_stream_read_from_a_map(tmp_path):
+@pytest.fixture
+def text(tmp_path):
     write(tmp_path / "c.txt", DOCUMENTS)
-    found = corpus(tmp_path / "c.txt")
+    return tmp_path / "c.txt"
+
+
+def test_blocks_hold_the_whole_stream_read_from_a_map(text):
+    found = corpus(text)
     ids = np.concatenate([b.batch(np.arange(len(b)))["input_ids"].numpy() for b in (found.train, found.held_out)])
     tokenizer = tiny_tokenizer()
     assert (ids[:, 0] == tokenizer.cls_token_id).all()
@@ -76,9 +81,8 @@ def test_a_validation_split_is_held_out(tmp_path):
     assert set(ids[:, 1:-1].unique().tolist()) == {3, *tiny_tokenizer().convert_tokens_to_ids(["w50", "w51", "w52"])}
 
 
-def test_isolated_documents_attend_to_themselves_and_count_their_own_positions(tmp_path):
-    write(tmp_path / "c.txt", DOCUMENTS)
-    batch = corpus(tmp_path / "c.txt", isolated=True).train.batch(np.arange(3))
+def test_isolated_documents_attend_to_themselves_and_count_their_own_positions(text):
+    batch = corpus(text, isolated=True).train.batch(np.arange(3))
     ids, mask, positions = batch["input_ids"], batch["attention_mask"], batch["position_ids"]
     for row in range(3):
         document, place = 0, 0
@@ -93,17 +97,16 @@ def test_isolated_documents_attend_to_themselves_and_count_their_own_positions(t
         assert (mask[row, 0].numpy() == same).all()
 
 
-def test_tokenised_once(tmp_path):
-    write(tmp_path / "c.txt", DOCUMENTS)
+def test_tokenised_once(text):
     log = []
-    corpus(tmp_path / "c.txt", log=log.append)
+    corpus(text, log=log.append)
     assert log
     log.clear()
     # Another block length reads the same cache.
-    corpus(tmp_path / "c.txt", log=log.append, max_length=12)
+    corpus(text, log=log.append, max_length=12)
     assert not log
-    (tmp_path / "c.txt").write_text("\n".join(["w1 w2 w3 w4"] * 300), "utf-8")
-    corpus(tmp_path / "c.txt", log=log.append)
+    (text).write_text("\n".join(["w1 w2 w3 w4"] * 300), "utf-8")
+    corpus(text, log=log.append)
     assert log
 
 
@@ -150,15 +153,14 @@ def test_too_little_text_for_a_block(tmp_path):
         corpus(tmp_path / "d.txt")
 
 
-def test_the_truncation_of_an_earlier_call_changes_nothing(tmp_path):
+def test_the_truncation_of_an_earlier_call_changes_nothing(text):
     """Truncation and padding stay set inside a fast tokenizer after a call with them."""
-    write(tmp_path / "c.txt", DOCUMENTS)
     log, tokenizer = [], tiny_tokenizer()
     given = {"max_length": 16, "column": None, "isolated": False, "held_out_blocks": 4, "log": log.append}
-    first = open_corpus(str(tmp_path / "c.txt"), tokenizer, **given)
+    first = open_corpus(str(text), tokenizer, **given)
     log.clear()
     tokenizer(["w1", "w2 w3 w4"], truncation=True, max_length=3, padding=True)
-    second = open_corpus(str(tmp_path / "c.txt"), tokenizer, **given)
+    second = open_corpus(str(text), tokenizer, **given)
     assert not log
     assert (first.train.stream_T == second.train.stream_T).all()
 
@@ -175,14 +177,13 @@ def test_malformed_text_leaves_nothing_behind(tmp_path, cache):
     assert left_in(cache) == []
 
 
-def test_a_full_disk_leaves_nothing_behind(tmp_path, cache, monkeypatch):
+def test_a_full_disk_leaves_nothing_behind(text, cache, monkeypatch):
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    write(tmp_path / "c.txt", DOCUMENTS)
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(MachineError, match="the disk is full"):
-        corpus(tmp_path / "c.txt")
+        corpus(text)
     assert left_in(cache) == []
 
 
@@ -191,21 +192,19 @@ def die_while_writing(path):
     corpus(path)
 
 
-def test_a_killed_tokenisation_is_made_again(tmp_path, cache):
-    write(tmp_path / "c.txt", DOCUMENTS)
-    killed = Forked(die_while_writing, tmp_path / "c.txt")
+def test_a_killed_tokenisation_is_made_again(text, cache):
+    killed = Forked(die_while_writing, text)
     output = killed.communicate()
     assert killed.returncode == -9, output
     (left,) = cache.rglob("*.part")
     assert (left / "train.bin").is_file()
-    assert len(corpus(tmp_path / "c.txt").train) > 50
+    assert len(corpus(text).train) > 50
     assert len(left_in(cache)) == 1
 
 
 @pytest.mark.parametrize("damage", ["emptied", "cut", "no meta", "torn meta"])
-def test_a_damaged_cache_is_made_again(tmp_path, cache, damage):
-    write(tmp_path / "c.txt", DOCUMENTS)
-    expected = np.array(corpus(tmp_path / "c.txt").train.stream_T)
+def test_a_damaged_cache_is_made_again(text, cache, damage):
+    expected = np.array(corpus(text).train.stream_T)
     (stream,), (meta,) = cache.rglob("train.bin"), cache.rglob("meta.json")
     if damage == "no meta":
         meta.unlink()
@@ -213,18 +212,17 @@ def test_a_damaged_cache_is_made_again(tmp_path, cache, damage):
         meta.write_text(meta.read_text("utf-8")[:-4], "utf-8")
     else:
         os.truncate(stream, 0 if damage == "emptied" else stream.stat().st_size - 2)
-    assert (corpus(tmp_path / "c.txt").train.stream_T == expected).all()
+    assert (corpus(text).train.stream_T == expected).all()
 
 
-def test_of_two_processes_the_second_waits_and_reads(tmp_path, cache):
-    write(tmp_path / "c.txt", DOCUMENTS)
+def test_of_two_processes_the_second_waits_and_reads(text, tmp_path, cache):
     log = []
-    expected = len(corpus(tmp_path / "c.txt").train)
+    expected = len(corpus(text).train)
     (whole,) = left_in(cache)
     whole.rename(tmp_path / "aside")
     with ThreadPoolExecutor(1) as pool:
         with FileLock(whole.with_name(f".{whole.name}.lock")):
-            second = pool.submit(lambda: len(corpus(tmp_path / "c.txt", log=log.append).train))
+            second = pool.submit(lambda: len(corpus(text, log=log.append).train))
             assert not wait([second], timeout=0.2).done
             (tmp_path / "aside").rename(whole)
         assert (second.result(timeout=60), log) == (expected, [])
@@ -297,8 +295,6 @@ FILES = {
     "plain/train.jsonl": "".join(json.dumps({"text": d}) + "\n" for d in DOCUMENTS).encode(),
     "plain/validation.jsonl": b'{"text": "w50 w51 w52"}\n' * 40,
 }
-
-
 READ = """
 import json, sys
 import numpy as np
@@ -332,5 +328,4 @@ def test_a_hub_id_is_streamed_and_once_tokenised_needs_no_network(hub, tmp_path,
     monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
     again = corpus(f"{NAME}:plain")
     assert len(again.train) == blocks
-    held_out = again.held_out.batch(np.arange(len(again.held_out)))["input_ids"]
-    assert len(held_out[:, 1:-1].unique()) == 4
+    assert len(again.held_out.batch(np.arange(len(again.held_out)))["input_ids"][:, 1:-1].unique()) == 4

@@ -37,6 +37,11 @@ def put(path, rows):
     return path
 
 
+def splits(folder, **rows):
+    for name, of_split in rows.items():
+        put(folder / f"{name}.jsonl", of_split)
+
+
 def put_csv(path, rows):
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
@@ -79,23 +84,18 @@ def test_shards_are_read_in_the_order_of_their_names(tmp_path):
 
 
 def test_the_two_parts_of_mnli_are_judged_apart(tmp_path):
-    put(tmp_path / "train.jsonl", nli(9))
-    put(tmp_path / "validation_matched.jsonl", nli(4, 100))
-    put(tmp_path / "validation_mismatched.jsonl", nli(3, 200))
+    splits(tmp_path, train=nli(9), validation_matched=nli(4, 100), validation_mismatched=nli(3, 200))
     log: list[str] = []
     found = read("mnli", tmp_path, log)
     assert {n: ids(e) for n, e in found.sets.items()} == {"matched": [*range(100, 104)], "mismatched": [200, 201, 202]}
-    assert found.task.sets == ("matched", "mismatched")
-    assert log == []
+    assert (found.task.sets, log) == (("matched", "mismatched"), [])
 
 
 def test_a_plain_validation_split_of_mnli_is_the_matched_one(tmp_path):
-    put(tmp_path / "train.jsonl", nli(9))
-    put(tmp_path / "validation.jsonl", nli(4))
+    splits(tmp_path, train=nli(9), validation=nli(4))
     log: list[str] = []
     found = read("mnli", tmp_path, log)
-    assert list(found.sets) == ["matched"]
-    assert found.task.sets == ("matched",)
+    assert (list(found.sets), found.task.sets) == (["matched"], ("matched",))
     assert log == ["mnli: judged on matched; not there: mismatched"]
 
 
@@ -160,8 +160,7 @@ def test_folders_of_languages_without_any_validation_split_hold_some_of_the_trai
 
 def test_a_training_split_beside_the_folders_of_languages_comes_first(tmp_path):
     put(tmp_path / "train.jsonl", nli(9, 50))
-    put(tmp_path / "en" / "train.jsonl", nli(9))
-    put(tmp_path / "en" / "validation.jsonl", nli(3))
+    splits(tmp_path / "en", train=nli(9), validation=nli(3))
     assert ids(read("xnli", tmp_path).train)[0] == 50
 
 
@@ -182,8 +181,7 @@ def test_without_a_validation_split_a_tenth_is_held_back_the_same_every_time(tmp
     assert sorted(ids(found.train) + held) == list(range(205))
     assert held == sorted(held) != list(range(20))
     assert held != list(range(185, 205))
-    assert (again.train, again.sets) == (found.train, found.sets)
-    assert found.split == "held back from train"
+    assert (again.train, again.sets, found.split) == (found.train, found.sets, "held back from train")
     assert log == ["there is no validation split: 20 of the training examples are held back to judge by"]
 
 
@@ -193,19 +191,16 @@ def test_too_few_examples_cannot_be_held_back(tmp_path):
 
 
 def test_a_test_split_is_not_made_up(tmp_path):
-    put(tmp_path / "train.jsonl", sentences(50))
-    put(tmp_path / "validation.jsonl", sentences(50))
+    splits(tmp_path, train=sentences(50), validation=sentences(50))
     found = refused("cola", tmp_path, split="test")
     assert "no test split" in found.message
     assert "test.*" in found.hint
 
 
 def test_fewer_rows_are_drawn_once_and_for_all_in_their_own_order(tmp_path):
-    put(tmp_path / "train.jsonl", sentences(200))
-    put(tmp_path / "validation.jsonl", sentences(100))
+    splits(tmp_path, train=sentences(200), validation=sentences(100))
     one, two = (read("cola", tmp_path, train_rows=30, judged_rows=10) for _ in range(2))
-    assert (one.train, one.sets) == (two.train, two.sets)
-    assert (len(one.train), len(one.sets[""])) == (30, 10)
+    assert (one.train, one.sets, len(one.train), len(one.sets[""])) == (two.train, two.sets, 30, 10)
     for drawn in (ids(one.train), ids(one.sets[""])):
         assert drawn == sorted(set(drawn)) != list(range(len(drawn)))
     # More examples are these and some others, so that what is learnt from few and from many compares.
@@ -214,9 +209,7 @@ def test_fewer_rows_are_drawn_once_and_for_all_in_their_own_order(tmp_path):
 
 
 def test_each_set_is_drawn_for_itself(tmp_path):
-    put(tmp_path / "train.jsonl", nli(9))
-    put(tmp_path / "validation_matched.jsonl", nli(40))
-    put(tmp_path / "validation_mismatched.jsonl", nli(4))
+    splits(tmp_path, train=nli(9), validation_matched=nli(40), validation_mismatched=nli(4))
     found = read("mnli", tmp_path, judged_rows=10)
     assert {name: len(e) for name, e in found.sets.items()} == {"matched": 10, "mismatched": 4}
 
@@ -228,8 +221,7 @@ def test_own_rows_of_csv(tmp_path):
     log: list[str] = []
     found = read("own", tmp_path, log, columns={"text": ["title", "body"], "label": "mood"})
     assert (found.task.kind, found.task.texts, found.task.labels) == ("class", ("title", "body"), ("bad", "good"))
-    assert [e.label for e in found.train[:3]] == [1, 0, 1]
-    assert found.train[1].texts == ("w1", "w1 w2")
+    assert ([e.label for e in found.train[:3]], found.train[1].texts) == ([1, 0, 1], ("w1", "w1 w2"))
     assert len(found.sets[""]) == 8
     assert "60 examples of kind class" in log[0]
 
@@ -253,8 +245,7 @@ def test_names_of_classes_that_are_known_better_are_taken_where_they_cover_the_r
     file = put(tmp_path / "mine.jsonl", [{"text": "w1", "label": x} for x in "ac"])
     known = ("c", "b", "a")
     found = read("own", file, training=False, labels=known)
-    assert found.task.labels == known
-    assert [e.label for e in found.sets[""]] == [2, 0]
+    assert (found.task.labels, [e.label for e in found.sets[""]]) == (known, [2, 0])
     assert read("own", file, training=False, labels=("a", "b")).task.labels == ("a", "c")
 
 
@@ -374,8 +365,7 @@ def test_without_data_the_hub_is_asked_for_what_the_task_names(monkeypatch, name
     monkeypatch.setattr(files, "_hub_rows", rows)
     monkeypatch.setattr(files, "_hub_splits", lambda *_: [of_split for _, _, of_split in asked])
     data = read(name, None, split=split)
-    assert found == asked
-    assert data.train[0].where == f"{asked[0][0]} train row 1"
+    assert (found, data.train[0].where) == (asked, f"{asked[0][0]} train row 1")
 
 
 def task(kind, labels):

@@ -32,8 +32,7 @@ def test_the_logits_at_the_masked_places_are_those_of_the_full_computation(model
     with torch.no_grad():
         full = asked.model(input_ids=rows, attention_mask=torch.ones_like(rows)).logits
     assert full.shape == (4, 17, len(asked.tokenizer))
-    found = asked.logits(rows, places)
-    torch.testing.assert_close(found, full[torch.arange(4), places], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(asked.logits(rows, places), full[torch.arange(4), places], rtol=1e-4, atol=1e-5)
     with torch.no_grad():
         after = asked.model(input_ids=rows, attention_mask=torch.ones_like(rows)).logits
     assert torch.equal(after, full), "the model is left as it was"
@@ -123,8 +122,7 @@ def test_of_a_long_text_each_word_is_asked_within_the_piece_that_holds_it(monkey
     assert [len(asked.tokenizer.tokenize(piece)) for piece in pieces] == [8, 8, 1]
     (whole,) = asked.candidates([" ".join(pieces)], 3)
     apart = [likely for of_piece in asked.candidates(pieces, 3) for _, likely in of_piece]
-    assert [likely for _, likely in whole] == apart
-    assert len(apart) == 17
+    assert ([likely for _, likely in whole], len(apart)) == (apart, 17)
 
 
 def test_a_tokenizer_without_mask_token_is_refused():

@@ -62,8 +62,7 @@ def test_of_the_chosen_eight_in_ten_are_masks_and_one_in_ten_is_random():
     assert (new == MASK).float().mean() == pytest.approx(0.8, abs=0.026)
     # One in 59 random tokens is the one that was there.
     assert (new == was[at]).float().mean() == pytest.approx(0.1 + 0.1 / 59, abs=0.02)
-    random = new[(new != MASK) & (new != was[at])]
-    assert set(random.tolist()) == set(range(5, 64))
+    assert set(new[(new != MASK) & (new != was[at])].tolist()) == set(range(5, 64))
     # Every place of a row is chosen as often as any other.
     often = at[:, 1:-1].float().sum(0)
     assert often.mean() == 60
@@ -93,8 +92,7 @@ def test_masks_are_drawn_anew_in_every_pass_and_from_every_seed_and_static_ones_
 
 
 def test_rows_of_one_pass_do_not_share_their_masks():
-    ids = np.tile(np.arange(5, 45), (50, 1))
-    batch = masked(Rows(ids=ids)).batch(np.arange(50))
+    batch = masked(Rows(ids=np.tile(np.arange(5, 45), (50, 1)))).batch(np.arange(50))
     assert len({tuple(row) for row in chosen(batch).tolist()}) == 50
 
 
@@ -127,8 +125,7 @@ def test_a_row_of_few_tokens_loses_one_and_a_row_of_none_nothing():
 @settings(max_examples=60)
 @given(st.integers(1, 40), st.floats(0.01, 0.99), st.integers(0, 9), st.integers(0, 3))
 def test_the_share_is_kept_whatever_it_is(length, share, seed, number):
-    rows = Rows(3, length + 2)
-    found = chosen(masked(rows, share=share, seed=seed).batch(np.arange(3) + 3 * number))
+    found = chosen(masked(Rows(3, length + 2), share=share, seed=seed).batch(np.arange(3) + 3 * number))
     assert found.sum(1).tolist() == [max(1, round(share * length))] * 3
 
 
@@ -153,8 +150,7 @@ def test_what_begins_a_word_is_read_off_the_vocabulary(kind):
     found = tokens_of(subword(*words), kind)
     assert found.begins_V[5:].tolist() == [bool(b) for b in begins]
     assert found.plain_ids.tolist() == list(range(5, 5 + len(words)))
-    assert found.special_V.nonzero()[0].tolist() == list(range(5))
-    assert found.mask_id == MASK
+    assert (found.special_V.nonzero()[0].tolist(), found.mask_id) == (list(range(5)), MASK)
 
 
 def words_of(row, begins):
@@ -197,14 +193,12 @@ def test_whole_words_leave_single_tokens_their_share():
 
 
 def test_what_the_given_examples_bring_is_kept_and_they_are_left_as_they_are():
-    mask = torch.ones(20, 1, 42, 42, dtype=torch.bool)
-    rows = Rows(mask=mask)
+    rows = Rows(mask=torch.ones(20, 1, 42, 42, dtype=torch.bool))
     before = rows.ids.clone()
     batch = masked(rows).batch(np.arange(4))
     assert torch.equal(rows.ids, before)
     assert batch["attention_mask"].shape == (4, 1, 42, 42)
-    assert {batch[name].dtype for name in ("input_ids", "labels")} == {torch.int64}
-    assert len(masked(rows)) == 20
+    assert ({batch[name].dtype for name in ("input_ids", "labels")}, len(masked(rows))) == ({torch.int64}, 20)
 
 
 def test_a_tokenizer_without_a_mask_token_is_named_with_the_methods_that_need_none():

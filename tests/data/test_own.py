@@ -155,8 +155,7 @@ def test_rows_are_read_once_and_not_held():
             read.append(n)
             yield f"a:{n}", {"text": "w", "label": n % 3 if n < 4 * HEAD else 7.5}
 
-    assert own_task(rows(), {}, print).kind == "score"
-    assert read == list(range(5 * HEAD))
+    assert (own_task(rows(), {}, print).kind, read) == ("score", list(range(5 * HEAD)))
 
 
 WIDE = table("a b c d", ("x1", "x2", 1, 0.5), ("y1", "y2", 2, 0.7), ("z1", "z2", 1, 0.7))
@@ -340,10 +339,8 @@ SETS = st.one_of(
 def test_labels_of_classes_round_trip(labels, rng):
     numbers = [number_of(v) for v in labels if isinstance(v, str)]
     assume(not numbers or None in numbers)
-    shuffled = rng.sample(labels * 2, 2 * len(labels))
-    task = found(labelled(*shuffled))
-    assert task.kind == "class"
-    assert sorted(task.labels.index(str(v)) for v in labels) == list(range(len(labels)))
+    task = found(labelled(*rng.sample(labels * 2, 2 * len(labels))))
+    assert (task.kind, sorted(task.labels.index(str(v)) for v in labels)) == ("class", list(range(len(labels))))
     assert task.labels == found(labelled(*sorted(labels))).labels == tuple(map(str, sorted(labels)))
 
 
@@ -357,6 +354,4 @@ def test_labels_of_lists_round_trip(rows):
     assert task.kind == "multi"
     assert {task.labels[task.labels.index(n)] for n in names} == set(task.labels) == names
     tags = found(tagged(*[row for row in rows if row], ["O", "O"]))
-    assert tags.kind == "tokens"
-    assert tags.labels[0] == "O"
-    assert set(tags.labels) == names | {"O"}
+    assert (tags.kind, tags.labels[0], set(tags.labels)) == ("tokens", "O", names | {"O"})

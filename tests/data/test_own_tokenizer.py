@@ -34,8 +34,7 @@ def trained(source, size=70, log=print):
 
 def test_size_pieces_and_frame(source):
     tokenizer = trained(source)
-    assert len(tokenizer) == 70
-    assert tokenizer.convert_tokens_to_ids(list(SPECIAL)) == [0, 1, 2, 3, 4]
+    assert (len(tokenizer), tokenizer.convert_tokens_to_ids(list(SPECIAL))) == (70, [0, 1, 2, 3, 4])
     assert tokenizer.tokenize("The CAFE balks") == ["the", "cafe", *tokenizer.tokenize("balks")]
     one, two = tokenizer("the cafe"), tokenizer("the", "cafe")
     assert tokenizer.decode(one["input_ids"]) == "[CLS] the cafe [SEP]"
@@ -66,8 +65,7 @@ def test_another_process_trains_the_same(source, cache):
 def test_it_is_trained_once_for_each_text_and_size(source, cache):
     log = []
     first = trained(source, log=log.append)
-    assert trained(source, log=log.append).get_vocab() == first.get_vocab()
-    assert len(log) == 1
+    assert (trained(source, log=log.append).get_vocab(), len(log)) == (first.get_vocab(), 1)
     assert trained(source, 60, log.append).get_vocab() != first.get_vocab()
     assert len(list((cache / "tokenizers").iterdir())) == 2
 

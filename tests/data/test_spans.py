@@ -2,21 +2,10 @@
 
 import numpy as np
 import pytest
+import questions
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from questions import (
-    CONTEXTS,
-    KINDS,
-    SPECIAL,
-    WORDS,
-    asking,
-    mixed,
-    one_hot,
-    random_logits,
-    row,
-    tokenizer_of,
-    windows_of,
-)
+from questions import CONTEXTS, KINDS, SPECIAL, WORDS, asking, one_hot, random_logits, row, tokenizer_of, windows_of
 from tokenizers import processors
 from transformers import CanineTokenizer, PreTrainedTokenizerFast
 
@@ -90,8 +79,7 @@ def test_any_words_come_back_exactly(words, data, kind, space):
     end = data.draw(st.integers(begin + 1, min(begin + 3, len(words))))
     answer = space.join(words[begin:end])
     context = space.join(words)
-    start = len(space.join([*words[:begin], ""]))
-    example = asking(context, (answer, start))
+    example = asking(context, (answer, len(space.join([*words[:begin], ""]))))
     assert misplaced(example) is None
     assert answered([example], kind) == [answer]
     found = windows_of([example], kind)
@@ -118,8 +106,7 @@ def test_windows_hold_every_token_of_the_context_and_overlap_by_the_stride(words
         assert ids[len(ids) - shared :] == [row(found, i, "ids")[at] for at in of_context[:shared]]
         ids += [row(found, i, "ids")[at] for at in of_context[shared:]]
         chars += [(begin[at], row(found, i, "char_end_T")[at]) for at in of_context[shared:]]
-    assert ids == whole["input_ids"]
-    assert chars == [tuple(pair) for pair in whole["offset_mapping"]]
+    assert (ids, chars) == (whole["input_ids"], [tuple(pair) for pair in whole["offset_mapping"]])
 
 
 LONG = " ".join(f"cat ran {i}" for i in range(60))
@@ -137,8 +124,7 @@ def test_across_a_border_only_windows_that_hold_the_whole_answer_are_labelled(ki
         answer = examples[found.rows.example[i]].label[0]
         span = range(answer.start, answer.start + len(answer.text))
         held = [c for b, e in zip(row(found, i), row(found, i, "char_end_T"), strict=True) for c in range(b, e)]
-        visible = [c for c in span if c in held or LONG[c] == " "]
-        assert (first != found.cls[i]) == (len(visible) == len(span))
+        assert (first != found.cls[i]) == (len([c for c in span if c in held or LONG[c] == " "]) == len(span))
         assert (first == found.cls[i]) == (last == found.cls[i])
         parts += 0 < len(set(span) & set(held)) < len(answer.text) - 2
     assert parts, "no border cuts an answer"
@@ -150,9 +136,7 @@ def test_rows_are_classification_question_context(kind):
     found = windows_of([asking("the cat ran", "cat", question="  \n who ran")], kind)
     assert row(found, 0, "ids") == tokenizer("who ran", "the cat ran")["input_ids"]
     types = tokenizer("who ran", "the cat ran", return_token_type_ids=True)["token_type_ids"]
-    assert found.rows.types_T.tolist() == types
-    assert set(types) == {0, 1}
-    assert found.cls.tolist() == [0]
+    assert (found.rows.types_T.tolist(), set(types), found.cls.tolist()) == (types, {0, 1}, [0])
     assert found.rows.truncated == 0
     assert windows_of([asking("the cat ran", "cat")], kind, token_types=False).rows.types_T is None
 
@@ -182,8 +166,7 @@ def test_a_question_that_is_too_long_is_cut(kind, question):
     specials = 2 if kind == "word pieces" else 3
     assert 1 <= len(cut) - specials <= 30
     assert cut[1:-specials] == tokenizer_of(kind)(question)["input_ids"][1 : len(cut) - specials]
-    texts = [d.text for d in decode(found, one_hot(found), examples)]
-    assert texts == ["ran 7 cat"] * 2
+    assert [d.text for d in decode(found, one_hot(found), examples)] == ["ran 7 cat"] * 2
 
 
 @pytest.mark.parametrize(
@@ -214,8 +197,7 @@ def test_answers_that_are_not_in_their_place_are_listed(answer, line):
     unlabelled = Example("f.jsonl:9", "9", fine.texts, None)
     assert check_answers([fine, wrong, asking("the cat"), unlabelled]) == [line]
     found = windows_of([fine, wrong])
-    assert found.misplaced == [line]
-    assert found.rows.labels[1].tolist() == [0, 0]
+    assert (found.misplaced, found.rows.labels[1].tolist()) == ([line], [0, 0])
     assert found.rows.labels[0, 0] > 0
 
 
@@ -228,13 +210,12 @@ def test_withheld_labels_and_no_examples():
     held = Example("f.jsonl:1", "1", ("who", "the cat"), None)
     found = windows_of([asking("the cat", "cat"), held])
     assert found.rows.labels is None
-    assert found.rows.example.tolist() == [0, 1]
-    assert len(decode(found, random_logits(found), [held, held])) == 2
+    assert (found.rows.example.tolist(), len(decode(found, random_logits(found), [held, held]))) == ([0, 1], 2)
     assert len(windows_of([])) == 0
 
 
 def test_portions_make_no_difference(monkeypatch):
-    examples = mixed()
+    examples = questions.mixed()
     whole = windows_of(examples, max_length=50, stride=16)
     monkeypatch.setattr("kdcli.data.labelled.spans.EXAMPLES_PER_CALL", 5)
     parts = windows_of(examples, max_length=50, stride=16)
@@ -247,7 +228,7 @@ def test_portions_make_no_difference(monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sorted_windows_mean_the_same(kind):
-    examples = mixed()
+    examples = questions.mixed()
     found = windows_of(examples, kind, max_length=50, stride=16)
     logits = random_logits(found)
     order = np.argsort(found.rows.lengths, kind="stable")
@@ -263,7 +244,7 @@ def test_sorted_windows_mean_the_same(kind):
 
 
 def test_what_is_beyond_a_window_changes_nothing():
-    examples = mixed()
+    examples = questions.mixed()
     found = windows_of(examples, max_length=50, stride=16)
     logits = random_logits(found)
     padded = [np.concatenate([x, np.full((9, 2), 99.0, dtype=np.float32)]) for x in logits]
@@ -296,7 +277,7 @@ def by_loops(windows, logits, examples, best, max_answer_tokens, impossible) -> 
 @pytest.mark.parametrize(("best", "max_answer_tokens"), [(20, 30), (1, 30), (5, 2), (1000, 1)])
 @pytest.mark.parametrize("impossible", [False, True])
 def test_decoding_agrees_with_loops(kind, best, max_answer_tokens, impossible):
-    examples = mixed()
+    examples = questions.mixed()
     found = windows_of(examples, kind, max_length=50, stride=16)
     logits = random_logits(found, seed=best)
     asked = {"best": best, "max_answer_tokens": max_answer_tokens, "impossible": impossible}
@@ -327,8 +308,7 @@ def test_a_tie_is_an_answer_and_the_first_one():
     examples = [asking("the cat ran in Wien " * 12)]
     found = windows_of(examples)
     (decoded,) = decode(found, [np.zeros((found.rows.lengths[0], 2), dtype=np.float32)], examples, impossible=True)
-    assert decoded.no_answer == 0.0
-    assert decoded.text == "the"
+    assert (decoded.no_answer, decoded.text) == (0.0, "the")
 
 
 def test_without_a_span_there_is_no_text():

@@ -32,10 +32,8 @@ MLQA = ["en", "es", "de", "ar", "hi", "vi", "zh"]
 @pytest.mark.parametrize("name", GLUE)
 def test_glue_is_read_and_numbered_as_on_the_hub(name):
     task = task_of(name)
-    assert (task.texts, task.labels) == GLUE[name]
-    assert task.label == "label"
-    assert task.kind == ("score" if name == "stsb" else "class")
-    assert task.hub == ("nyu-mll/glue", name)
+    assert (task.texts, task.labels, task.label) == (*GLUE[name], "label")
+    assert (task.kind, task.hub) == ("score" if name == "stsb" else "class", ("nyu-mll/glue", name))
     assert task.metrics[0] == METRICS[name]
 
 
@@ -47,8 +45,7 @@ def test_mnli_is_judged_in_two_parts_and_its_splits_are_named_after_them():
 
 def test_every_file_of_the_glue_server_but_the_diagnostic_one_belongs_to_one_task():
     named = [file for name in GLUE for file in task_of(name).glue.values()]
-    assert len(named) == len(set(named))
-    assert set(named) == FILES
+    assert (len(named), set(named)) == (len(set(named)), FILES)
     for name in GLUE:
         assert set(task_of(name).glue) == set(task_of(name).sets or ("",))
     # The server takes words from these, numbers from the others.
@@ -67,15 +64,13 @@ def test_questions_and_answers_are_squads(name, hub, train, impossible, sets):
     task = task_of(name)
     assert (task.kind, task.texts, task.label) == ("span", ("question", "context"), "answers")
     assert (task.hub, task.hub_train, task.impossible, list(task.sets)) == (hub, train, impossible, sets)
-    assert task.metrics[:2] == ("f1", "exact")
-    assert task.labels == ()
+    assert (task.metrics[:2], task.labels) == (("f1", "exact"), ())
     assert task.max_length >= 384
 
 
 def test_xnli_is_trained_on_english_and_judged_in_fifteen_languages():
     task = task_of("xnli")
-    assert list(task.sets) == XNLI
-    assert task.texts == ("premise", "hypothesis")
+    assert (list(task.sets), task.texts) == (XNLI, ("premise", "hypothesis"))
     assert task.labels == ("entailment", "neutral", "contradiction")
     assert (task.hub, task.hub_train) == (("facebook/xnli", "{set}"), ("facebook/xnli", "en"))
 
@@ -110,15 +105,9 @@ def test_an_unknown_task_gets_the_nearest_name(given, meant):
 
 
 # As the server's FAQ names them; words where its sample submissions hold words.
-OF_TWO_CLASSES = {
-    "cola": ("CoLA.tsv", "0", "1"),
-    "sst2": ("SST-2.tsv", "0", "1"),
-    "mrpc": ("MRPC.tsv", "0", "1"),
-    "qqp": ("QQP.tsv", "0", "1"),
-    "qnli": ("QNLI.tsv", "entailment", "not_entailment"),
-    "rte": ("RTE.tsv", "entailment", "not_entailment"),
-    "wnli": ("WNLI.tsv", "0", "1"),
-}
+NUMBERED = {"cola": "CoLA.tsv", "sst2": "SST-2.tsv", "mrpc": "MRPC.tsv", "qqp": "QQP.tsv", "wnli": "WNLI.tsv"}
+OF_TWO_CLASSES = {name: (file, "0", "1") for name, file in NUMBERED.items()}
+OF_TWO_CLASSES |= {name: (f"{name.upper()}.tsv", "entailment", "not_entailment") for name in ("qnli", "rte")}
 
 
 @pytest.mark.parametrize("name", OF_TWO_CLASSES)
@@ -146,8 +135,7 @@ def test_scores_are_clipped_to_what_the_server_takes(tmp_path):
 
 def test_a_file_of_before_is_replaced_whole(tmp_path):
     write_submission(tmp_path, task_of("sst2"), "", [1] * 9)
-    path = write_submission(tmp_path, task_of("sst2"), "", [0])
-    assert path.read_bytes() == b"index\tprediction\n0\t0\n"
+    assert write_submission(tmp_path, task_of("sst2"), "", [0]).read_bytes() == b"index\tprediction\n0\t0\n"
     assert [p.name for p in tmp_path.iterdir()] == ["SST-2.tsv"]
 
 

@@ -61,8 +61,7 @@ def test_two_models_of_one_type_run_in_turns(kind):
 
 @torch.no_grad()
 def test_grouped_key_and_value_heads_are_repeated():
-    model = tiny_encoder("eurobert", num_key_value_heads=2)
-    captured = capture(model, only(1))(BATCH)
+    captured = capture(tiny_encoder("eurobert", num_key_value_heads=2), only(1))(BATCH)
     assert captured.q[1].shape == captured.k[1].shape == captured.v[1].shape == (2, 4, 10, 8)
     assert torch.equal(captured.k[1][:, 0], captured.k[1][:, 1])
     assert not torch.equal(captured.k[1][:, 1], captured.k[1][:, 2])
@@ -143,8 +142,7 @@ def test_a_captured_student_trains_under_ddp(tmp_path):
         wrapped = torch.nn.parallel.DistributedDataParallel(run)
         for _ in range(2):
             captured = wrapped(BATCH)
-            loss = captured.q[2].square().sum() + captured.k[2].sum() + captured.v[2].sum()
-            loss.backward()
+            (captured.q[2].square().sum() + captured.k[2].sum() + captured.v[2].sum()).backward()
         trained = [p for p in student.parameters() if p.requires_grad]
         assert trained
         assert all(p.grad is not None for p in trained)

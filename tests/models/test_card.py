@@ -19,10 +19,8 @@ def test_parameters_of_a_bert_by_hand():
     layer = 4 * (WIDTH * WIDTH + WIDTH) + 2 * WIDTH * FFN + FFN + WIDTH + 2 * 2 * WIDTH
     embedding = (WORDS + 160 + 2) * WIDTH + 2 * WIDTH
     pooler = WIDTH * WIDTH + WIDTH
-    assert card["params_embedding"] == embedding
-    assert card["params_transformer"] == 2 * layer + pooler
-    assert card["params_total"] == embedding + 2 * layer + pooler
-    assert card["bytes"] == 4 * card["params_total"]
+    assert (card["params_embedding"], card["params_transformer"]) == (embedding, 2 * layer + pooler)
+    assert (card["params_total"], card["bytes"]) == (embedding + 2 * layer + pooler, 4 * card["params_total"])
     assert card["sha256"] is None
     assert (card["layers"], card["hidden"], card["ffn"], card["heads"]) == (2, WIDTH, FFN, 4)
 

@@ -111,8 +111,7 @@ def test_a_student_runs_under_its_teachers_head_and_reloads(model, text, tmp_pat
     fresh = f", except {', '.join(left)}, which start at random" if left else ""
     assert made.notes[-1] == f"head initialised from the teacher's{fresh}"
     assert {m.p for m in student.base_model.modules() if isinstance(m, torch.nn.Dropout)} <= {0.25}
-    tied = student.get_output_embeddings().weight is words
-    assert tied == bool(student.config.tie_word_embeddings)
+    assert (student.get_output_embeddings().weight is words) == bool(student.config.tie_word_embeddings)
     student.eval()
     own = own_logits(student, batch_of())
     assert own.isfinite().all()
@@ -141,8 +140,7 @@ def test_a_narrower_head_keeps_the_dimensions_of_the_narrower_encoder():
     assert torch.equal(of_student.LayerNorm.weight, of_teacher.LayerNorm.weight[kept])
     assert torch.equal(of_student.LayerNorm.bias, of_teacher.LayerNorm.bias[kept])
     rows = of_teacher.dense.weight[kept]
-    narrow = rows[:, kept] * (rows.norm() / rows[:, kept].norm())
-    torch.testing.assert_close(of_student.dense.weight, narrow)
+    torch.testing.assert_close(of_student.dense.weight, rows[:, kept] * (rows.norm() / rows[:, kept].norm()))
     assert torch.equal(student.model.cls.predictions.bias, teacher.cls.predictions.bias)
 
 

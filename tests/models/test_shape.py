@@ -85,8 +85,7 @@ def test_heads_are_regrouped_where_their_numbers_do_not_divide():
     # Spans of 32 rows for 5 heads start at 0, 6, 12, 19, 25; each gives its 4 strongest.
     rows = [r for start, end in ((0, 6), (6, 12), (12, 19), (19, 25), (25, 32)) for r in range(end - 4, end)]
     part = of.query.weight[rows]
-    expected = part[:, kept] * (part.norm() / part[:, kept].norm())
-    torch.testing.assert_close(of_student.query.weight, expected)
+    torch.testing.assert_close(of_student.query.weight, part[:, kept] * (part.norm() / part[:, kept].norm()))
 
 
 @pytest.mark.parametrize(
@@ -120,8 +119,7 @@ def test_what_starts_at_random_is_named():
     assert "encoder.layer.0.intermediate.dense.weight" in notes[1]
     assert len(build_student(teacher, ModelShape(1, 16, 64, 4)).notes) == 1
     # RoFormer's table of sinusoids is made for its shape: nothing about it is random.
-    roformer = tiny_encoder("roformer")
-    assert len(build_student(roformer, ModelShape(1, 16, 64, 4)).notes) == 1
+    assert len(build_student(tiny_encoder("roformer"), ModelShape(1, 16, 64, 4)).notes) == 1
 
 
 @pytest.mark.parametrize(("init", "same"), [("teacher", True), ("random", False)])
@@ -131,8 +129,7 @@ def test_a_student_is_a_function_of_its_teacher_or_its_seed_alone(init, same):
     one, two, other = (build_student(teacher, ModelShape(1, 16, 64, 2), init=init, seed=s).model for s in (0, 0, 1))
     assert torch.equal(before, torch.get_rng_state())
     assert_same_state(one, two)
-    weights = [m.encoder.layer[0].output.dense.weight for m in (one, other)]
-    assert torch.equal(*weights) == same
+    assert torch.equal(*[m.encoder.layer[0].output.dense.weight for m in (one, other)]) == same
 
 
 def test_same_width_copies_evenly_spaced_layers_and_the_last():
