@@ -227,8 +227,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path):
 def test_with_a_real_model_candidates_are_whole_words(tmp_path, kind):
     tokenizer = tokenizer_of(kind)
     torch.manual_seed(0)
-    config = tiny_config("bert", vocab_size=len(tokenizer), initializer_range=0.3)
-    model = AutoModelForMaskedLM.from_config(config)
+    model = AutoModelForMaskedLM.from_config(tiny_config("bert", vocab_size=len(tokenizer), initializer_range=0.3))
     masked = MaskedWords(model, tokenizer, torch.device("cpu"))
     near = Neighbours.of_embeddings(model, tokenizer)
     given = examples([*TEXTS, "runners ran", "who ran? rivers!"])

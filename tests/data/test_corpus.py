@@ -33,13 +33,9 @@ HERE = Path(__file__).parent
 
 def python(code, *arguments, cache):
     """Run code in another process with this cache and the tests' helpers."""
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "KDCLI_CACHE": str(cache)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "KDCLI_CACHE": str(cache)}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture

@@ -244,8 +244,7 @@ def test_rows_taken_in_another_order_are_the_same_rows(lengths, kind, data):
 def test_by_length_is_the_shortest_first_and_loses_nothing(lengths, kind):
     rows = ragged(lengths, kind)
     ordered = rows.by_length()
-    assert ordered.lengths.tolist() == sorted(lengths)
-    assert sorted(ordered.example.tolist()) == list(range(len(lengths)))
+    assert (ordered.lengths.tolist(), sorted(ordered.example.tolist())) == (sorted(lengths), list(range(len(lengths))))
     same(ordered.batch(np.arange(len(lengths))), rows.batch(ordered.example))
     # Of equal lengths the first stays first: the order is always the same.
     assert ordered.example.tolist() == sorted(range(len(lengths)), key=lambda i: lengths[i])

@@ -130,8 +130,7 @@ def test_the_training_split_may_lie_elsewhere(tmp_path):
     for language in ("en", "de"):
         put(tmp_path / "mlqa" / language / "validation.jsonl", questions(2))
     found = read("mlqa", tmp_path / "mlqa", train_source=str(squad))
-    assert [e.id for e in found.train] == [f"q{i}" for i in range(6)]
-    assert found.train[3].label == (Answer("w2", 3),)
+    assert ([e.id for e in found.train], found.train[3].label) == ([f"q{i}" for i in range(6)], (Answer("w2", 3),))
     assert {name: len(e) for name, e in found.sets.items()} == {"en": 2, "de": 2}
     missing = refused("mlqa", tmp_path / "mlqa")
     assert "no training split" in missing.message
@@ -168,8 +167,7 @@ def test_an_evaluation_needs_no_training_split_and_takes_a_single_file(tmp_path)
     put(tmp_path / "de" / "validation.jsonl", nli(3))
     found = read("xnli", tmp_path, training=False)
     assert (found.train, list(found.sets)) == ([], ["de"])
-    file = put(tmp_path / "mine.jsonl", sentences(5))
-    assert ids(read("cola", file, training=False).sets[""]) == [0, 1, 2, 3, 4]
+    assert ids(read("cola", put(tmp_path / "mine.jsonl", sentences(5)), training=False).sets[""]) == [0, 1, 2, 3, 4]
 
 
 def test_without_a_validation_split_a_tenth_is_held_back_the_same_every_time(tmp_path):
@@ -230,8 +228,8 @@ def test_an_own_task_is_what_the_rows_say_that_are_trained_on(tmp_path):
     put(tmp_path / "elsewhere" / "train.jsonl", [{"text": f"w{i}", "label": "abc"[i % 3]} for i in range(9)])
     put(tmp_path / "here" / "validation.jsonl", [{"text": "w1", "label": "b"}, {"text": "w2", "label": "c"}])
     found = read("own", tmp_path / "here", train_source=str(tmp_path / "elsewhere"))
-    assert found.task.labels == ("a", "b", "c")
-    assert (len(found.train), [e.label for e in found.sets[""]]) == (9, [1, 2])
+    assert (found.task.labels, len(found.train)) == (("a", "b", "c"), 9)
+    assert [e.label for e in found.sets[""]] == [1, 2]
 
 
 def test_a_label_of_validation_that_training_never_saw_is_refused_with_its_row(tmp_path):

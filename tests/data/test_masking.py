@@ -106,13 +106,11 @@ def test_an_order_that_counts_passes_has_the_examples_of_its_plan():
 
 def test_padding_is_never_masked_and_does_not_count():
     ids = [[CLS, *range(5, 15), SEP, *([PAD] * 8)], [CLS, *range(5, 23), SEP]]
-    mask = torch.tensor([[1] * 12 + [0] * 8, [1] * 20])
-    batch = masked(Rows(ids=ids, mask=mask), share=0.5).batch(np.arange(2))
+    batch = masked(Rows(ids=ids, mask=torch.tensor([[1] * 12 + [0] * 8, [1] * 20])), share=0.5).batch(np.arange(2))
     assert chosen(batch).sum(1).tolist() == [5, 9]
     assert not chosen(batch)[0, 11:].any()
     # What a mask hides stays, although its id is that of a word.
-    hidden = torch.tensor([[1] * 4 + [0] * 16, [1] * 20])
-    batch = masked(Rows(ids=ids, mask=hidden), share=0.9).batch(np.arange(2))
+    batch = masked(Rows(ids=ids, mask=torch.tensor([[1] * 4 + [0] * 16, [1] * 20])), share=0.9).batch(np.arange(2))
     assert chosen(batch)[0, 4:].sum() == 0
     assert batch["attention_mask"] is not None
 

@@ -52,14 +52,8 @@ def test_another_process_trains_the_same(source, cache):
         "print(json.dumps(own_tokenizer(sys.argv[1], None, 70, 512, log=lambda line: None).get_vocab()))"
     )
     found = trained(source).get_vocab()
-    done = subprocess.run(
-        [sys.executable, "-c", program, source],
-        env=os.environ | {"KDCLI_CACHE": str(cache / "other")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(done.stdout) == found
+    command, environment = [sys.executable, "-c", program, source], os.environ | {"KDCLI_CACHE": str(cache / "other")}
+    assert json.loads(subprocess.run(command, env=environment, capture_output=True, check=True).stdout) == found
 
 
 def test_it_is_trained_once_for_each_text_and_size(source, cache):

@@ -219,8 +219,7 @@ def test_portions_make_no_difference(monkeypatch):
     whole = windows_of(examples, max_length=50, stride=16)
     monkeypatch.setattr("kdcli.data.labelled.spans.EXAMPLES_PER_CALL", 5)
     parts = windows_of(examples, max_length=50, stride=16)
-    assert parts.rows.example.tolist() == whole.rows.example.tolist()
-    assert parts.rows.example[-1] == len(examples) - 1
+    assert (parts.rows.example.tolist(), parts.rows.example[-1]) == (whole.rows.example.tolist(), len(examples) - 1)
     assert parts.rows.labels.tolist() == whole.rows.labels.tolist()
     assert parts.rows.ids_T.tolist() == whole.rows.ids_T.tolist()
     assert parts.char_end_T.tolist() == whole.char_end_T.tolist()

@@ -128,8 +128,7 @@ def test_a_student_with_its_teachers_signals_has_no_loss(method, keys):
 
 def test_minilm_is_eq_6_plus_eq_9_of_the_last_layers():
     made = build("minilm", {})
-    assert made.teacher_needs == Needs(*(frozenset({4}),) * 3)
-    assert made.student_needs == Needs(*(frozenset({2}),) * 3)
+    assert (made.teacher_needs, made.student_needs) == (Needs(*(frozenset({4}),) * 3), Needs(*(frozenset({2}),) * 3))
     t, s = pair(made, STUDENT)
     terms = made.terms(t, s)
     torch.testing.assert_close(terms["attention"], relation_kl(t.q[4], t.k[4], s.q[2], s.k[2], PADDED))

@@ -110,7 +110,6 @@ def test_logits_and_labels_of_other_shapes_are_refused():
 
 
 def test_labels_come_in_the_order_of_the_tokens():
-    flat = labels_of(Signals(labels=torch.tensor([[IGNORED, 4, IGNORED], [7, IGNORED, 2]])))
-    assert flat.tolist() == [4, 7, 2]
+    assert labels_of(Signals(labels=torch.tensor([[IGNORED, 4, IGNORED], [7, IGNORED, 2]]))).tolist() == [4, 7, 2]
     with pytest.raises(ValueError, match="has no labels"):
         labels_of(Signals())

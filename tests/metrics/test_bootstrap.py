@@ -88,8 +88,7 @@ def test_the_metrics_of_a_task_are_those_it_names(kind):
     task, (predictions, references) = TASKS[kind], judged(kind)
     every = scorer(task, predictions, references)(np.arange(N))
     for name in task.metrics:
-        one = replace(task, metrics=(name,))
-        assert scorer(one, predictions, references)(np.arange(N)) == {name: every[name]}
+        assert scorer(replace(task, metrics=(name,)), predictions, references)(np.arange(N)) == {name: every[name]}
     with pytest.raises(ValueError, match=f"no metric 'bleu' for tasks of kind {kind}"):
         scorer(replace(task, metrics=("bleu",)), predictions, references)(np.arange(N))
     with pytest.raises(ValueError, match="59 predictions, 60 references"):
@@ -109,13 +108,9 @@ def test_metrics_need_neither_network_nor_cache(tmp_path):
         "task = Task('t', 'class', ('text',), ('accuracy',), labels=('a', 'b'))\n"
         "print(TaskMetric(task).compute(predictions=[0, 1], references=[1, 1]))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", code],
-        env=os.environ | dict.fromkeys(caches, nowhere) | {"PYTHONPATH": str(Path(kdcli.__file__).parents[1])},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-W", "error::UserWarning", "-c", code]
+    environment = os.environ | dict.fromkeys(caches, nowhere) | {"PYTHONPATH": str(Path(kdcli.__file__).parents[1])}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("{'accuracy': 0.5}\n", 0), done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -128,8 +123,7 @@ def accuracy_of(right):
 @pytest.mark.parametrize("kind", TASKS)
 def test_a_model_does_not_differ_from_itself(kind):
     score = scorer(TASKS[kind], *judged(kind))
-    found = paired_bootstrap(score, score, N, resamples=20)
-    assert found == dict.fromkeys(TASKS[kind].metrics, (0.0, 0.0, 0.0))
+    assert paired_bootstrap(score, score, N, resamples=20) == dict.fromkeys(TASKS[kind].metrics, (0.0, 0.0, 0.0))
 
 
 def test_the_interval_is_that_of_the_normal_law():

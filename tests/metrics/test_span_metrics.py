@@ -190,8 +190,7 @@ def test_metrics_are_the_formulas(rows):
     for column, name in enumerate(("exact", "f1")):
         assert found[f"best_{name}"] == pytest.approx(tried[:, column].max())
         # The threshold reaches what it is said to reach.
-        reached = at(rows, found[f"best_{name}_threshold"]).mean(axis=0)[column]
-        assert reached == pytest.approx(found[f"best_{name}"])
+        assert at(rows, found[f"best_{name}_threshold"]).mean(axis=0)[column] == pytest.approx(found[f"best_{name}"])
 
 
 def test_ids_that_do_not_match_are_refused():

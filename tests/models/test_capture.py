@@ -53,9 +53,7 @@ def test_two_models_of_one_type_run_in_turns(kind):
     apart = [capture(m, only(2))(BATCH).q[2] for m in (one, two)]
     first, second = capture(one, only(2)), capture(two, only(1, 2))
     turns = [first(BATCH).q[2], second(BATCH).q[2], first(BATCH).q[2]]
-    assert torch.equal(turns[0], apart[0])
-    assert torch.equal(turns[1], apart[1])
-    assert torch.equal(turns[2], apart[0])
+    assert all(map(torch.equal, turns, (*apart, apart[0])))
     assert not torch.equal(turns[0], turns[1])
 
 
@@ -110,8 +108,7 @@ def test_no_gradient_reaches_the_teacher_and_every_one_the_student():
     parts = ("attention.output", "intermediate", "output")
     behind = (*(f"encoder.layer.1.{part}." for part in parts), "pooler.")
     assert left == [name for name, _ in student.named_parameters() if name.startswith(behind)]
-    trained = {name: p for name, p in student.named_parameters() if name not in left}
-    assert params_without_grad(trained, loss()) == []
+    assert params_without_grad({name: p for name, p in student.named_parameters() if name not in left}, loss()) == []
 
 
 def test_checkpointed_activations_give_the_same_gradients():
