@@ -27,7 +27,7 @@ demo: $(STAMP) ## distil the embedded teacher into a 2x64 student: no network, n
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout 600 -n auto --dist worksteal
 # The fast tier is chosen by file: whole commands, latency workers, exports, browsers and kills are left to `make test`.
 SLOW = tests/commands tests/bench tests/backends tests/report tests/teachers tests/models/test_load.py \
-	tests/metrics/test_bootstrap.py tests/data/test_hub.py tests/data/test_corpus.py tests/test_project.py
+	tests/metrics/test_bootstrap.py tests/data/test_corpus.py tests/test_project.py
 
 check: lint ## lint, types and the fast tier of the tests: under a minute
 	$(PYTEST) -x $(addprefix --ignore=,$(SLOW))

@@ -1,7 +1,5 @@
 """The order of a run is a pure function of seed and step: resuming cannot change it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -26,16 +24,9 @@ def test_the_order_of_a_step_does_not_depend_on_the_steps_before():
     later = schedule.indices(123).tolist()
     for step in range(1, 50):
         schedule.indices(step)
-    assert schedule.indices(123).tolist() == later
-    assert BatchOrder(1000, 7, 3).indices(123).tolist() == later
+    assert (schedule.indices(123).tolist(), BatchOrder(1000, 7, 3).indices(123).tolist()) == (later, later)
     assert BatchOrder(1000, 7, 4).indices(123).tolist() != later
     assert BatchOrder(100, 100, 0).indices(1).tolist() != BatchOrder(100, 100, 0).indices(2).tolist()
-
-
-def test_a_batch_larger_than_the_data_takes_several_passes():
-    found = BatchOrder(3, 7, 0).indices(1).tolist()
-    assert len(found) == 7
-    assert sorted(found[:3]) == sorted(found[3:6]) == [0, 1, 2]
 
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=80)
@@ -118,8 +109,6 @@ def test_a_batch_is_a_mixture_of_lengths_and_its_groups_are_not():
     lengths = np.random.Generator(np.random.PCG64(0)).integers(1, 100, 6400)
     batches = drawn(BucketOrder(lengths, 32, 8, 0), 0)
     groups = [g for batch in batches for g in np.split(batch, 4)]
-    within = np.mean([lengths[g].std() for g in groups])
-    mixed = np.mean([lengths[b].std() for b in batches])
-    assert within < 2 < 20 < mixed
+    assert np.mean([lengths[g].std() for g in groups]) < 2 < 20 < np.mean([lengths[b].std() for b in batches])
     # Means of 32 independent draws would spread by 28.9 / sqrt(32) = 5.1, of 4 groups by 28.9 / sqrt(4) = 14.4.
     assert np.std([lengths[b].mean() for b in batches]) < 16

@@ -1,8 +1,7 @@
 """Corpora: blocks hold all of the text and isolate documents; the cache survives kills, damage and a second process."""
 
-from __future__ import annotations
-
 import errno
+import json
 import os
 import shutil
 import signal
@@ -17,6 +16,7 @@ import pytest
 from encoders import tiny_tokenizer
 from filelock import FileLock
 from forked import Forked
+from hub_server import hub  # noqa: F401
 from huggingface_hub import HfApi
 from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import httpx
@@ -33,13 +33,9 @@ HERE = Path(__file__).parent
 
 def python(code, *arguments, cache):
     """Run code in another process with this cache and the tests' helpers."""
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "KDCLI_CACHE": str(cache)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "KDCLI_CACHE": str(cache)}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -48,9 +44,14 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def test_blocks_hold_the_whole_stream_read_from_a_map(tmp_path):
+@pytest.fixture
+def text(tmp_path):
     write(tmp_path / "c.txt", DOCUMENTS)
-    found = corpus(tmp_path / "c.txt")
+    return tmp_path / "c.txt"
+
+
+def test_blocks_hold_the_whole_stream_read_from_a_map(text):
+    found = corpus(text)
     ids = np.concatenate([b.batch(np.arange(len(b)))["input_ids"].numpy() for b in (found.train, found.held_out)])
     tokenizer = tiny_tokenizer()
     assert (ids[:, 0] == tokenizer.cls_token_id).all()
@@ -76,9 +77,8 @@ def test_a_validation_split_is_held_out(tmp_path):
     assert set(ids[:, 1:-1].unique().tolist()) == {3, *tiny_tokenizer().convert_tokens_to_ids(["w50", "w51", "w52"])}
 
 
-def test_isolated_documents_attend_to_themselves_and_count_their_own_positions(tmp_path):
-    write(tmp_path / "c.txt", DOCUMENTS)
-    batch = corpus(tmp_path / "c.txt", isolated=True).train.batch(np.arange(3))
+def test_isolated_documents_attend_to_themselves_and_count_their_own_positions(text):
+    batch = corpus(text, isolated=True).train.batch(np.arange(3))
     ids, mask, positions = batch["input_ids"], batch["attention_mask"], batch["position_ids"]
     for row in range(3):
         document, place = 0, 0
@@ -93,29 +93,28 @@ def test_isolated_documents_attend_to_themselves_and_count_their_own_positions(t
         assert (mask[row, 0].numpy() == same).all()
 
 
-def test_tokenised_once(tmp_path):
-    write(tmp_path / "c.txt", DOCUMENTS)
+def test_tokenised_once(text):
     log = []
-    corpus(tmp_path / "c.txt", log=log.append)
+    corpus(text, log=log.append)
     assert log
     log.clear()
     # Another block length reads the same cache.
-    corpus(tmp_path / "c.txt", log=log.append, max_length=12)
+    corpus(text, log=log.append, max_length=12)
     assert not log
-    (tmp_path / "c.txt").write_text("\n".join(["w1 w2 w3 w4"] * 300), "utf-8")
-    corpus(tmp_path / "c.txt", log=log.append)
+    (text).write_text("\n".join(["w1 w2 w3 w4"] * 300), "utf-8")
+    corpus(text, log=log.append)
     assert log
 
 
 def test_a_data_set_of_the_hub_that_changed_is_tokenised_anew(cache, monkeypatch):
-    hub = {"sha": "a" * 40, "text": "w1"}
+    there = {"sha": "a" * 40, "text": "w1"}
     log = []
 
     def info(self, name, timeout):
         assert name == "someone/text"
-        if hub["sha"] is None:
-            raise hub["error"]
-        return SimpleNamespace(sha=hub["sha"])
+        if there["sha"] is None:
+            raise there["error"]
+        return SimpleNamespace(sha=there["sha"])
 
     def first():
         """The first word of the text, and whether it was read again."""
@@ -125,17 +124,17 @@ def test_a_data_set_of_the_hub_that_changed_is_tokenised_anew(cache, monkeypatch
 
     monkeypatch.setattr(HfApi, "dataset_info", info)
     monkeypatch.setattr(files, "_hub_splits", lambda *_: ["train"])
-    monkeypatch.setattr(files, "_hub_rows", lambda *_: iter([("row 1", {"text": f"{hub['text']} " * 400})]))
+    monkeypatch.setattr(files, "_hub_rows", lambda *_: iter([("row 1", {"text": f"{there['text']} " * 400})]))
     assert first() == ("w1", True)
     # Not downloaded again as long as the revision is the same.
-    hub["text"] = "w2"
+    there["text"] = "w2"
     assert first() == ("w1", False)
-    hub["sha"] = "b" * 40
+    there["sha"] = "b" * 40
     assert first() == ("w2", True)
-    hub["sha"] = "a" * 40
+    there["sha"] = "a" * 40
     assert first() == ("w1", False)
     for error in (OfflineModeIsEnabled("offline"), ConnectionError("no network"), httpx.ConnectTimeout("late")):
-        hub |= {"sha": None, "error": error, "text": "w3"}
+        there |= {"sha": None, "error": error, "text": "w3"}
         assert first() == ("w2", False)
     shutil.rmtree(cache)
     assert first() == ("w3", True)
@@ -150,15 +149,14 @@ def test_too_little_text_for_a_block(tmp_path):
         corpus(tmp_path / "d.txt")
 
 
-def test_the_truncation_of_an_earlier_call_changes_nothing(tmp_path):
+def test_the_truncation_of_an_earlier_call_changes_nothing(text):
     """Truncation and padding stay set inside a fast tokenizer after a call with them."""
-    write(tmp_path / "c.txt", DOCUMENTS)
     log, tokenizer = [], tiny_tokenizer()
     given = {"max_length": 16, "column": None, "isolated": False, "held_out_blocks": 4, "log": log.append}
-    first = open_corpus(str(tmp_path / "c.txt"), tokenizer, **given)
+    first = open_corpus(str(text), tokenizer, **given)
     log.clear()
     tokenizer(["w1", "w2 w3 w4"], truncation=True, max_length=3, padding=True)
-    second = open_corpus(str(tmp_path / "c.txt"), tokenizer, **given)
+    second = open_corpus(str(text), tokenizer, **given)
     assert not log
     assert (first.train.stream_T == second.train.stream_T).all()
 
@@ -175,14 +173,13 @@ def test_malformed_text_leaves_nothing_behind(tmp_path, cache):
     assert left_in(cache) == []
 
 
-def test_a_full_disk_leaves_nothing_behind(tmp_path, cache, monkeypatch):
+def test_a_full_disk_leaves_nothing_behind(text, cache, monkeypatch):
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    write(tmp_path / "c.txt", DOCUMENTS)
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(MachineError, match="the disk is full"):
-        corpus(tmp_path / "c.txt")
+        corpus(text)
     assert left_in(cache) == []
 
 
@@ -191,21 +188,19 @@ def die_while_writing(path):
     corpus(path)
 
 
-def test_a_killed_tokenisation_is_made_again(tmp_path, cache):
-    write(tmp_path / "c.txt", DOCUMENTS)
-    killed = Forked(die_while_writing, tmp_path / "c.txt")
+def test_a_killed_tokenisation_is_made_again(text, cache):
+    killed = Forked(die_while_writing, text)
     output = killed.communicate()
     assert killed.returncode == -9, output
     (left,) = cache.rglob("*.part")
     assert (left / "train.bin").is_file()
-    assert len(corpus(tmp_path / "c.txt").train) > 50
+    assert len(corpus(text).train) > 50
     assert len(left_in(cache)) == 1
 
 
 @pytest.mark.parametrize("damage", ["emptied", "cut", "no meta", "torn meta"])
-def test_a_damaged_cache_is_made_again(tmp_path, cache, damage):
-    write(tmp_path / "c.txt", DOCUMENTS)
-    expected = np.array(corpus(tmp_path / "c.txt").train.stream_T)
+def test_a_damaged_cache_is_made_again(text, cache, damage):
+    expected = np.array(corpus(text).train.stream_T)
     (stream,), (meta,) = cache.rglob("train.bin"), cache.rglob("meta.json")
     if damage == "no meta":
         meta.unlink()
@@ -213,18 +208,17 @@ def test_a_damaged_cache_is_made_again(tmp_path, cache, damage):
         meta.write_text(meta.read_text("utf-8")[:-4], "utf-8")
     else:
         os.truncate(stream, 0 if damage == "emptied" else stream.stat().st_size - 2)
-    assert (corpus(tmp_path / "c.txt").train.stream_T == expected).all()
+    assert (corpus(text).train.stream_T == expected).all()
 
 
-def test_of_two_processes_the_second_waits_and_reads(tmp_path, cache):
-    write(tmp_path / "c.txt", DOCUMENTS)
+def test_of_two_processes_the_second_waits_and_reads(text, tmp_path, cache):
     log = []
-    expected = len(corpus(tmp_path / "c.txt").train)
+    expected = len(corpus(text).train)
     (whole,) = left_in(cache)
     whole.rename(tmp_path / "aside")
     with ThreadPoolExecutor(1) as pool:
         with FileLock(whole.with_name(f".{whole.name}.lock")):
-            second = pool.submit(lambda: len(corpus(tmp_path / "c.txt", log=log.append).train))
+            second = pool.submit(lambda: len(corpus(text, log=log.append).train))
             assert not wait([second], timeout=0.2).done
             (tmp_path / "aside").rename(whole)
         assert (second.result(timeout=60), log) == (expected, [])
@@ -278,3 +272,56 @@ def test_memory_stays_flat_while_tokenising(tmp_path):
         (tmp_path / f"{name}.txt").write_text(("w1 w22 w3 w4 " * (line // 13 + 1) + "\n") * (size // line), "utf-8")
     done = python(MEASURE, tmp_path / "small.txt", tmp_path / "large.txt", cache=tmp_path / "cache")
     assert float(done.stdout) < 60, done.stderr
+
+
+NAME = "someone/some-text"
+CARD = """---
+configs:
+- config_name: plain
+  data_files:
+  - {split: train, path: plain/train.jsonl}
+  - {split: validation, path: plain/validation.jsonl}
+- config_name: no-training
+  data_files:
+  - {split: validation, path: plain/validation.jsonl}
+---
+"""
+FILES = {
+    "README.md": CARD.encode(),
+    "plain/train.jsonl": "".join(json.dumps({"text": d}) + "\n" for d in DOCUMENTS).encode(),
+    "plain/validation.jsonl": b'{"text": "w50 w51 w52"}\n' * 40,
+}
+READ = """
+import json, sys
+import numpy as np
+from kdcli.data.files import open_source
+from kdcli.errors import UsageError
+from texts import corpus
+source = open_source(sys.argv[1] + ":plain")
+messages = []
+for config in ("no-training", "unknown"):
+    try:
+        corpus(sys.argv[1] + ":" + config)
+    except UsageError as error:
+        messages.append(error.message)
+print(json.dumps([list(source.documents("train", None)), len(corpus(sys.argv[1] + ":plain").train), messages]))
+"""
+
+
+@pytest.mark.slow
+def test_a_hub_id_is_streamed_and_once_tokenised_needs_no_network(hub, tmp_path, monkeypatch):  # noqa: F811
+    hub.repositories[NAME] = FILES
+    paths = {"KDCLI_CACHE": str(tmp_path / "cache"), "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
+    environment = hub.environment(tmp_path / "hf", **paths)
+    # The address is read when the libraries are imported, hence another process.
+    done = subprocess.run([sys.executable, "-c", READ, NAME], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    documents, blocks, messages = json.loads(done.stdout.splitlines()[-1])
+    assert documents == DOCUMENTS
+    assert "no-training has no train split; it has validation" in messages[0]
+    assert "BuilderConfig 'unknown' not found" in messages[1]
+    # This process is offline.
+    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
+    again = corpus(f"{NAME}:plain")
+    assert len(again.train) == blocks
+    assert len(again.held_out.batch(np.arange(len(again.held_out)))["input_ids"][:, 1:-1].unique()) == 4

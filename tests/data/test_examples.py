@@ -1,7 +1,5 @@
 """Rows of labelled data: each kind of task reads its rows, and names file and row of those that do not fit."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -63,14 +61,12 @@ def test_an_example_is_named_by_its_row_or_by_its_place(more, name):
     assert read(COLA, {"sentence": "w1", "label": 0} | more).id == name
 
 
-@pytest.mark.parametrize(
-    ("kind", "column"), [(k, c) for k, (task, _) in RIGHT.items() for c in (*task.texts, task.label)]
-)
-def test_a_missing_column_is_named_with_those_there_are(kind, column):
+@pytest.mark.parametrize(("kind", "name"), [(k, c) for k, (t, _) in RIGHT.items() for c in [*t.texts, t.label]])
+def test_a_missing_column_is_named_with_those_there_are(kind, name):
     task, row = RIGHT[kind]
-    less = {c: v for c, v in row.items() if c != column} | {"body": "w1"}
+    less = {c: v for c, v in row.items() if c != name} | {"body": "w1"}
     message = refused(task, less)
-    assert f"'{column}'" in message
+    assert f"'{name}'" in message
     assert f"there are {', '.join(less)}" in message
 
 
@@ -80,18 +76,16 @@ def test_an_empty_label_is_refused(kind):
     assert f"'{task.label}', the label of task {task.name}, is empty" in refused(task, row | {task.label: None})
 
 
-@pytest.mark.parametrize("kind", RIGHT)
-@pytest.mark.parametrize("wrong", [None, 3, 2.5, True, {"a": 1}, [1, 2], [None]])
+NO_TEXTS = [(kind, wrong) for kind in RIGHT for wrong in (None, 3, 2.5, True, {"a": 1}, [1, 2], [None])]
+NO_TEXTS += [("tokens", wrong) for wrong in ([], "w1 w2", ["w1", 2], ["w1", None])]
+
+
+@pytest.mark.parametrize(("kind", "wrong"), NO_TEXTS)
 def test_a_text_of_another_type_is_refused(kind, wrong):
     task, row = RIGHT[kind]
     column = task.texts[-1]
-    assert f"'{column}' must hold" in refused(task, row | {column: wrong})
-
-
-@pytest.mark.parametrize("wrong", [[], "w1 w2", ["w1", 2], ["w1", None]])
-def test_words_must_be_a_list_of_strings(wrong):
-    task, row = RIGHT["tokens"]
-    assert "must hold a list of words" in refused(task, row | {"tokens": wrong})
+    what = "a list of words" if kind == "tokens" else ""
+    assert f"'{column}' must hold {what}" in refused(task, row | {column: wrong})
 
 
 @pytest.mark.parametrize("kind", RIGHT)
@@ -107,12 +101,6 @@ def test_half_a_surrogate_is_no_answer_and_no_name_either():
     answers = {"text": [HALF], "answer_start": [0]}
     assert "half a surrogate pair at character 0 of 'answers'" in refused(task, row | {"answers": answers})
     assert "half a surrogate pair" in refused(task, row | {"id": HALF})
-
-
-@pytest.mark.parametrize(("label", "number"), [(0, 0), (1.0, 1), ("1", 1), ("unacceptable", 0), ("acceptable", 1)])
-def test_a_class_is_given_by_number_or_name_also_as_csv_spells_it(label, number):
-    found = read(COLA, {"sentence": "w1", "label": label}).label
-    assert (found, type(found)) == (number, int)
 
 
 @pytest.mark.parametrize(
@@ -148,61 +136,42 @@ def test_of_many_classes_only_some_are_listed():
     assert len(message) < 400
 
 
-@pytest.mark.parametrize(("label", "score"), [(3, 3.0), ("2.5", 2.5), ("-3e2", -300.0), (0, 0.0), (-1, -1.0)])
-def test_a_score_is_any_finite_number(label, score):
-    found = read(STSB, {"sentence1": "a", "sentence2": "b", "label": label}).label
-    assert (found, type(found)) == (score, float)
+# Classes as csv spells them too; several labels are sorted and stand once; tags may be names.
+SPELLED = {
+    "class": [(0, 0), (1.0, 1), ("1", 1), ("unacceptable", 0), ("acceptable", 1)],
+    "score": [(3, 3.0), ("2.5", 2.5), ("-3e2", -300.0), (0, 0.0), (-1, -1.0)],
+    "multi": [([], ()), ([2, 0], (0, 2)), (["war", "sport"], (0, 2)), (["1"], (1,)), ((1,), (1,)), ([1, "art"], (1,))],
+    "tokens": [(["I-PER", "O"], (2, 0))],
+}
+
+
+@pytest.mark.parametrize(("kind", "label", "expected"), [(k, *pair) for k, pairs in SPELLED.items() for pair in pairs])
+def test_a_label_is_read_however_it_is_spelled(kind, label, expected):
+    task, row = RIGHT[kind]
+    found = read(task, row | {task.label: label}).label
+    assert (found, type(found)) == (expected, type(expected))
+
+
+NO_NUMBERS = [math.nan, math.inf, -math.inf, "nan", "inf", "", "good", True, False, [1.0], 10**400, {}]
 
 
 @pytest.mark.parametrize(
-    "label", [math.nan, math.inf, -math.inf, "nan", "inf", "", "good", True, False, [1.0], 10**400, {}]
-)
-def test_what_is_no_finite_number_is_no_score(label):
-    assert "must be a finite number, got" in refused(STSB, {"sentence1": "a", "sentence2": "b", "label": label})
-
-
-@pytest.mark.parametrize(
-    ("label", "numbers"),
-    [([], ()), ([2, 0], (0, 2)), (["war", "sport"], (0, 2)), (["1"], (1,)), ((1,), (1,)), ([1, 1, "art"], (1,))],
-)
-def test_labels_of_a_text_are_sorted_and_stand_once(label, numbers):
-    assert read(TOPICS, {"text": "w1", "label": label}).label == numbers
-
-
-@pytest.mark.parametrize(
-    ("label", "message"),
+    ("kind", "label", "message"),
     [
-        ("sport", "must hold a list of labels, got 'sport'"),
-        (1, "must hold a list of labels, got 1"),
-        ([3], "must be one of 0 (sport), 1 (art), 2 (war), got 3"),
-        ([0, True], "got True"),
-        ([None], "got None"),
-        ([math.nan], "got nan"),
+        *(("score", label, "must be a finite number, got") for label in NO_NUMBERS),
+        ("multi", "sport", "must hold a list of labels, got 'sport'"),
+        ("multi", 1, "must hold a list of labels, got 1"),
+        ("multi", [3], "must be one of 0 (sport), 1 (art), 2 (war), got 3"),
+        *(("multi", [0, wrong], f"got {wrong}") for wrong in (True, None, math.nan)),
+        *(("tokens", [0] * n, f"a label for each of the 2 words, got {n} of them") for n in (0, 1, 3)),
+        *(("tokens", wrong, f"a label for each of the 2 words, got {wrong!r}") for wrong in ("B-PER", 1)),
+        ("tokens", [1, 3], "must be one of 0 (O), 1 (B-PER), 2 (I-PER), got 3"),
+        *(("tokens", [1, wrong], f"got {wrong}") for wrong in (-100, None)),
     ],
 )
-def test_labels_that_are_no_list_of_classes_are_refused(label, message):
-    assert message in refused(TOPICS, {"text": "w1", "label": label})
-
-
-@pytest.mark.parametrize(
-    ("label", "message"),
-    [
-        ([1], "a label for each of the 2 words, got 1 of them"),
-        ([1, 0, 0], "a label for each of the 2 words, got 3 of them"),
-        ([], "a label for each of the 2 words, got 0 of them"),
-        ("B-PER", "a label for each of the 2 words, got 'B-PER'"),
-        (1, "a label for each of the 2 words, got 1"),
-        ([1, 3], "must be one of 0 (O), 1 (B-PER), 2 (I-PER), got 3"),
-        ([1, -100], "got -100"),
-        ([1, None], "got None"),
-    ],
-)
-def test_words_and_their_labels_must_go_together(label, message):
-    assert message in refused(TAGS, {"tokens": ["w1", "w2"], "ner_tags": label})
-
-
-def test_tags_may_be_names():
-    assert read(TAGS, {"tokens": ["w1", "w2"], "ner_tags": ["I-PER", "O"]}).label == (2, 0)
+def test_a_label_that_does_not_fit_is_refused(kind, label, message):
+    task, row = RIGHT[kind]
+    assert message in refused(task, row | {task.label: label})
 
 
 STARTS = [3, ["3"], [3.0], [True], [3, 0], []]

@@ -1,7 +1,5 @@
 """Examples as rows of tokens: what the tokenizer says of each alone, padded on the right, labels where they belong."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -48,11 +46,9 @@ def test_rows_are_what_the_tokenizer_says_of_each_text_alone(kind, pair, max_len
     for i, text in enumerate(texts):
         given = text if pair else (text,)
         alone = tokenizer(*given, truncation=True, max_length=max_length, return_token_type_ids=True)
-        assert row(rows, i) == alone["input_ids"]
-        assert row(rows, i, "types_T") == alone["token_type_ids"]
+        assert (row(rows, i), row(rows, i, "types_T")) == (alone["input_ids"], alone["token_type_ids"])
     whole = [len(tokenizer(*(t if pair else (t,)))["input_ids"]) for t in texts]
-    assert rows.truncated == sum(n > max_length for n in whole)
-    assert (rows.truncated > 0) == (max_length == 6)
+    assert (rows.truncated, rows.truncated > 0) == (sum(n > max_length for n in whole), max_length == 6)
     assert rows.lengths.max() <= max_length
     assert rows.example.tolist() == list(range(len(texts)))
 
@@ -123,11 +119,9 @@ def test_a_tokenizer_without_padding_is_refused():
     ],
 )
 def test_labels_of_texts_as_the_loss_takes_them(kind, names, labels, dtype, held):
-    task = Task("t", kind, ("text",), ("f1",), names)
-    rows = encoded(task, TEXTS[:3], labels)
+    rows = encoded(Task("t", kind, ("text",), ("f1",), names), TEXTS[:3], labels)
     found = rows.batch(np.array([0, 1, 2]))["labels"]
-    assert found.dtype == dtype
-    assert found.tolist() == held
+    assert (found.dtype, found.tolist()) == (dtype, held)
     assert torch.equal(rows.batch(np.array([2, 0]))["labels"], found[[2, 0]])
 
 
@@ -140,8 +134,7 @@ def test_the_label_of_a_word_stands_at_its_first_piece_only(kind):
         of_words = tokenizer(list(words), is_split_into_words=True).word_ids()
         found, expected, seen = row(rows, i, "labels"), [], set()
         for word in of_words:
-            first = word is not None and word not in seen
-            expected.append(labels[i][word] if first else IGNORED)
+            expected.append(labels[i][word] if word is not None and word not in seen else IGNORED)
             seen.add(word)
         assert found == expected
         assert [labels[i][w] for w in row(rows, i, "words_T") if w >= 0] == [x for x in found if x != IGNORED]
@@ -149,9 +142,7 @@ def test_the_label_of_a_word_stands_at_its_first_piece_only(kind):
         assert [w for w in row(rows, i, "words_T") if w >= 0] == list(range(len(words)))
         assert found[0] == found[-1] == IGNORED
     assert any(len(row(rows, i)) > len(words) + 2 for i, words in enumerate(WORDS)), "no word of several pieces"
-    batch = rows.batch(np.array([1, 2]))
-    short = int(rows.lengths[1])
-    assert set(batch["labels"][0, short:].tolist()) == {IGNORED}
+    assert set(rows.batch(np.array([1, 2]))["labels"][0, int(rows.lengths[1]) :].tolist()) == {IGNORED}
 
 
 def test_two_equal_words_side_by_side_are_two_words():
@@ -162,8 +153,7 @@ def test_two_equal_words_side_by_side_are_two_words():
 def test_words_that_were_cut_off_have_no_label():
     words, label = tuple(["rivers"] * 30), tuple([1] + [2] * 29)
     whole, cut = (encoded(TAGS, [words, ("a",)], [label, (0,)], max_length=n) for n in (200, 12))
-    assert (whole.truncated, cut.truncated) == (0, 1)
-    assert cut.lengths.tolist()[0] == 12
+    assert (whole.truncated, cut.truncated, cut.lengths[0]) == (0, 1, 12)
     kept = [w for w in row(cut, 0, "words_T") if w >= 0]
     assert kept == list(range(len(kept)))
     assert 0 < len(kept) <= 10
@@ -241,8 +231,7 @@ def same(one, two):
 def test_rows_taken_in_another_order_are_the_same_rows(lengths, kind, data):
     rows = ragged(lengths, kind)
     assert rows.lengths.tolist() == lengths
-    places = st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=20)
-    chosen = np.array(data.draw(places))
+    chosen = np.array(data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=20)))
     again = np.array(data.draw(st.lists(st.integers(0, len(chosen) - 1), min_size=1, max_size=20)))
     taken = rows.take(chosen)
     assert taken.example.tolist() == chosen.tolist()
@@ -255,8 +244,7 @@ def test_rows_taken_in_another_order_are_the_same_rows(lengths, kind, data):
 def test_by_length_is_the_shortest_first_and_loses_nothing(lengths, kind):
     rows = ragged(lengths, kind)
     ordered = rows.by_length()
-    assert ordered.lengths.tolist() == sorted(lengths)
-    assert sorted(ordered.example.tolist()) == list(range(len(lengths)))
+    assert (ordered.lengths.tolist(), sorted(ordered.example.tolist())) == (sorted(lengths), list(range(len(lengths))))
     same(ordered.batch(np.arange(len(lengths))), rows.batch(ordered.example))
     # Of equal lengths the first stays first: the order is always the same.
     assert ordered.example.tolist() == sorted(range(len(lengths)), key=lambda i: lengths[i])

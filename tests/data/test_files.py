@@ -1,7 +1,5 @@
 """Readers: every format gives the same documents; errors name file and line."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -59,8 +57,7 @@ def test_a_gzipped_parquet_is_not_held_in_memory(tmp_path, monkeypatch):
     whole = pq.ParquetFile
     monkeypatch.setattr(pq, "ParquetFile", lambda file: read_from.append(file) or whole(file))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    rows = open_source(str(tmp_path / "a.parquet.gz")).tables("train")
-    ((_, table),) = rows
+    ((_, table),) = open_source(str(tmp_path / "a.parquet.gz")).tables("train")
     assert next(table)[0] == f"{tmp_path / 'a.parquet.gz'}:1"
     (file,) = read_from
     assert os.fstat(file.fileno()).st_size == len(gzip.decompress((tmp_path / "a.parquet.gz").read_bytes()))
@@ -86,8 +83,7 @@ def test_shards_belong_to_the_split_they_name(tmp_path):
     write(tmp_path / "train-00001-of-00002.parquet", ["w2"])
     write(tmp_path / "validation-00000-of-00001.parquet", ["w3"])
     write(tmp_path / ".train.parquet.crc.txt", ["w4"])
-    assert documents(tmp_path) == ["w1", "w2"]
-    assert documents(tmp_path, "validation") == ["w3"]
+    assert (documents(tmp_path), documents(tmp_path, "validation")) == (["w1", "w2"], ["w3"])
 
 
 def test_a_directory_of_other_names_is_all_training_text(tmp_path):
@@ -169,11 +165,8 @@ def test_splits_are_found_by_the_names_of_files(tmp_path):
         write(tmp_path / name, ["w1"])
     write(tmp_path / "train_of_others.txt", ["w1"])
     found = {split: [f.name[:11] for f in files] for split, files in open_source(str(tmp_path)).files.items()}
-    assert found == {
-        "test": ["test.txt"],
-        "train": ["train-00000", "train-00001"],
-        "validation_matched": ["validation_"],
-    }
+    train = ["train-00000", "train-00001"]
+    assert found == {"test": ["test.txt"], "train": train, "validation_matched": ["validation_"]}
 
 
 def test_a_hub_id_offline_says_what_would_work():

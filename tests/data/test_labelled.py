@@ -1,7 +1,5 @@
 """The examples of a task: those trained on, those evaluated on, and the names of their sets."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json
@@ -17,9 +15,8 @@ from kdcli.types import Answer, Example, Task
 
 
 def nli(count, begin=0):
-    return [
-        {"premise": f"w{i}", "hypothesis": f"w{i % 7}", "label": i % 3, "idx": i} for i in range(begin, begin + count)
-    ]
+    places = range(begin, begin + count)
+    return [{"premise": f"w{i}", "hypothesis": f"w{i % 7}", "label": i % 3, "idx": i} for i in places]
 
 
 def sentences(count, begin=0):
@@ -38,6 +35,11 @@ def put(path, rows):
     with opened(path, "wt", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     return path
+
+
+def splits(folder, **rows):
+    for name, of_split in rows.items():
+        put(folder / f"{name}.jsonl", of_split)
 
 
 def put_csv(path, rows):
@@ -82,26 +84,18 @@ def test_shards_are_read_in_the_order_of_their_names(tmp_path):
 
 
 def test_the_two_parts_of_mnli_are_judged_apart(tmp_path):
-    put(tmp_path / "train.jsonl", nli(9))
-    put(tmp_path / "validation_matched.jsonl", nli(4, 100))
-    put(tmp_path / "validation_mismatched.jsonl", nli(3, 200))
+    splits(tmp_path, train=nli(9), validation_matched=nli(4, 100), validation_mismatched=nli(3, 200))
     log: list[str] = []
     found = read("mnli", tmp_path, log)
-    assert {n: ids(e) for n, e in found.sets.items()} == {
-        "matched": [100, 101, 102, 103],
-        "mismatched": [200, 201, 202],
-    }
-    assert found.task.sets == ("matched", "mismatched")
-    assert log == []
+    assert {n: ids(e) for n, e in found.sets.items()} == {"matched": [*range(100, 104)], "mismatched": [200, 201, 202]}
+    assert (found.task.sets, log) == (("matched", "mismatched"), [])
 
 
 def test_a_plain_validation_split_of_mnli_is_the_matched_one(tmp_path):
-    put(tmp_path / "train.jsonl", nli(9))
-    put(tmp_path / "validation.jsonl", nli(4))
+    splits(tmp_path, train=nli(9), validation=nli(4))
     log: list[str] = []
     found = read("mnli", tmp_path, log)
-    assert list(found.sets) == ["matched"]
-    assert found.task.sets == ("matched",)
+    assert (list(found.sets), found.task.sets) == (["matched"], ("matched",))
     assert log == ["mnli: judged on matched; not there: mismatched"]
 
 
@@ -109,10 +103,8 @@ def test_test_splits_are_found_by_the_names_of_their_parts_too(tmp_path):
     put(tmp_path / "test_matched.jsonl", [r | {"label": -1} for r in nli(4)])
     put(tmp_path / "test_mismatched.jsonl", [r | {"label": None} for r in nli(3)])
     found = read("mnli", tmp_path, split="test", training=False, withheld=True)
-    assert {n: [e.label for e in of] for n, of in found.sets.items()} == {
-        "matched": [None] * 4,
-        "mismatched": [None] * 3,
-    }
+    labels = {n: [e.label for e in of] for n, of in found.sets.items()}
+    assert labels == {"matched": [None] * 4, "mismatched": [None] * 3}
     assert (found.split, found.train) == ("test", [])
     assert "must be one of" in refused("mnli", tmp_path, split="test", training=False).message
 
@@ -138,8 +130,7 @@ def test_the_training_split_may_lie_elsewhere(tmp_path):
     for language in ("en", "de"):
         put(tmp_path / "mlqa" / language / "validation.jsonl", questions(2))
     found = read("mlqa", tmp_path / "mlqa", train_source=str(squad))
-    assert [e.id for e in found.train] == [f"q{i}" for i in range(6)]
-    assert found.train[3].label == (Answer("w2", 3),)
+    assert ([e.id for e in found.train], found.train[3].label) == ([f"q{i}" for i in range(6)], (Answer("w2", 3),))
     assert {name: len(e) for name, e in found.sets.items()} == {"en": 2, "de": 2}
     missing = refused("mlqa", tmp_path / "mlqa")
     assert "no training split" in missing.message
@@ -168,8 +159,7 @@ def test_folders_of_languages_without_any_validation_split_hold_some_of_the_trai
 
 def test_a_training_split_beside_the_folders_of_languages_comes_first(tmp_path):
     put(tmp_path / "train.jsonl", nli(9, 50))
-    put(tmp_path / "en" / "train.jsonl", nli(9))
-    put(tmp_path / "en" / "validation.jsonl", nli(3))
+    splits(tmp_path / "en", train=nli(9), validation=nli(3))
     assert ids(read("xnli", tmp_path).train)[0] == 50
 
 
@@ -177,8 +167,7 @@ def test_an_evaluation_needs_no_training_split_and_takes_a_single_file(tmp_path)
     put(tmp_path / "de" / "validation.jsonl", nli(3))
     found = read("xnli", tmp_path, training=False)
     assert (found.train, list(found.sets)) == ([], ["de"])
-    file = put(tmp_path / "mine.jsonl", sentences(5))
-    assert ids(read("cola", file, training=False).sets[""]) == [0, 1, 2, 3, 4]
+    assert ids(read("cola", put(tmp_path / "mine.jsonl", sentences(5)), training=False).sets[""]) == [0, 1, 2, 3, 4]
 
 
 def test_without_a_validation_split_a_tenth_is_held_back_the_same_every_time(tmp_path):
@@ -190,8 +179,7 @@ def test_without_a_validation_split_a_tenth_is_held_back_the_same_every_time(tmp
     assert sorted(ids(found.train) + held) == list(range(205))
     assert held == sorted(held) != list(range(20))
     assert held != list(range(185, 205))
-    assert (again.train, again.sets) == (found.train, found.sets)
-    assert found.split == "held back from train"
+    assert (again.train, again.sets, found.split) == (found.train, found.sets, "held back from train")
     assert log == ["there is no validation split: 20 of the training examples are held back to judge by"]
 
 
@@ -201,19 +189,16 @@ def test_too_few_examples_cannot_be_held_back(tmp_path):
 
 
 def test_a_test_split_is_not_made_up(tmp_path):
-    put(tmp_path / "train.jsonl", sentences(50))
-    put(tmp_path / "validation.jsonl", sentences(50))
+    splits(tmp_path, train=sentences(50), validation=sentences(50))
     found = refused("cola", tmp_path, split="test")
     assert "no test split" in found.message
     assert "test.*" in found.hint
 
 
 def test_fewer_rows_are_drawn_once_and_for_all_in_their_own_order(tmp_path):
-    put(tmp_path / "train.jsonl", sentences(200))
-    put(tmp_path / "validation.jsonl", sentences(100))
+    splits(tmp_path, train=sentences(200), validation=sentences(100))
     one, two = (read("cola", tmp_path, train_rows=30, judged_rows=10) for _ in range(2))
-    assert (one.train, one.sets) == (two.train, two.sets)
-    assert (len(one.train), len(one.sets[""])) == (30, 10)
+    assert (one.train, one.sets, len(one.train), len(one.sets[""])) == (two.train, two.sets, 30, 10)
     for drawn in (ids(one.train), ids(one.sets[""])):
         assert drawn == sorted(set(drawn)) != list(range(len(drawn)))
     # More examples are these and some others, so that what is learnt from few and from many compares.
@@ -222,9 +207,7 @@ def test_fewer_rows_are_drawn_once_and_for_all_in_their_own_order(tmp_path):
 
 
 def test_each_set_is_drawn_for_itself(tmp_path):
-    put(tmp_path / "train.jsonl", nli(9))
-    put(tmp_path / "validation_matched.jsonl", nli(40))
-    put(tmp_path / "validation_mismatched.jsonl", nli(4))
+    splits(tmp_path, train=nli(9), validation_matched=nli(40), validation_mismatched=nli(4))
     found = read("mnli", tmp_path, judged_rows=10)
     assert {name: len(e) for name, e in found.sets.items()} == {"matched": 10, "mismatched": 4}
 
@@ -236,8 +219,7 @@ def test_own_rows_of_csv(tmp_path):
     log: list[str] = []
     found = read("own", tmp_path, log, columns={"text": ["title", "body"], "label": "mood"})
     assert (found.task.kind, found.task.texts, found.task.labels) == ("class", ("title", "body"), ("bad", "good"))
-    assert [e.label for e in found.train[:3]] == [1, 0, 1]
-    assert found.train[1].texts == ("w1", "w1 w2")
+    assert ([e.label for e in found.train[:3]], found.train[1].texts) == ([1, 0, 1], ("w1", "w1 w2"))
     assert len(found.sets[""]) == 8
     assert "60 examples of kind class" in log[0]
 
@@ -246,25 +228,22 @@ def test_an_own_task_is_what_the_rows_say_that_are_trained_on(tmp_path):
     put(tmp_path / "elsewhere" / "train.jsonl", [{"text": f"w{i}", "label": "abc"[i % 3]} for i in range(9)])
     put(tmp_path / "here" / "validation.jsonl", [{"text": "w1", "label": "b"}, {"text": "w2", "label": "c"}])
     found = read("own", tmp_path / "here", train_source=str(tmp_path / "elsewhere"))
-    assert found.task.labels == ("a", "b", "c")
-    assert (len(found.train), [e.label for e in found.sets[""]]) == (9, [1, 2])
+    assert (found.task.labels, len(found.train)) == (("a", "b", "c"), 9)
+    assert [e.label for e in found.sets[""]] == [1, 2]
 
 
 def test_a_label_of_validation_that_training_never_saw_is_refused_with_its_row(tmp_path):
     put(tmp_path / "train.jsonl", [{"text": f"w{i}", "label": "ab"[i % 2]} for i in range(9)])
     put(tmp_path / "validation.jsonl", [{"text": "w1", "label": "a"}, {"text": "w1", "label": "z"}])
-    assert (
-        "validation.jsonl:2: 'label' of task own must be one of 0 (a), 1 (b), got 'z'"
-        in refused("own", tmp_path).message
-    )
+    message = "validation.jsonl:2: 'label' of task own must be one of 0 (a), 1 (b), got 'z'"
+    assert message in refused("own", tmp_path).message
 
 
 def test_names_of_classes_that_are_known_better_are_taken_where_they_cover_the_rows(tmp_path):
     file = put(tmp_path / "mine.jsonl", [{"text": "w1", "label": x} for x in "ac"])
     known = ("c", "b", "a")
     found = read("own", file, training=False, labels=known)
-    assert found.task.labels == known
-    assert [e.label for e in found.sets[""]] == [2, 0]
+    assert (found.task.labels, [e.label for e in found.sets[""]]) == (known, [2, 0])
     assert read("own", file, training=False, labels=("a", "b")).task.labels == ("a", "c")
 
 
@@ -362,16 +341,15 @@ def test_no_such_task(tmp_path):
     assert "did you mean 'cola'?" in refused("coal", tmp_path).message
 
 
+XNLI = "facebook/xnli"
+
+
 @pytest.mark.parametrize(
     ("name", "split", "asked"),
     [
         ("cola", "validation", [("nyu-mll/glue", "cola", "train"), ("nyu-mll/glue", "cola", "validation")]),
         ("mnli", "test", [("nyu-mll/glue", "mnli", s) for s in ("train", "test_matched", "test_mismatched")]),
-        (
-            "xnli",
-            "validation",
-            [("facebook/xnli", "en", "train"), *(("facebook/xnli", s, "validation") for s in task_of("xnli").sets)],
-        ),
+        ("xnli", "validation", [(XNLI, "en", "train"), *((XNLI, s, "validation") for s in task_of("xnli").sets)]),
     ],
 )
 def test_without_data_the_hub_is_asked_for_what_the_task_names(monkeypatch, name, split, asked):
@@ -385,8 +363,7 @@ def test_without_data_the_hub_is_asked_for_what_the_task_names(monkeypatch, name
     monkeypatch.setattr(files, "_hub_rows", rows)
     monkeypatch.setattr(files, "_hub_splits", lambda *_: [of_split for _, _, of_split in asked])
     data = read(name, None, split=split)
-    assert found == asked
-    assert data.train[0].where == f"{asked[0][0]} train row 1"
+    assert (found, data.train[0].where) == (asked, f"{asked[0][0]} train row 1")
 
 
 def task(kind, labels):
@@ -399,12 +376,7 @@ def examples(*labels):
 
 @pytest.mark.parametrize(
     ("kind", "labels", "missing"),
-    [
-        ("class", (0, 2), "b"),
-        ("class", (1,), "a, c"),
-        ("multi", ((0, 1), ()), "c"),
-        ("tokens", ((0, 0, 2), (2,)), "b"),
-    ],
+    [("class", (0, 2), "b"), ("class", (1,), "a, c"), ("multi", ((0, 1), ()), "c"), ("tokens", ((0, 0, 2), (2,)), "b")],
 )
 def test_a_class_that_nothing_is_trained_on_is_named(kind, labels, missing):
     data = Labelled(task(kind, ("a", "b", "c")), examples(*labels), {}, "validation")

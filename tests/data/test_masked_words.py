@@ -1,7 +1,5 @@
 """Words by a masked language model: batched and gathered, yet what one full query a word would say."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from encoders import tiny_config
@@ -14,15 +12,8 @@ from kdcli.data.augment.words import SPACELESS, whole_words
 from kdcli.errors import UsageError
 
 TYPES = ("bert", "roberta", "distilbert", "electra", "modernbert", "deberta-v2", "albert", "mpnet", "convbert")
-TEXTS = [
-    "the cat sat on a mat",
-    "rivers",
-    "Zürich, naïve café in 1872",
-    "who ran? The cat ran.",
-    "東京 नमस्ते a",
-    "",
-    "?!",
-]
+TEXTS = ["the cat sat on a mat", "rivers", "Zürich, naïve café in 1872", "who ran? The cat ran.", "東京 नमस्ते a"]
+TEXTS += ["", "?!"]
 CPU = torch.device("cpu")
 
 
@@ -41,8 +32,7 @@ def test_the_logits_at_the_masked_places_are_those_of_the_full_computation(model
     with torch.no_grad():
         full = asked.model(input_ids=rows, attention_mask=torch.ones_like(rows)).logits
     assert full.shape == (4, 17, len(asked.tokenizer))
-    found = asked.logits(rows, places)
-    torch.testing.assert_close(found, full[torch.arange(4), places], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(asked.logits(rows, places), full[torch.arange(4), places], rtol=1e-4, atol=1e-5)
     with torch.no_grad():
         after = asked.model(input_ids=rows, attention_mask=torch.ones_like(rows)).logits
     assert torch.equal(after, full), "the model is left as it was"
@@ -115,9 +105,8 @@ def test_candidates_are_whole_words_and_not_the_word_itself():
         assert len(likely) > 20
         assert len(set(likely)) == len(likely)
         assert all(word.isalpha() and word in vocabulary for word in likely)
-    assert not {"s", "PAD", "unk", "mask"} & {
-        w for _, likely in found for w in likely if f"##{w}" in vocabulary and len(w) > 1
-    }
+    inside = {w for _, likely in found for w in likely if f"##{w}" in vocabulary and len(w) > 1}
+    assert not {"s", "PAD", "unk", "mask"} & inside
 
 
 def test_a_word_of_several_pieces_is_not_asked_for():
@@ -133,8 +122,7 @@ def test_of_a_long_text_each_word_is_asked_within_the_piece_that_holds_it(monkey
     assert [len(asked.tokenizer.tokenize(piece)) for piece in pieces] == [8, 8, 1]
     (whole,) = asked.candidates([" ".join(pieces)], 3)
     apart = [likely for of_piece in asked.candidates(pieces, 3) for _, likely in of_piece]
-    assert [likely for _, likely in whole] == apart
-    assert len(apart) == 17
+    assert ([likely for _, likely in whole], len(apart)) == (apart, 17)
 
 
 def test_a_tokenizer_without_mask_token_is_refused():

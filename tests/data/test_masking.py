@@ -1,7 +1,5 @@
 """Masked text: how much, what of it, whole words, and that masks belong to a row and a pass and to nothing else."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -64,8 +62,7 @@ def test_of_the_chosen_eight_in_ten_are_masks_and_one_in_ten_is_random():
     assert (new == MASK).float().mean() == pytest.approx(0.8, abs=0.026)
     # One in 59 random tokens is the one that was there.
     assert (new == was[at]).float().mean() == pytest.approx(0.1 + 0.1 / 59, abs=0.02)
-    random = new[(new != MASK) & (new != was[at])]
-    assert set(random.tolist()) == set(range(5, 64))
+    assert set(new[(new != MASK) & (new != was[at])].tolist()) == set(range(5, 64))
     # Every place of a row is chosen as often as any other.
     often = at[:, 1:-1].float().sum(0)
     assert often.mean() == 60
@@ -95,8 +92,7 @@ def test_masks_are_drawn_anew_in_every_pass_and_from_every_seed_and_static_ones_
 
 
 def test_rows_of_one_pass_do_not_share_their_masks():
-    ids = np.tile(np.arange(5, 45), (50, 1))
-    batch = masked(Rows(ids=ids)).batch(np.arange(50))
+    batch = masked(Rows(ids=np.tile(np.arange(5, 45), (50, 1)))).batch(np.arange(50))
     assert len({tuple(row) for row in chosen(batch).tolist()}) == 50
 
 
@@ -110,13 +106,11 @@ def test_an_order_that_counts_passes_has_the_examples_of_its_plan():
 
 def test_padding_is_never_masked_and_does_not_count():
     ids = [[CLS, *range(5, 15), SEP, *([PAD] * 8)], [CLS, *range(5, 23), SEP]]
-    mask = torch.tensor([[1] * 12 + [0] * 8, [1] * 20])
-    batch = masked(Rows(ids=ids, mask=mask), share=0.5).batch(np.arange(2))
+    batch = masked(Rows(ids=ids, mask=torch.tensor([[1] * 12 + [0] * 8, [1] * 20])), share=0.5).batch(np.arange(2))
     assert chosen(batch).sum(1).tolist() == [5, 9]
     assert not chosen(batch)[0, 11:].any()
     # What a mask hides stays, although its id is that of a word.
-    hidden = torch.tensor([[1] * 4 + [0] * 16, [1] * 20])
-    batch = masked(Rows(ids=ids, mask=hidden), share=0.9).batch(np.arange(2))
+    batch = masked(Rows(ids=ids, mask=torch.tensor([[1] * 4 + [0] * 16, [1] * 20])), share=0.9).batch(np.arange(2))
     assert chosen(batch)[0, 4:].sum() == 0
     assert batch["attention_mask"] is not None
 
@@ -129,17 +123,15 @@ def test_a_row_of_few_tokens_loses_one_and_a_row_of_none_nothing():
 @settings(max_examples=60)
 @given(st.integers(1, 40), st.floats(0.01, 0.99), st.integers(0, 9), st.integers(0, 3))
 def test_the_share_is_kept_whatever_it_is(length, share, seed, number):
-    rows = Rows(3, length + 2)
-    found = chosen(masked(rows, share=share, seed=seed).batch(np.arange(3) + 3 * number))
+    found = chosen(masked(Rows(3, length + 2), share=share, seed=seed).batch(np.arange(3) + 3 * number))
     assert found.sum(1).tolist() == [max(1, round(share * length))] * 3
 
 
 def subword(*words, special=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), mask="[MASK]"):
     vocabulary = {word: i for i, word in enumerate([*special, *words])}
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), special[:4], strict=True))
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token=special[1])), mask_token=mask, **names
-    )
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=special[1]))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, mask_token=mask, **names)
 
 
 KINDS = {
@@ -156,8 +148,7 @@ def test_what_begins_a_word_is_read_off_the_vocabulary(kind):
     found = tokens_of(subword(*words), kind)
     assert found.begins_V[5:].tolist() == [bool(b) for b in begins]
     assert found.plain_ids.tolist() == list(range(5, 5 + len(words)))
-    assert found.special_V.nonzero()[0].tolist() == list(range(5))
-    assert found.mask_id == MASK
+    assert (found.special_V.nonzero()[0].tolist(), found.mask_id) == (list(range(5)), MASK)
 
 
 def words_of(row, begins):
@@ -200,14 +191,12 @@ def test_whole_words_leave_single_tokens_their_share():
 
 
 def test_what_the_given_examples_bring_is_kept_and_they_are_left_as_they_are():
-    mask = torch.ones(20, 1, 42, 42, dtype=torch.bool)
-    rows = Rows(mask=mask)
+    rows = Rows(mask=torch.ones(20, 1, 42, 42, dtype=torch.bool))
     before = rows.ids.clone()
     batch = masked(rows).batch(np.arange(4))
     assert torch.equal(rows.ids, before)
     assert batch["attention_mask"].shape == (4, 1, 42, 42)
-    assert {batch[name].dtype for name in ("input_ids", "labels")} == {torch.int64}
-    assert len(masked(rows)) == 20
+    assert ({batch[name].dtype for name in ("input_ids", "labels")}, len(masked(rows))) == ({torch.int64}, 20)
 
 
 def test_a_tokenizer_without_a_mask_token_is_named_with_the_methods_that_need_none():

@@ -1,7 +1,5 @@
 """Neighbours: the nearest by cosine, never the word itself, whatever comes in a GloVe file."""
 
-from __future__ import annotations
-
 import gzip
 
 import numpy as np
@@ -43,23 +41,19 @@ def test_a_word_without_a_vector_has_no_neighbours(tmp_path):
 
 
 def test_case_is_ignored_where_the_file_has_one_only(tmp_path):
-    found = Neighbours.of_glove(glove(tmp_path), {"Cat"})
-    assert found.nearest(["Cat", "CAT"], 1) == [["dog"], ["dog"]]
+    assert Neighbours.of_glove(glove(tmp_path), {"Cat"}).nearest(["Cat", "CAT"], 1) == [["dog"], ["dog"]]
 
 
 def test_a_rare_word_of_the_data_has_a_vector_and_is_nobodys_neighbour(tmp_path, monkeypatch):
     monkeypatch.setattr(neighbours, "MOST_FREQUENT", 5)
     found = Neighbours.of_glove(glove(tmp_path), {"sea"})
-    assert found.words == ["the", "cat", "dog", "river", "stream"]
-    assert found.nearest(["sea"], 1) == [["stream"]]
-    without = Neighbours.of_glove(glove(tmp_path), {"cat"})
-    assert without.nearest(["sea"], 1) == [[]]
+    assert (found.words, found.nearest(["sea"], 1)) == (["the", "cat", "dog", "river", "stream"], [["stream"]])
+    assert Neighbours.of_glove(glove(tmp_path), {"cat"}).nearest(["sea"], 1) == [[]]
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 99))
 def test_what_comes_out_is_what_a_full_sort_finds(count, portion, seed):
-    rng = np.random.Generator(np.random.PCG64(seed))
-    vectors = rng.normal(size=(len(PLAIN), 5)).astype(np.float32)
+    vectors = np.random.Generator(np.random.PCG64(seed)).normal(size=(len(PLAIN), 5)).astype(np.float32)
     found = Neighbours(list(PLAIN), neighbours.unit(vectors), lambda w: vectors[[PLAIN.index(x) for x in w]], "")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(neighbours, "WORDS_PER_PRODUCT", portion)
@@ -74,8 +68,7 @@ def test_what_comes_out_is_what_a_full_sort_finds(count, portion, seed):
 
 
 def test_a_header_and_words_with_spaces_are_read(tmp_path):
-    found = Neighbours.of_glove(glove(tmp_path, ["8 3", *LINES, ". . . 1 1 1"]), {"cat"})
-    assert found.words == list(PLAIN)
+    assert Neighbours.of_glove(glove(tmp_path, ["8 3", *LINES, ". . . 1 1 1"]), {"cat"}).words == list(PLAIN)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """A user's own rows: the task they are read as, and the errors for rows that are none."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -20,13 +18,12 @@ from kdcli.types import Task
 
 def found(rows, log=None, **columns) -> Task:
     """The task of rows that stand in `train.jsonl`, a line each."""
-    return own_task(
-        ((f"train.jsonl:{n}", row) for n, row in enumerate(rows, 1)), columns, ([] if log is None else log).append
-    )
+    numbered = ((f"train.jsonl:{n}", row) for n, row in enumerate(rows, 1))
+    return own_task(numbered, columns, ([] if log is None else log).append)
 
 
 def table(columns, *values):
-    return [dict(zip(columns.split(), v, strict=True)) for v in values]
+    return [dict(zip(columns.split(" "), v, strict=True)) for v in values]
 
 
 def labelled(*labels, **more):
@@ -43,85 +40,70 @@ def answered(*answers):
 
 ONE = {"text": ["w1"], "answer_start": [0]}
 NONE = {"text": [], "answer_start": []}
-CLASS, CLASS2 = ("accuracy", "macro_f1"), ("accuracy", "f1", "matthews")
-SCORE, MULTI = ("pearson", "spearman", "mse"), ("micro_f1", "macro_f1", "exact")
-TOKENS = ("f1", "precision", "recall", "accuracy")
+METRICS = {"class": ("accuracy", "macro_f1"), "score": ("pearson", "spearman", "mse"), "span": ("exact", "f1")}
+METRICS |= {"multi": ("micro_f1", "macro_f1", "exact"), "tokens": ("f1", "precision", "recall", "accuracy")}
+STARS = table(" comment stars", (0, "a", 5), (1, "b", 1), (2, "c", 3))
 
-# The conventions of docs/tasks.md: rows -> kind, texts, label, classes, metrics.
+# The conventions of docs/tasks.md: rows -> kind, texts, label, classes.
 FLAT = {
-    "sst2": (
-        table("idx sentence label", (0, "hide secretions", 0), (1, "a gem", 1), (2, "so so", 0)),
-        ("class", ("sentence",), "label", ("0", "1"), CLASS2),
-    ),
-    "imdb": (
-        table("review sentiment", ("a gem", "positive"), ("drab", "negative")),
-        ("class", ("review",), "sentiment", ("negative", "positive"), CLASS2),
-    ),
+    "sst2": (table("idx sentence label", (0, "hides", 0), (1, "gem", 1), (2, "so", 0)), "class sentence -> label 0 1"),
+    "imdb": (table("review sentiment", ("a gem", "pos"), ("drab", "neg")), "class review -> sentiment neg pos"),
     "mnli": (
         table("premise hypothesis label idx", ("a", "b", 2, 0), ("c", "d", 0, 1), ("e", "f", 1, 2)),
-        ("class", ("premise", "hypothesis"), "label", ("0", "1", "2"), CLASS),
+        "class premise hypothesis -> label 0 1 2",
     ),
     "sts": (
         table("pair_ID Sentence_1 sentence2 score", ("1", "a", "b", 4.5), ("2", "c", "d", 3)),
-        ("score", ("Sentence_1", "sentence2"), "score", (), SCORE),
+        "score Sentence_1 sentence2 -> score",
     ),
     "booleans": (
         table("query passage answer", ("is it", "it is", True), ("is it", "it was", False)),
-        ("class", ("query", "passage"), "answer", ("False", "True"), CLASS2),
+        "class query passage -> answer False True",
     ),
-    "negative numbers": (
-        table("text label", ("a", 10), ("b", -1), ("c", 9)),
-        ("class", ("text",), "label", ("-1", "9", "10"), CLASS),
-    ),
-    "a frame of pandas": (
-        [{"": 0, "comment": "a", "stars": 5}, {"": 1, "comment": "b", "stars": 1}, {"": 2, "comment": "c", "stars": 3}],
-        ("class", ("comment",), "stars", ("1", "3", "5"), CLASS),
-    ),
+    "negative numbers": (table("text label", ("a", 10), ("b", -1), ("c", 9)), "class text -> label -1 9 10"),
+    "a frame of pandas": (STARS, "class comment -> stars 1 3 5"),
     "the only column of strings": (
         table("guid wording toxic", ("u1", "some words", 1), ("u2", "other words", 0)),
-        ("class", ("wording",), "toxic", ("0", "1"), CLASS2),
+        "class wording -> toxic 0 1",
     ),
     "the only column left": (
-        table("text verdict", ("a", "guilty"), ("b", "innocent")),
-        ("class", ("text",), "verdict", ("guilty", "innocent"), CLASS2),
+        table("text verdict", ("a", "guilty"), ("b", "free")),
+        "class text -> verdict free guilty",
     ),
-    "a text before a title": (
-        table("title text label", ("A", "a", "x"), ("B", "b", "y")),
-        ("class", ("text",), "label", ("x", "y"), CLASS2),
-    ),
-    "whole numbers with a point": (
-        table("text label", ("a", 1.0), ("b", 0.0)),
-        ("class", ("text",), "label", ("0.0", "1.0"), CLASS2),
-    ),
-    "nan is a language": (
-        table("text label", ("a", "nan"), ("b", "deu")),
-        ("class", ("text",), "label", ("deu", "nan"), CLASS2),
-    ),
+    "a text before a title": (table("title text label", ("A", "a", "x"), ("B", "b", "y")), "class text -> label x y"),
+    "whole numbers with a point": (table("text label", ("a", 1.0), ("b", 0.0)), "class text -> label 0.0 1.0"),
+    "nan is a language": (table("text label", ("a", "nan"), ("b", "deu")), "class text -> label deu nan"),
 }
 NESTED = {
     "go-emotions": (
         table("text labels id", ("a", [2, 27], "e1"), ("b", [], "e2"), ("c", [10], "e3")),
-        ("multi", ("text",), "labels", ("2", "10", "27"), MULTI),
+        "multi text -> labels 2 10 27",
     ),
     "conll": (
         [{"id": "0", "tokens": ["EU", "x"], "pos_tags": [1, 2], "chunk_tags": [3, 4], "ner_tags": [3, 0]}],
-        ("tokens", ("tokens",), "ner_tags", ("0", "3"), TOKENS),
+        "tokens tokens -> ner_tags 0 3",
     ),
     "names of tags": (
         table("words labels", (["Ann", "ran"], ["I-PER", "O"]), (["in", "Bonn"], ["O", "B-LOC"])),
-        ("tokens", ("words",), "labels", ("O", "B-LOC", "I-PER"), TOKENS),
+        "tokens words -> labels O B-LOC I-PER",
     ),
     "the only other list": (
         [{"tokens": ["a", "b"], "boundaries": ["s", "m"], "text": "a b"}],
-        ("tokens", ("tokens",), "boundaries", ("m", "s"), TOKENS),
+        "tokens tokens -> boundaries m s",
     ),
-    "squad": (answered(ONE, ONE), ("span", ("question", "context"), "answers", (), ("exact", "f1"))),
-    "squad 2": (answered(ONE, NONE), ("span", ("question", "context"), "answers", (), task_of("squad_v2").metrics)),
+    "squad": (answered(ONE, ONE), "span question context -> answers"),
+    "squad 2": (answered(ONE, NONE), "span question context -> answers"),
 }
 
 
 def parts(task):
-    return task.kind, task.texts, task.label, task.labels, task.metrics
+    return task.kind, task.texts, task.label, task.labels
+
+
+def check(task, expected):
+    assert " ".join((task.kind, *task.texts, "->", task.label, *task.labels)) == expected
+    metrics = METRICS[task.kind] if len(task.labels) != 2 or task.kind != "class" else ("accuracy", "f1", "matthews")
+    assert task.metrics == (task_of("squad_v2").metrics if task.impossible else metrics)
 
 
 def in_csv(rows):
@@ -138,14 +120,14 @@ def test_rows_and_the_task_they_hold(rows, expected, suffix, tmp_path):
     text = in_csv(rows) if suffix == "csv" else "\n".join(map(json.dumps, rows))
     (tmp_path / f"train.{suffix}").write_text(text, "utf-8")
     ((_, read),) = open_source(str(tmp_path)).tables("train")
-    assert parts(own_task(read, {}, print)) == expected
+    check(own_task(read, {}, print), expected)
 
 
 @pytest.mark.parametrize(("rows", "expected"), NESTED.values(), ids=NESTED)
 def test_rows_of_lists_and_the_task_they_hold(rows, expected):
     task = found(rows)
-    assert parts(task) == expected
-    assert task.impossible == ("best_f1" in task.metrics)
+    check(task, expected)
+    assert task.impossible == (rows == answered(ONE, NONE))
 
 
 def test_numbers_of_a_csv_are_ordered_as_those_of_json():
@@ -173,8 +155,7 @@ def test_rows_are_read_once_and_not_held():
             read.append(n)
             yield f"a:{n}", {"text": "w", "label": n % 3 if n < 4 * HEAD else 7.5}
 
-    assert own_task(rows(), {}, print).kind == "score"
-    assert read == list(range(5 * HEAD))
+    assert (own_task(rows(), {}, print).kind, read) == ("score", list(range(5 * HEAD)))
 
 
 WIDE = table("a b c d", ("x1", "x2", 1, 0.5), ("y1", "y2", 2, 0.7), ("z1", "z2", 1, 0.7))
@@ -215,28 +196,18 @@ BOTH = [{"text": "w v", "label": n, "tokens": ["w", "v"], "tags": ["X", "O"], "k
     ],
 )
 def test_given_columns_and_kinds_are_read(rows, columns, expected):
-    assert parts(found(rows, **columns))[:4] == expected
+    assert parts(found(rows, **columns)) == expected
 
 
 @pytest.mark.parametrize(
     ("rows", "columns", "message", "hint"),
     [
-        (
-            WIDE,
-            {},
-            "train.jsonl:1: which column holds the text? there are a, b, c, d",
-            "data.columns.text=a|b; of a pair",
-        ),
+        (WIDE, {}, "train.jsonl:1: which column holds the text? there are a, b, c, d", "columns.text=a|b; of a pair"),
         (WIDE, {"text": "a"}, "train.jsonl:1: which column holds the label? there are", "data.columns.label=b|c|d"),
         (table("text", ("a",)), {}, "which column holds the label? there are text", "data.columns.label=NAME"),
         (table("id label", ("a", 1)), {}, "which column holds the text? there are id, label", "columns.text=NAME"),
         (table("comment title label", ("a", "b", 1)), {}, "text, comment or title?", "columns.text=comment|title"),
-        (
-            table("text_a text_b label", ("a", "b", 1)),
-            {},
-            "holds the text? there",
-            "text=text_a|text_b; of a pair also",
-        ),
+        (table("text_a text_b label", ("a", "b", 1)), {}, "the text? there", "text=text_a|text_b; of a pair also"),
         (table("text topic rating", ("a", "b", 1)), {}, "holds the label, topic or rating?", "label=topic|rating"),
         (table("Label label text", (1, 2, "b")), {}, "holds the label, Label or label?", "columns.label=Label|label"),
         (BOTH, {}, "is it tags of tokens (kind tokens), or label of the text?", "kind=class|multi|score|tokens|span"),
@@ -299,11 +270,7 @@ def test_unclear_columns_are_named_with_the_option(rows, columns, message, hint)
         (labelled([0.0, 1.0]), {}, "train.jsonl:1: an element of 'label' is a number with a point, 0.0"),
         (labelled([True]), {}, "train.jsonl:1: an element of 'label' is a boolean, True"),
         (labelled([0, 1, 0]), {}, "train.jsonl:1: 'label' holds a class twice: [0, 1, 0]"),
-        (
-            table("tokens tags", (["a"], ["O"]), (["a"], "O")),
-            {},
-            "train.jsonl:2: the label 'tags' is a string, 'O'; ki",
-        ),
+        (table("tokens tags", (["a"], ["O"]), (["a"], "O")), {}, "jsonl:2: the label 'tags' is a string, 'O'; ki"),
         (answered(NONE, NONE), {}, "train.jsonl:1: from here on no example has an answer in 'answers'"),
     ],
 )
@@ -372,10 +339,8 @@ SETS = st.one_of(
 def test_labels_of_classes_round_trip(labels, rng):
     numbers = [number_of(v) for v in labels if isinstance(v, str)]
     assume(not numbers or None in numbers)
-    shuffled = rng.sample(labels * 2, 2 * len(labels))
-    task = found(labelled(*shuffled))
-    assert task.kind == "class"
-    assert sorted(task.labels.index(str(v)) for v in labels) == list(range(len(labels)))
+    task = found(labelled(*rng.sample(labels * 2, 2 * len(labels))))
+    assert (task.kind, sorted(task.labels.index(str(v)) for v in labels)) == ("class", list(range(len(labels))))
     assert task.labels == found(labelled(*sorted(labels))).labels == tuple(map(str, sorted(labels)))
 
 
@@ -389,6 +354,4 @@ def test_labels_of_lists_round_trip(rows):
     assert task.kind == "multi"
     assert {task.labels[task.labels.index(n)] for n in names} == set(task.labels) == names
     tags = found(tagged(*[row for row in rows if row], ["O", "O"]))
-    assert tags.kind == "tokens"
-    assert tags.labels[0] == "O"
-    assert set(tags.labels) == names | {"O"}
+    assert (tags.kind, tags.labels[0], set(tags.labels)) == ("tokens", "O", names | {"O"})

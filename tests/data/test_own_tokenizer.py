@@ -1,7 +1,5 @@
 """A tokenizer trained from a text: the same every time, of the size asked for, framed as BERT's."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -13,9 +11,8 @@ from transformers import AutoTokenizer
 from kdcli.data.text.own_tokenizer import SPECIAL, own_tokenizer
 from kdcli.errors import UsageError
 
-TEXT = "\n".join(
-    f"the {w}ing of Café {w} {i % 7}, and un{w}able {w}s" for i, w in enumerate(["walk", "talk", "balk"] * 40)
-)
+WORDS = enumerate(["walk", "talk", "balk"] * 40)
+TEXT = "\n".join(f"the {w}ing of Café {w} {i % 7}, and un{w}able {w}s" for i, w in WORDS)
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +34,7 @@ def trained(source, size=70, log=print):
 
 def test_size_pieces_and_frame(source):
     tokenizer = trained(source)
-    assert len(tokenizer) == 70
-    assert tokenizer.convert_tokens_to_ids(list(SPECIAL)) == [0, 1, 2, 3, 4]
+    assert (len(tokenizer), tokenizer.convert_tokens_to_ids(list(SPECIAL))) == (70, [0, 1, 2, 3, 4])
     assert tokenizer.tokenize("The CAFE balks") == ["the", "cafe", *tokenizer.tokenize("balks")]
     one, two = tokenizer("the cafe"), tokenizer("the", "cafe")
     assert tokenizer.decode(one["input_ids"]) == "[CLS] the cafe [SEP]"
@@ -56,21 +52,14 @@ def test_another_process_trains_the_same(source, cache):
         "print(json.dumps(own_tokenizer(sys.argv[1], None, 70, 512, log=lambda line: None).get_vocab()))"
     )
     found = trained(source).get_vocab()
-    done = subprocess.run(
-        [sys.executable, "-c", program, source],
-        env=os.environ | {"KDCLI_CACHE": str(cache / "other")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(done.stdout) == found
+    command, environment = [sys.executable, "-c", program, source], os.environ | {"KDCLI_CACHE": str(cache / "other")}
+    assert json.loads(subprocess.run(command, env=environment, capture_output=True, check=True).stdout) == found
 
 
 def test_it_is_trained_once_for_each_text_and_size(source, cache):
     log = []
     first = trained(source, log=log.append)
-    assert trained(source, log=log.append).get_vocab() == first.get_vocab()
-    assert len(log) == 1
+    assert (trained(source, log=log.append).get_vocab(), len(log)) == (first.get_vocab(), 1)
     assert trained(source, 60, log.append).get_vocab() != first.get_vocab()
     assert len(list((cache / "tokenizers").iterdir())) == 2
 
@@ -100,10 +89,10 @@ def test_rare_letters_do_not_fill_a_small_vocabulary(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "size", "message"), [(TEXT, 9, "a vocabulary of 9 is too small"), ("  \n. .", 80, "too few")]
+    ("text", "size", "why"), [(TEXT, 9, "a vocabulary of 9 is too small"), (" \n.", 80, "too few")]
 )
-def test_refused(tmp_path, text, size, message):
+def test_refused(tmp_path, text, size, why):
     path = tmp_path / "some.txt"
     path.write_text(text, "utf-8")
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=why):
         trained(str(path), size)

@@ -1,15 +1,15 @@
 """Windows hold every token and know their characters; answers come back from them exactly, whatever the tokenizer."""
 
-from __future__ import annotations
-
+import numpy as np
 import pytest
+import questions
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from questions import CONTEXTS, KINDS, SPECIAL, asking, mixed, one_hot, random_logits, row, tokenizer_of, windows_of
+from questions import CONTEXTS, KINDS, SPECIAL, WORDS, asking, one_hot, random_logits, row, tokenizer_of, windows_of
 from tokenizers import processors
 from transformers import CanineTokenizer, PreTrainedTokenizerFast
 
-from kdcli.data.labelled.spans import check_answers, decode, misplaced, windows
+from kdcli.data.labelled.spans import Decoded, check_answers, decode, misplaced, windows
 from kdcli.errors import UsageError
 from kdcli.types import Example
 
@@ -79,8 +79,7 @@ def test_any_words_come_back_exactly(words, data, kind, space):
     end = data.draw(st.integers(begin + 1, min(begin + 3, len(words))))
     answer = space.join(words[begin:end])
     context = space.join(words)
-    start = len(space.join([*words[:begin], ""]))
-    example = asking(context, (answer, start))
+    example = asking(context, (answer, len(space.join([*words[:begin], ""]))))
     assert misplaced(example) is None
     assert answered([example], kind) == [answer]
     found = windows_of([example], kind)
@@ -107,8 +106,7 @@ def test_windows_hold_every_token_of_the_context_and_overlap_by_the_stride(words
         assert ids[len(ids) - shared :] == [row(found, i, "ids")[at] for at in of_context[:shared]]
         ids += [row(found, i, "ids")[at] for at in of_context[shared:]]
         chars += [(begin[at], row(found, i, "char_end_T")[at]) for at in of_context[shared:]]
-    assert ids == whole["input_ids"]
-    assert chars == [tuple(pair) for pair in whole["offset_mapping"]]
+    assert (ids, chars) == (whole["input_ids"], [tuple(pair) for pair in whole["offset_mapping"]])
 
 
 LONG = " ".join(f"cat ran {i}" for i in range(60))
@@ -126,8 +124,7 @@ def test_across_a_border_only_windows_that_hold_the_whole_answer_are_labelled(ki
         answer = examples[found.rows.example[i]].label[0]
         span = range(answer.start, answer.start + len(answer.text))
         held = [c for b, e in zip(row(found, i), row(found, i, "char_end_T"), strict=True) for c in range(b, e)]
-        visible = [c for c in span if c in held or LONG[c] == " "]
-        assert (first != found.cls[i]) == (len(visible) == len(span))
+        assert (first != found.cls[i]) == (len([c for c in span if c in held or LONG[c] == " "]) == len(span))
         assert (first == found.cls[i]) == (last == found.cls[i])
         parts += 0 < len(set(span) & set(held)) < len(answer.text) - 2
     assert parts, "no border cuts an answer"
@@ -139,9 +136,7 @@ def test_rows_are_classification_question_context(kind):
     found = windows_of([asking("the cat ran", "cat", question="  \n who ran")], kind)
     assert row(found, 0, "ids") == tokenizer("who ran", "the cat ran")["input_ids"]
     types = tokenizer("who ran", "the cat ran", return_token_type_ids=True)["token_type_ids"]
-    assert found.rows.types_T.tolist() == types
-    assert set(types) == {0, 1}
-    assert found.cls.tolist() == [0]
+    assert (found.rows.types_T.tolist(), set(types), found.cls.tolist()) == (types, {0, 1}, [0])
     assert found.rows.truncated == 0
     assert windows_of([asking("the cat ran", "cat")], kind, token_types=False).rows.types_T is None
 
@@ -171,16 +166,15 @@ def test_a_question_that_is_too_long_is_cut(kind, question):
     specials = 2 if kind == "word pieces" else 3
     assert 1 <= len(cut) - specials <= 30
     assert cut[1:-specials] == tokenizer_of(kind)(question)["input_ids"][1 : len(cut) - specials]
-    texts = [d.text for d in decode(found, one_hot(found), examples)]
-    assert texts == ["ran 7 cat"] * 2
+    assert [d.text for d in decode(found, one_hot(found), examples)] == ["ran 7 cat"] * 2
 
 
 @pytest.mark.parametrize(
-    ("max_length", "stride", "hint"), [(40, 20, "0 to 16"), (6, 0, "nothing is left"), (60, -1, "0 to")]
+    ("length", "stride", "hint"), [(40, 20, "0 to 16"), (6, 0, "nothing is left"), (60, -1, "0 t")]
 )
-def test_a_stride_that_leaves_no_room_is_refused(max_length, stride, hint):
+def test_a_stride_that_leaves_no_room_is_refused(length, stride, hint):
     with pytest.raises(UsageError, match=hint):
-        windows_of([asking(LONG)], max_length=max_length, stride=stride)
+        windows_of([asking(LONG)], max_length=length, stride=stride)
 
 
 def test_a_tokenizer_without_offsets_is_refused():
@@ -203,33 +197,124 @@ def test_answers_that_are_not_in_their_place_are_listed(answer, line):
     unlabelled = Example("f.jsonl:9", "9", fine.texts, None)
     assert check_answers([fine, wrong, asking("the cat"), unlabelled]) == [line]
     found = windows_of([fine, wrong])
-    assert found.misplaced == [line]
-    assert found.rows.labels[1].tolist() == [0, 0]
+    assert (found.misplaced, found.rows.labels[1].tolist()) == ([line], [0, 0])
     assert found.rows.labels[0, 0] > 0
 
 
 def test_each_gold_answer_is_checked():
-    assert check_answers([asking("the cat ran", "cat", ("ran", 7))]) == [
-        "f.jsonl:q: answer 'ran' is not at character 7 of its context"
-    ]
+    line = "f.jsonl:q: answer 'ran' is not at character 7 of its context"
+    assert check_answers([asking("the cat ran", "cat", ("ran", 7))]) == [line]
 
 
 def test_withheld_labels_and_no_examples():
     held = Example("f.jsonl:1", "1", ("who", "the cat"), None)
     found = windows_of([asking("the cat", "cat"), held])
     assert found.rows.labels is None
-    assert found.rows.example.tolist() == [0, 1]
-    assert len(decode(found, random_logits(found), [held, held])) == 2
+    assert (found.rows.example.tolist(), len(decode(found, random_logits(found), [held, held]))) == ([0, 1], 2)
     assert len(windows_of([])) == 0
 
 
 def test_portions_make_no_difference(monkeypatch):
-    examples = mixed()
+    examples = questions.mixed()
     whole = windows_of(examples, max_length=50, stride=16)
     monkeypatch.setattr("kdcli.data.labelled.spans.EXAMPLES_PER_CALL", 5)
     parts = windows_of(examples, max_length=50, stride=16)
-    assert parts.rows.example.tolist() == whole.rows.example.tolist()
-    assert parts.rows.example[-1] == len(examples) - 1
+    assert (parts.rows.example.tolist(), parts.rows.example[-1]) == (whole.rows.example.tolist(), len(examples) - 1)
     assert parts.rows.labels.tolist() == whole.rows.labels.tolist()
     assert parts.rows.ids_T.tolist() == whole.rows.ids_T.tolist()
     assert parts.char_end_T.tolist() == whole.char_end_T.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sorted_windows_mean_the_same(kind):
+    examples = questions.mixed()
+    found = windows_of(examples, kind, max_length=50, stride=16)
+    logits = random_logits(found)
+    order = np.argsort(found.rows.lengths, kind="stable")
+    by_length = found.by_length()
+    assert by_length.rows.lengths.tolist() == sorted(found.rows.lengths)
+    assert by_length.rows.lengths.tolist() != found.rows.lengths.tolist()
+    for i, at in enumerate(order):
+        for of in ("ids", "char_begin_T", "char_end_T"):
+            assert row(by_length, i, of) == row(found, at, of)
+        assert by_length.rows.labels[i].tolist() == found.rows.labels[at].tolist()
+    assert decode(by_length, [logits[i] for i in order], examples) == decode(found, logits, examples)
+    assert len(found.take(np.empty(0, dtype=np.int64))) == 0
+
+
+def test_what_is_beyond_a_window_changes_nothing():
+    examples = questions.mixed()
+    found = windows_of(examples, max_length=50, stride=16)
+    logits = random_logits(found)
+    padded = [np.concatenate([x, np.full((9, 2), 99.0, dtype=np.float32)]) for x in logits]
+    assert decode(found, padded, examples) == decode(found, logits, examples)
+
+
+def by_loops(windows, logits, examples, best, max_answer_tokens, impossible) -> list[Decoded]:
+    """As the reference scripts do it: every candidate pair on its own, then the best of the list."""
+    found = []
+    for number, example in enumerate(examples):
+        candidates, nulls = [], []
+        for i in range(len(windows)):
+            if windows.rows.example[i] != number:
+                continue
+            begin, end = row(windows, i), row(windows, i, "char_end_T")
+            starts, ends = ([float(logits[i][t][side]) for t in range(len(begin))] for side in (0, 1))
+            nulls.append(starts[0] + ends[0])
+            for s in sorted(range(len(begin)), key=lambda t: starts[t], reverse=True)[:best]:
+                for e in sorted(range(len(begin)), key=lambda t: ends[t], reverse=True)[:best]:
+                    if begin[s] < 0 or begin[e] < 0 or e < s or e - s + 1 > max_answer_tokens:
+                        continue
+                    candidates.append((starts[s] + ends[e], example.texts[1][begin[s] : end[e]].strip()))
+        score, text = max(candidates, default=(float("-inf"), ""))
+        no_answer = min(nulls) - score
+        found.append(Decoded(example.id, "" if impossible and no_answer > 0 else text, no_answer, score))
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("best", "max_answer_tokens"), [(20, 30), (1, 30), (5, 2), (1000, 1)])
+@pytest.mark.parametrize("impossible", [False, True])
+def test_decoding_agrees_with_loops(kind, best, max_answer_tokens, impossible):
+    examples = questions.mixed()
+    found = windows_of(examples, kind, max_length=50, stride=16)
+    logits = random_logits(found, seed=best)
+    asked = {"best": best, "max_answer_tokens": max_answer_tokens, "impossible": impossible}
+    for number, values in zip(found.rows.example, logits, strict=True):
+        values[0] += 4 * (number % 2)
+    expected = by_loops(found, logits, examples, **asked)
+    assert decode(found, logits, examples, **asked) == expected
+    if impossible:
+        assert 0 < sum(d.text == "" for d in expected) < len(expected)
+
+
+@settings(max_examples=20)
+@given(st.lists(WORDS, min_size=1, max_size=40))
+def test_no_answer_wins_only_where_it_is_possible(words):
+    examples = [asking(" ".join(words))]
+    found = windows_of(examples, "bytes", max_length=60, stride=20)
+    logits = [np.zeros((length, 2), dtype=np.float32) for length in found.rows.lengths]
+    for values in logits:
+        values[0] = 1.0
+    (unable,), (able,) = decode(found, logits, examples, impossible=True), decode(found, logits, examples)
+    assert unable.text == ""
+    assert able.text != ""
+    assert able.no_answer == unable.no_answer == 2.0
+    assert able.score == 0.0
+
+
+def test_a_tie_is_an_answer_and_the_first_one():
+    examples = [asking("the cat ran in Wien " * 12)]
+    found = windows_of(examples)
+    (decoded,) = decode(found, [np.zeros((found.rows.lengths[0], 2), dtype=np.float32)], examples, impossible=True)
+    assert (decoded.no_answer, decoded.text) == (0.0, "the")
+
+
+def test_without_a_span_there_is_no_text():
+    empty, reversed_only = asking(""), asking("the cat ran")
+    found = windows_of([empty, reversed_only])
+    logits = [np.zeros((length, 2), dtype=np.float32) for length in found.rows.lengths]
+    begin = next(i for i, value in enumerate(row(found, 1)) if value >= 0)
+    logits[1][begin + 2, 0] = logits[1][begin, 1] = 9.0
+    for decoded in decode(found, logits, [empty, reversed_only], best=1):
+        assert (decoded.text, decoded.score, decoded.no_answer) == ("", -np.inf, np.inf)

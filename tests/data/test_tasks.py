@@ -1,13 +1,15 @@
-"""The named tasks: what they read and how their labels are numbered, as the data sets on the hub have it."""
+"""The named tasks as the data sets on the hub have them, and the files of the GLUE server to the byte."""
 
-from __future__ import annotations
+import errno
+import os
 
 import pytest
 
 from kdcli.data.demo import TASKS as DEMO_TASKS
 from kdcli.data.demo import demo_task
+from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.tasks import task_of, tasks
-from kdcli.errors import UsageError
+from kdcli.errors import MachineError, UsageError
 
 # Task → columns, names of the labels in the order of their numbers: the `ClassLabel` features of nyu-mll/glue.
 GLUE = {
@@ -30,10 +32,8 @@ MLQA = ["en", "es", "de", "ar", "hi", "vi", "zh"]
 @pytest.mark.parametrize("name", GLUE)
 def test_glue_is_read_and_numbered_as_on_the_hub(name):
     task = task_of(name)
-    assert (task.texts, task.labels) == GLUE[name]
-    assert task.label == "label"
-    assert task.kind == ("score" if name == "stsb" else "class")
-    assert task.hub == ("nyu-mll/glue", name)
+    assert (task.texts, task.labels, task.label) == (*GLUE[name], "label")
+    assert (task.kind, task.hub) == ("score" if name == "stsb" else "class", ("nyu-mll/glue", name))
     assert task.metrics[0] == METRICS[name]
 
 
@@ -45,8 +45,7 @@ def test_mnli_is_judged_in_two_parts_and_its_splits_are_named_after_them():
 
 def test_every_file_of_the_glue_server_but_the_diagnostic_one_belongs_to_one_task():
     named = [file for name in GLUE for file in task_of(name).glue.values()]
-    assert len(named) == len(set(named))
-    assert set(named) == FILES
+    assert (len(named), set(named)) == (len(set(named)), FILES)
     for name in GLUE:
         assert set(task_of(name).glue) == set(task_of(name).sets or ("",))
     # The server takes words from these, numbers from the others.
@@ -65,15 +64,13 @@ def test_questions_and_answers_are_squads(name, hub, train, impossible, sets):
     task = task_of(name)
     assert (task.kind, task.texts, task.label) == ("span", ("question", "context"), "answers")
     assert (task.hub, task.hub_train, task.impossible, list(task.sets)) == (hub, train, impossible, sets)
-    assert task.metrics[:2] == ("f1", "exact")
-    assert task.labels == ()
+    assert (task.metrics[:2], task.labels) == (("f1", "exact"), ())
     assert task.max_length >= 384
 
 
 def test_xnli_is_trained_on_english_and_judged_in_fifteen_languages():
     task = task_of("xnli")
-    assert list(task.sets) == XNLI
-    assert task.texts == ("premise", "hypothesis")
+    assert (list(task.sets), task.texts) == (XNLI, ("premise", "hypothesis"))
     assert task.labels == ("entailment", "neutral", "contradiction")
     assert (task.hub, task.hub_train) == (("facebook/xnli", "{set}"), ("facebook/xnli", "en"))
 
@@ -105,3 +102,60 @@ def test_an_unknown_task_gets_the_nearest_name(given, meant):
     assert f"unknown task '{given}'" in error.value.message
     assert f"did you mean '{meant}'?" in error.value.message
     assert all(name in error.value.hint for name in (*GLUE, "xnli", "own"))
+
+
+# As the server's FAQ names them; words where its sample submissions hold words.
+NUMBERED = {"cola": "CoLA.tsv", "sst2": "SST-2.tsv", "mrpc": "MRPC.tsv", "qqp": "QQP.tsv", "wnli": "WNLI.tsv"}
+OF_TWO_CLASSES = {name: (file, "0", "1") for name, file in NUMBERED.items()}
+OF_TWO_CLASSES |= {name: (f"{name.upper()}.tsv", "entailment", "not_entailment") for name in ("qnli", "rte")}
+
+
+@pytest.mark.parametrize("name", OF_TWO_CLASSES)
+def test_two_classes_to_the_byte(tmp_path, name):
+    file, first, second = OF_TWO_CLASSES[name]
+    path = write_submission(tmp_path / "deep" / "glue", task_of(name), "", [1, 0, 1])
+    assert path == tmp_path / "deep" / "glue" / file
+    assert path.read_bytes() == f"index\tprediction\n0\t{second}\n1\t{first}\n2\t{second}\n".encode()
+
+
+@pytest.mark.parametrize(("of_set", "file"), [("matched", "MNLI-m.tsv"), ("mismatched", "MNLI-mm.tsv")])
+def test_mnli_has_a_file_for_each_set_and_words(tmp_path, of_set, file):
+    path = write_submission(tmp_path, task_of("mnli"), of_set, [2, 0, 1])
+    assert path.name == file
+    assert path.read_bytes() == b"index\tprediction\n0\tcontradiction\n1\tentailment\n2\tneutral\n"
+
+
+def test_scores_are_clipped_to_what_the_server_takes(tmp_path):
+    path = write_submission(tmp_path, task_of("stsb"), "", [-0.2, 0.0, 2.34567, 5.0, 5.01, 1e-9, -0.0001])
+    assert path.name == "STS-B.tsv"
+    assert path.read_bytes() == (
+        b"index\tprediction\n0\t0.000\n1\t0.000\n2\t2.346\n3\t5.000\n4\t5.000\n5\t0.000\n6\t0.000\n"
+    )
+
+
+def test_a_file_of_before_is_replaced_whole(tmp_path):
+    write_submission(tmp_path, task_of("sst2"), "", [1] * 9)
+    assert write_submission(tmp_path, task_of("sst2"), "", [0]).read_bytes() == b"index\tprediction\n0\t0\n"
+    assert [p.name for p in tmp_path.iterdir()] == ["SST-2.tsv"]
+
+
+def test_the_nine_are_taken_and_no_other():
+    nine = {*OF_TWO_CLASSES, "mnli", "stsb"}
+    for name in nine:
+        check_submission(task_of(name))
+    for name in set(tasks()) - nine:
+        with pytest.raises(UsageError, match=f"task {name} is not one of GLUE's") as caught:
+            check_submission(task_of(name))
+        assert "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli" in caught.value.hint
+
+
+def test_a_full_disk_is_named_and_keeps_the_old_file(tmp_path, monkeypatch):
+    write_submission(tmp_path, task_of("sst2"), "", [1])
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(MachineError, match=r"the disk is full: .*SST-2\.tsv"):
+        write_submission(tmp_path, task_of("sst2"), "", [0])
+    assert (tmp_path / "SST-2.tsv").read_bytes() == b"index\tprediction\n0\t1\n"

@@ -1,7 +1,5 @@
 """Small texts in every format, and the corpus made of one."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Random signals for any method, and definitions of the losses in float64, one query at a time."""
 
-from __future__ import annotations
-
 import torch
 
 from kdcli.types import IGNORED, ModelShape, Needs, Signals

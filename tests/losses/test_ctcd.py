@@ -1,7 +1,5 @@
 """Co-distillation's terms: their values, where their gradients go, what is not computed, what is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -59,9 +57,8 @@ def test_values_are_those_of_equations_1_to_5(logits, labels):
 @pytest.mark.parametrize("name", [f"{m}/{t}" for m in (TEACHER, STUDENT) for t in ("hard", "soft", "community")])
 def test_each_term_moves_one_model_and_leaves_the_other_exactly_alone(logits, labels, name):
     model = name.split("/")[0]
-    gradients = torch.autograd.grad(
-        terms(logits, labels)[name][1], list(logits.values()), allow_unused=True, materialize_grads=True
-    )
+    value, models = terms(logits, labels)[name][1], list(logits.values())
+    gradients = torch.autograd.grad(value, models, allow_unused=True, materialize_grads=True)
     for role, gradient in zip(logits, gradients, strict=True):
         assert (gradient == 0).all() == (role != model)
 
@@ -93,8 +90,7 @@ def test_a_mode_is_the_same_loss_with_weights_of_zero_and_those_are_not_computed
         return soft_kl(of, to, T)
 
     named = ctcd(lambda x: masked_ce(x, labels), soft, logits, Weights.of([1, 2, 3, 4], mode))
-    assert set(named) == left
-    assert len(calls) == sum(name.endswith("soft") for name in left)
+    assert (set(named), len(calls)) == (left, sum(name.endswith("soft") for name in left))
     whole = terms(logits, labels)
     for name in left:
         assert named[name][0] == whole[name][0]

@@ -1,7 +1,5 @@
 """Contract of every method, and what only one of them has; TinyBERT and PKD have files of their own."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import re
@@ -27,33 +25,18 @@ from kdcli.types import IGNORED, ModelShape, Needs, Signals
 TEACHER = ModelShape(layers=4, hidden=32, ffn=64, heads=4)
 STUDENT = ModelShape(layers=2, hidden=16, ffn=32, heads=4)
 AS_WIDE = ModelShape(layers=2, hidden=32, ffn=64, heads=4)
+MINILM = [{"value": "none"}, {"value": "mse"}, {"layers": "uniform"}, {"hidden": "relation"}]
+TINYBERT = [{"layers": "top", "share_projection": True}, {"layers": "0:0,1:3", "layer_weights": [0.5, 2.0, 0.0]}]
+DISTILBERT = [{"temperature": 1.0, "soft_weight": 0.5, "mlm_weight": 0.25, "hidden_weight": 3.0}]
+DISTILBERT += [{weight: 0.0} for weight in ("soft_weight", "mlm_weight", "hidden_weight")]
 OF_LAYERS = {
-    "minilm": [
-        {},
-        {"value": "none"},
-        {"value": "mse"},
-        {"layers": "uniform"},
-        {"hidden": "relation"},
-        {"hidden": "mse", "hidden_weight": 0.5},
-    ],
+    "minilm": [{}, *MINILM, {"hidden": "mse", "hidden_weight": 0.5}],
     "minilmv2": [{}, {"relation_heads": 8, "teacher_layer": 3}, {"value_weight": 0.0}],
     "pkd": [{}, {"layers": "last"}, {"layers": "0:0,2:4", "weight": 10.0}],
-    "tinybert": [
-        {},
-        {"layers": "top", "share_projection": True},
-        {"layers": "0:0,1:3", "layer_weights": [0.5, 2.0, 0.0]},
-        {"embedding_weight": 0.0, "hidden_weight": 0.0},
-        {"attention_weight": 0.0},
-    ],
+    "tinybert": [{}, *TINYBERT, {"embedding_weight": 0.0, "hidden_weight": 0.0}, {"attention_weight": 0.0}],
 }
 MASKED = {
-    "distilbert": [
-        {},
-        {"temperature": 1.0, "soft_weight": 0.5, "mlm_weight": 0.25, "hidden_weight": 3.0},
-        {"soft_weight": 0.0},
-        {"mlm_weight": 0.0},
-        {"hidden_weight": 0.0},
-    ],
+    "distilbert": [{}, *DISTILBERT],
     "mlm-kd": [{}, {"temperature": 4.0}],
     "masked-lm": [{}],
 }
@@ -145,8 +128,7 @@ def test_a_student_with_its_teachers_signals_has_no_loss(method, keys):
 
 def test_minilm_is_eq_6_plus_eq_9_of_the_last_layers():
     made = build("minilm", {})
-    assert made.teacher_needs == Needs(*(frozenset({4}),) * 3)
-    assert made.student_needs == Needs(*(frozenset({2}),) * 3)
+    assert (made.teacher_needs, made.student_needs) == (Needs(*(frozenset({4}),) * 3), Needs(*(frozenset({2}),) * 3))
     t, s = pair(made, STUDENT)
     terms = made.terms(t, s)
     torch.testing.assert_close(terms["attention"], relation_kl(t.q[4], t.k[4], s.q[2], s.k[2], PADDED))
@@ -161,8 +143,7 @@ def test_minilmv2_bridges_other_head_counts():
 
 @pytest.mark.parametrize(("layers", "expected"), [(12, 12), (24, 21), (6, 6)])
 def test_minilmv2_default_teacher_layer(layers, expected):
-    made = build_objective("minilmv2", {}, ModelShape(layers, 32, 64, 4), STUDENT)
-    assert made.teacher_needs.q == {expected}
+    assert build_objective("minilmv2", {}, ModelShape(layers, 32, 64, 4), STUDENT).teacher_needs.q == {expected}
 
 
 # Methods on masked text.
@@ -191,8 +172,7 @@ def test_the_terms_of_masked_text_are_those_of_the_formula(method, keys):
     terms, expected = made.terms(t, s), by_hand(method, keys, t, s)
     assert set(terms) == set(expected)
     for name, value in terms.items():
-        assert value.dtype == torch.float32
-        assert value.item() == pytest.approx(expected[name].item(), rel=1e-5)
+        assert (value.dtype, value.item()) == (torch.float32, pytest.approx(expected[name].item(), rel=1e-5))
     assert not list(made.projections.parameters())
 
 

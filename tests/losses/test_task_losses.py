@@ -1,7 +1,5 @@
 """`hard_loss` and `soft_loss` of every kind against formulas in float64; padding and micro-batches change nothing."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Losses over a vocabulary: equal to float64 references in any chunking, and nothing as large as the logits kept."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -55,18 +53,6 @@ def test_values_and_gradients_equal_the_float64_references(rows, words, chunk, t
             torch.testing.assert_close(x.grad.double(), exact.grad, rtol=1e-5, atol=1e-6 * temperature)
 
 
-def test_a_perfect_student_has_no_loss_and_the_teacher_no_gradient():
-    t = logits(4, 50, 1).requires_grad_()
-    s = t.detach().clone().requires_grad_()
-    loss = soft_kl(t, s, 2.0)
-    loss.backward()
-    assert loss.item() == pytest.approx(0, abs=1e-6)
-    assert s.grad.abs().max() < 1e-7
-    assert t.grad is None
-    with torch.no_grad():
-        assert not soft_kl(t, s, 2.0).requires_grad
-
-
 def test_extreme_logits_stay_finite_and_exact():
     t, s, y = logits(5, 40, 1, scale=200), logits(5, 40, 2, scale=200).requires_grad_(), labels(5, 40)
     # What is added to all logits of a row changes nothing.
@@ -83,8 +69,7 @@ def test_nothing_labelled_is_zero_with_an_empty_gradient():
     x = torch.zeros(0, 9, requires_grad=True)
     loss = masked_ce(x, torch.zeros(0, dtype=torch.long)) + soft_kl(torch.zeros(0, 9), x, 2.0)
     loss.backward()
-    assert loss.item() == 0
-    assert x.grad.shape == (0, 9)
+    assert (loss.item(), x.grad.shape) == (0, (0, 9))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -125,7 +110,6 @@ def test_logits_and_labels_of_other_shapes_are_refused():
 
 
 def test_labels_come_in_the_order_of_the_tokens():
-    flat = labels_of(Signals(labels=torch.tensor([[IGNORED, 4, IGNORED], [7, IGNORED, 2]])))
-    assert flat.tolist() == [4, 7, 2]
+    assert labels_of(Signals(labels=torch.tensor([[IGNORED, 4, IGNORED], [7, IGNORED, 2]]))).tolist() == [4, 7, 2]
     with pytest.raises(ValueError, match="has no labels"):
         labels_of(Signals())

@@ -1,12 +1,11 @@
-"""Metrics of classes against formulas written out, and against scikit-learn."""
-
-from __future__ import annotations
+"""Metrics of classes and of several labels an example, against formulas written out and against scikit-learn."""
 
 import numpy as np
 import pytest
 import sklearn.metrics
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from kdcli.metrics import scorer
 from kdcli.metrics.classification import confusion, per_class
@@ -75,20 +74,7 @@ def test_metrics_are_those_of_scikit_learn_in_any_order(case):
         "macro_f1": sklearn.metrics.f1_score(true, predicted, average="macro", zero_division=0),
         "matthews": sklearn.metrics.matthews_corrcoef(true, predicted),
     }
-    assert found == pytest.approx(theirs, abs=1e-12)
-    assert score(np.arange(len(true))[::-1]) == found
-
-
-def test_a_class_predicted_throughout():
-    # Of 4 examples 3 are of class 1: precision 3/4, recall 1, F1 6/7; class 0 is never found.
-    found = TaskMetric(task_of(2)).compute(predictions=[1, 1, 1, 1], references=[1, 0, 1, 1])
-    assert found == pytest.approx({"accuracy": 0.75, "f1": 6 / 7, "macro_f1": 3 / 7, "matthews": 0.0})
-
-
-def test_f1_of_two_classes_is_that_of_class_one():
-    found = TaskMetric(task_of(2)).compute(predictions=[0, 0, 0, 1], references=[0, 0, 1, 0])
-    assert found["f1"] == 0.0
-    assert found["macro_f1"] == pytest.approx((4 / 6) / 2)
+    assert (found, score(np.arange(len(true))[::-1])) == (pytest.approx(theirs, abs=1e-12), found)
 
 
 def test_counts_are_by_truth_then_prediction():
@@ -130,3 +116,49 @@ def test_a_number_that_is_no_class_is_refused(judge, wrong):
         judge([0, wrong], [0, 1])
     with pytest.raises(ValueError, match="allowed are 0 to 2"):
         judge([0, 1], [0, wrong])
+
+
+MULTI = ("micro_f1", "macro_f1", "exact")
+LABELS = 3
+TASK = Task("t", "multi", ("text",), MULTI, labels=("a", "b", "c"))
+PAIRS = st.integers(1, 12).flatmap(lambda n: arrays(np.int64, (2, n, LABELS), elements=st.integers(0, 1)))
+
+
+def f1_of_indicators(predicted, true):
+    found, there = np.sum(predicted & true, dtype=np.float64), np.sum(predicted) + np.sum(true)
+    return 2 * found / there if there else 0.0
+
+
+@given(PAIRS)
+def test_multilabel_metrics_are_the_formulas(pair):
+    predicted, true = pair
+    found = TaskMetric(TASK).compute(predictions=predicted.tolist(), references=true.tolist())
+    assert list(found) == list(MULTI)
+    assert all(type(value) is float for value in found.values())
+    assert found == pytest.approx(
+        {
+            "micro_f1": f1_of_indicators(predicted.ravel(), true.ravel()),
+            "macro_f1": np.mean([f1_of_indicators(predicted[:, c], true[:, c]) for c in range(LABELS)]),
+            "exact": np.mean([p.tolist() == t.tolist() for p, t in zip(predicted, true, strict=True)]),
+        },
+        abs=1e-12,
+    )
+
+
+@given(PAIRS)
+def test_multilabel_metrics_are_those_of_scikit_learn_in_any_order(pair):
+    predicted, true = pair
+    score = scorer(TASK, predicted, true)
+    found = score(np.arange(len(true)))
+    theirs = {
+        "micro_f1": sklearn.metrics.f1_score(true, predicted, average="micro", zero_division=0),
+        "macro_f1": sklearn.metrics.f1_score(true, predicted, average="macro", zero_division=0),
+        "exact": sklearn.metrics.accuracy_score(true, predicted),
+    }
+    assert (found, score(np.arange(len(true))[::-1])) == (pytest.approx(theirs, abs=1e-12), found)
+
+
+@pytest.mark.parametrize("wrong", [[[1, 0]], [[1, 0, 2]], [1]])
+def test_what_is_not_an_indicator_of_labels_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"expected 0 and 1 of shape \[n, 3\]"):
+        scorer(TASK, wrong, [[1, 0, 0]])

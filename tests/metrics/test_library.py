@@ -1,7 +1,5 @@
 """Metrics of the `evaluate` library beside a task's own: formats, refusals, and metrics written by the user."""
 
-from __future__ import annotations
-
 import pytest
 
 from kdcli.errors import UsageError
@@ -11,7 +9,6 @@ from kdcli.types import Task
 LABELS = ("no", "yes")
 TASKS = {kind: Task("t", kind, ("text",), (), labels=LABELS) for kind in ("class", "multi", "score", "tokens", "span")}
 SPAN = {"id": "0", "text": "a cat", "no_answer": 0.0}, {"id": "0", "answers": ["cat", "a cat"]}
-
 SCRIPT = """
 import datasets
 import evaluate
@@ -31,8 +28,7 @@ SHARE = "return {'share': sum(map(lambda p, r: p == r, predictions, references))
 def script(folder, form, result=SHARE, name="own_metric"):
     """A directory of a metric: the format of its columns and the body of `_compute`."""
     (folder / name).mkdir()
-    text = SCRIPT.replace("FORMAT", form).replace("RESULT", result)
-    (folder / name / f"{name}.py").write_text(text, "utf-8")
+    (folder / name / f"{name}.py").write_text(SCRIPT.replace("FORMAT", form).replace("RESULT", result), "utf-8")
     return str(folder / name)
 
 

@@ -1,7 +1,5 @@
 """Linear probes measure the encoder, not the words themselves."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -47,8 +45,7 @@ class Position(nn.Module):
 @pytest.mark.parametrize("words", ["known", "unknown"])
 def test_word_identity_alone_is_at_chance(tokenizer, words):
     """Training and validation examples have different words."""
-    table_VD = torch.eye(len(tokenizer)) if words == "known" else torch.ones(len(tokenizer), 4)
-    model = Table(table_VD)
+    model = Table(torch.eye(len(tokenizer)) if words == "known" else torch.ones(len(tokenizer), 4))
     found = probe_demo(model, tokenizer)
     assert model.table_VD.grad is None
     assert set(found) == set(TASKS)
@@ -72,8 +69,7 @@ def test_padding_is_not_part_of_the_mean(tokenizer):
     texts = ["the a", "the a the a the a near , . and", "."]
     means = _means(Position(), tokenizer, texts)
     tokens = [len(tokenizer(t)["input_ids"]) for t in texts]
-    assert means[:, 0].tolist() == [(n - 1) / 2 for n in tokens]
-    assert means[:, 1].tolist() == [0.0, 0.0, 0.0]
+    assert (means[:, 0].tolist(), means[:, 1].tolist()) == ([(n - 1) / 2 for n in tokens], [0.0, 0.0, 0.0])
 
 
 def test_batches_do_not_change_the_features(tokenizer, monkeypatch):
@@ -82,5 +78,4 @@ def test_batches_do_not_change_the_features(tokenizer, monkeypatch):
     model = Table(torch.randn(len(tokenizer), 8))
     whole = _means(model, tokenizer, texts)
     monkeypatch.setattr("kdcli.metrics.probe.BATCH", 3)
-    assert whole == pytest.approx(_means(model, tokenizer, texts), abs=1e-6)
-    assert whole.shape == (20, 8)
+    assert (whole, whole.shape) == (pytest.approx(_means(model, tokenizer, texts), abs=1e-6), (20, 8))

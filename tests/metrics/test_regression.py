@@ -1,12 +1,10 @@
 """Correlations and errors against formulas written out."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kdcli.errors import UsageError
@@ -48,21 +46,6 @@ def test_metrics_are_the_formulas(pairs):
         },
         abs=1e-9,
     )
-
-
-@given(PAIRS, st.integers(1, 9), st.integers(-9, 9))
-def test_correlations_do_not_see_scale_and_offset(pairs, scale, offset):
-    predicted, true = zip(*pairs, strict=True)
-    assume(len(set(predicted)) > 1)
-    plain = TaskMetric(TASK).compute(predictions=predicted, references=true)
-    moved = TaskMetric(TASK).compute(predictions=[scale * p + offset for p in predicted], references=true)
-    assert [moved[n] for n in NAMES[:2]] == pytest.approx([plain[n] for n in NAMES[:2]], abs=1e-9)
-
-
-def test_spearman_sees_only_the_order():
-    found = TaskMetric(TASK).compute(predictions=[1.0, 10.0, 1000.0], references=[1.0, 2.0, 3.0])
-    assert found["spearman"] == pytest.approx(1.0)
-    assert found["pearson"] < 0.95
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Answers against the rules of the SQuAD and MLQA scripts by hand, and thresholds against trying every one."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -16,10 +14,8 @@ from kdcli.metrics.spans import score_answer
 from kdcli.types import Task
 
 PLAIN = Task("t", "span", ("question", "context"), ("f1", "exact"))
-NAMES = (
-    *("exact", "f1", "best_exact", "best_exact_threshold", "best_f1", "best_f1_threshold"),
-    *("answer_f1", "no_answer_accuracy"),
-)
+OF_THRESHOLDS = ("best_exact", "best_exact_threshold", "best_f1", "best_f1_threshold")
+NAMES = ("exact", "f1", *OF_THRESHOLDS, "answer_f1", "no_answer_accuracy")
 WITH_NONE = Task("t", "span", ("question", "context"), NAMES, impossible=True)
 
 
@@ -93,8 +89,7 @@ def test_a_language_without_rules_is_refused():
 
 def test_the_language_reaches_the_rules():
     rows = [("der Hund", 0.0, ["Hund"])]
-    assert compute(PLAIN, rows)["exact"] == 0.0
-    assert compute(PLAIN, rows, "de") == {"f1": 1.0, "exact": 1.0}
+    assert (compute(PLAIN, rows)["exact"], compute(PLAIN, rows, "de")) == (0.0, {"f1": 1.0, "exact": 1.0})
 
 
 def test_without_unanswerable_questions_the_best_span_counts():
@@ -136,11 +131,6 @@ def test_where_silence_is_best_the_threshold_is_below_all_scores(scores, thresho
     assert (found["best_f1"], found["best_f1_threshold"]) == (1.0, threshold)
 
 
-def test_a_threshold_does_not_part_equal_scores():
-    for rows in [("cat", 1.0, ["cat"]), ("dog", 1.0, [])], [("dog", 1.0, []), ("cat", 1.0, ["cat"])]:
-        assert compute(WITH_NONE, rows)["best_exact"] == 0.5
-
-
 def test_the_sweep_counts_any_text_as_wrong_where_there_is_no_answer():
     # As the official script, although without a threshold it lets "the" pass for none.
     found = compute(WITH_NONE, [("the", -1.0, []), ("cat", 1.0, ["cat"])])
@@ -159,11 +149,9 @@ def test_a_prediction_without_any_span():
 
 
 EDGES = {"best_exact_threshold": 0.0, "best_f1_threshold": 0.0}
-
 WORDS = st.lists(st.sampled_from(["red", "cat", "dog"]), max_size=3).map(" ".join)
-ROWS = st.lists(
-    st.tuples(WORDS, st.integers(-3, 3).map(float), st.lists(WORDS.filter(bool), max_size=2)), min_size=1, max_size=12
-)
+ROW = st.tuples(WORDS, st.integers(-3, 3).map(float), st.lists(WORDS.filter(bool), max_size=2))
+ROWS = st.lists(ROW, min_size=1, max_size=12)
 
 
 def overlap(text, gold):
@@ -202,8 +190,7 @@ def test_metrics_are_the_formulas(rows):
     for column, name in enumerate(("exact", "f1")):
         assert found[f"best_{name}"] == pytest.approx(tried[:, column].max())
         # The threshold reaches what it is said to reach.
-        reached = at(rows, found[f"best_{name}_threshold"]).mean(axis=0)[column]
-        assert reached == pytest.approx(found[f"best_{name}"])
+        assert at(rows, found[f"best_{name}_threshold"]).mean(axis=0)[column] == pytest.approx(found[f"best_{name}"])
 
 
 def test_ids_that_do_not_match_are_refused():

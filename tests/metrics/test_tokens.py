@@ -1,7 +1,5 @@
 """Entities against counts by hand, a reader of well-formed tags written out here, and seqeval itself."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np
@@ -71,9 +69,8 @@ def test_metrics_are_the_formulas(sentences):
     )
 
 
-SENTENCES = st.lists(
-    st.lists(st.tuples(st.sampled_from(TAGS), st.sampled_from(TAGS)), min_size=1, max_size=8), min_size=1, max_size=6
-)
+PAIRS = st.tuples(st.sampled_from(TAGS), st.sampled_from(TAGS))
+SENTENCES = st.lists(st.lists(PAIRS, min_size=1, max_size=8), min_size=1, max_size=6)
 
 
 @given(SENTENCES)
@@ -94,15 +91,7 @@ def test_any_tags_are_read_as_by_seqeval(sentences):
     ("predicted", "true", "counts"),
     [
         # found, predicted, true
-        (["B-PER", "I-PER", "O"], ["B-PER", "I-PER", "O"], (1, 1, 1)),
-        (["B-PER", "O", "O"], ["B-PER", "I-PER", "O"], (0, 1, 1)),
-        (["B-LOC", "I-LOC", "O"], ["B-PER", "I-PER", "O"], (0, 1, 1)),
-        (["I-PER", "I-PER", "O"], ["B-PER", "I-PER", "O"], (1, 1, 1)),
-        (["O", "I-PER", "O"], ["B-PER", "I-PER", "O"], (0, 1, 1)),
-        (["B-PER", "B-PER", "O"], ["B-PER", "I-PER", "O"], (0, 2, 1)),
         (["B-PER", "I-LOC", "O"], ["B-PER", "O", "B-LOC"], (1, 2, 2)),
-        (["O", "O", "O"], ["B-PER", "O", "O"], (0, 0, 1)),
-        (["O", "O", "O"], ["O", "O", "O"], (0, 0, 0)),
         # Tags without a prefix: a run of one is an entity, and one that begins with O or with E is as good as any.
         (["PER", "PER", "ORG"], ["PER", "PER", "ORG"], (2, 2, 2)),
         (["PER", "PER", "O"], ["PER", "PER", "ORG"], (1, 1, 2)),

@@ -1,7 +1,5 @@
 """Capture: what runs and what does not, several models at once, training through it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -55,16 +53,13 @@ def test_two_models_of_one_type_run_in_turns(kind):
     apart = [capture(m, only(2))(BATCH).q[2] for m in (one, two)]
     first, second = capture(one, only(2)), capture(two, only(1, 2))
     turns = [first(BATCH).q[2], second(BATCH).q[2], first(BATCH).q[2]]
-    assert torch.equal(turns[0], apart[0])
-    assert torch.equal(turns[1], apart[1])
-    assert torch.equal(turns[2], apart[0])
+    assert all(map(torch.equal, turns, (*apart, apart[0])))
     assert not torch.equal(turns[0], turns[1])
 
 
 @torch.no_grad()
 def test_grouped_key_and_value_heads_are_repeated():
-    model = tiny_encoder("eurobert", num_key_value_heads=2)
-    captured = capture(model, only(1))(BATCH)
+    captured = capture(tiny_encoder("eurobert", num_key_value_heads=2), only(1))(BATCH)
     assert captured.q[1].shape == captured.k[1].shape == captured.v[1].shape == (2, 4, 10, 8)
     assert torch.equal(captured.k[1][:, 0], captured.k[1][:, 1])
     assert not torch.equal(captured.k[1][:, 1], captured.k[1][:, 2])
@@ -113,8 +108,7 @@ def test_no_gradient_reaches_the_teacher_and_every_one_the_student():
     parts = ("attention.output", "intermediate", "output")
     behind = (*(f"encoder.layer.1.{part}." for part in parts), "pooler.")
     assert left == [name for name, _ in student.named_parameters() if name.startswith(behind)]
-    trained = {name: p for name, p in student.named_parameters() if name not in left}
-    assert params_without_grad(trained, loss()) == []
+    assert params_without_grad({name: p for name, p in student.named_parameters() if name not in left}, loss()) == []
 
 
 def test_checkpointed_activations_give_the_same_gradients():
@@ -145,8 +139,7 @@ def test_a_captured_student_trains_under_ddp(tmp_path):
         wrapped = torch.nn.parallel.DistributedDataParallel(run)
         for _ in range(2):
             captured = wrapped(BATCH)
-            loss = captured.q[2].square().sum() + captured.k[2].sum() + captured.v[2].sum()
-            loss.backward()
+            (captured.q[2].square().sum() + captured.k[2].sum() + captured.v[2].sum()).backward()
         trained = [p for p in student.parameters() if p.requires_grad]
         assert trained
         assert all(p.grad is not None for p in trained)

@@ -1,7 +1,5 @@
 """Every supported model type: signals are what the model computes, and students train, save and reload."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from encoders import padded_batch, tiny_encoder, tiny_tokenizer
@@ -48,8 +46,7 @@ def test_softmax_of_captured_q_and_k_is_the_models_own_attention(model):
             at = torch.arange(q.shape[2])
             allowed = allowed & ((at[:, None] - at[None]).abs() <= model.config.sliding_window)
         attention = scores.masked_fill(~allowed, -1e30).softmax(-1)
-        real = batch["attention_mask"][:, None, :, None]
-        difference = ((attention - own[n - 1]) * real).abs().max()
+        difference = ((attention - own[n - 1]) * batch["attention_mask"][:, None, :, None]).abs().max()
         if layout_for(model.config).other_term is None:
             assert difference < 1e-6
         else:
@@ -60,8 +57,7 @@ def test_softmax_of_captured_q_and_k_is_the_models_own_attention(model):
 @torch.no_grad()
 def test_the_layouts_rows_of_the_linears_give_the_captured_vectors(model):
     row, batch = layout_for(model.config), padded_batch(model)
-    layer = row.modules(model)[-1]
-    named = linears(row, layer)
+    named = linears(row, row.modules(model)[-1])
     given = {}
     modules = [linear for letter in "QKV" for linear, _ in named[letter]]
     hooks = [x.register_forward_hook(lambda m, args, _: given.__setitem__(m, args[0])) for x in modules]
@@ -177,8 +173,7 @@ def test_rows_that_may_attend_to_nothing_are_finite_in_both_directions(model):
     ids = torch.randint(5, 60, (1, 12))
     document = torch.tensor([0] * 7 + [-1] * 5)
     mask = ((document[:, None] == document[None]) & (document[None] >= 0))[None, None]
-    position = torch.arange(12)[None] % 7
-    batch = {"input_ids": ids, "attention_mask": mask, "position_ids": position}
+    batch = {"input_ids": ids, "attention_mask": mask, "position_ids": torch.arange(12)[None] % 7}
     captured = capture(model, needs_of(last, hidden=(last,)))(batch)
     assert captured.hidden[last].isfinite().all()
     parameters = [p for p in model.parameters() if p.requires_grad]

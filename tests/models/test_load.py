@@ -1,7 +1,5 @@
 """Loading and saving: what cannot be used is refused with a reason, nothing that comes with a model is run."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -181,9 +179,8 @@ def test_weights_are_float32_and_eval_whatever_the_checkpoint_holds(tmp_path):
 
 def test_a_pooler_that_a_checkpoint_lacks_is_drawn_alike_each_time(model_dir):
     weights = load_file(model_dir / "model.safetensors")
-    save_file(
-        {k: t for k, t in weights.items() if "pooler" not in k}, model_dir / "model.safetensors", {"format": "pt"}
-    )
+    kept = {k: t for k, t in weights.items() if "pooler" not in k}
+    save_file(kept, model_dir / "model.safetensors", {"format": "pt"})
     state = torch.get_rng_state()
     first = load_encoder(str(model_dir)).model.state_dict()
     torch.manual_seed(5)

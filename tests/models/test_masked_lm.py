@@ -1,7 +1,5 @@
 """Masked language models of every type that has them: loaded, captured, and students under their teacher's head."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from encoders import tiny_config, tiny_encoder, tiny_tokenizer
@@ -110,12 +108,10 @@ def test_a_student_runs_under_its_teachers_head_and_reloads(model, text, tmp_pat
     assert student.get_input_embeddings().weight is words
     narrower = shape.hidden < shape_of(model.config).hidden
     left = FRESH.get(kind, []) if narrower else []
-    assert made.notes[-1] == "head initialised from the teacher's" + (
-        f", except {', '.join(left)}, which start at random" if left else ""
-    )
+    fresh = f", except {', '.join(left)}, which start at random" if left else ""
+    assert made.notes[-1] == f"head initialised from the teacher's{fresh}"
     assert {m.p for m in student.base_model.modules() if isinstance(m, torch.nn.Dropout)} <= {0.25}
-    tied = student.get_output_embeddings().weight is words
-    assert tied == bool(student.config.tie_word_embeddings)
+    assert (student.get_output_embeddings().weight is words) == bool(student.config.tie_word_embeddings)
     student.eval()
     own = own_logits(student, batch_of())
     assert own.isfinite().all()
@@ -138,15 +134,13 @@ def test_a_student_of_all_of_its_teacher_is_its_teacher(model):
 def test_a_narrower_head_keeps_the_dimensions_of_the_narrower_encoder():
     teacher = tiny_masked_lm("bert")
     kept = teacher.get_input_embeddings().weight.var(0).topk(16).indices.sort().values
-    student = student_with_head(
-        teacher, build_student(teacher.base_model, parse_shape("1x16", shape_of(teacher.config)))
-    )
+    built = build_student(teacher.base_model, parse_shape("1x16", shape_of(teacher.config)))
+    student = student_with_head(teacher, built)
     (of_teacher, of_student) = (m.cls.predictions.transform for m in (teacher, student.model))
     assert torch.equal(of_student.LayerNorm.weight, of_teacher.LayerNorm.weight[kept])
     assert torch.equal(of_student.LayerNorm.bias, of_teacher.LayerNorm.bias[kept])
     rows = of_teacher.dense.weight[kept]
-    narrow = rows[:, kept] * (rows.norm() / rows[:, kept].norm())
-    torch.testing.assert_close(of_student.dense.weight, narrow)
+    torch.testing.assert_close(of_student.dense.weight, rows[:, kept] * (rows.norm() / rows[:, kept].norm()))
     assert torch.equal(student.model.cls.predictions.bias, teacher.cls.predictions.bias)
 
 
