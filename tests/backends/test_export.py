@@ -1,7 +1,5 @@
 """Exported files compute what torch does, at any size; a wrong file is refused."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every backend agrees with torch and uses the given threads; an impossible one is refused before loading."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The worker process and its protocol; no test asserts a time."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

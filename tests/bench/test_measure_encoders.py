@@ -1,7 +1,5 @@
 """The file for old machines: it needs nothing newer, computes what BERT computes, and measures interleaved."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import sys

@@ -1,7 +1,5 @@
 """The device that the file for old machines picks, on simulated cards."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

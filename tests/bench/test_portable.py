@@ -1,7 +1,5 @@
 """The file for old machines as a process, and its results read back."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Projections beside published speed-ups, a measured curve of matrix products, and arithmetic by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The grammar of shapes without a teacher, and the parameters and work that papers print for them."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Masks inside a model: values, gradients, types, copies, checkpoints, and a stock model at the end."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Contract of every pruning method, through the engine: density, what is trained, resumption, the model at the end."""
 
-from __future__ import annotations
-
 import copy
 import math
 

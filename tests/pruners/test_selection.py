@@ -1,7 +1,5 @@
 """Masking functions: exact counts, ordered ties, the paper's densities."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

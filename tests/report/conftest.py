@@ -1,7 +1,5 @@
 """A fixture for each kind of report."""
 
-from __future__ import annotations
-
 import pytest
 from reports import (
     benchmark_values,

@@ -1,7 +1,5 @@
 """Values of reports of every verb, and the same with hostile names from outside."""
 
-from __future__ import annotations
-
 import io
 import re
 from html.parser import HTMLParser
@@ -165,13 +163,7 @@ def evaluation(model: str, task: str = "sst2", part: str = "", **changes: object
             "positive": {"precision": 0.911504, "recall": 0.927928, "f1": 0.919643, "support": 444},
         },
         "worst": [
-            {
-                "id": str(i),
-                "texts": [long, "second"],
-                "label": "positive",
-                "predicted": "negative",
-                "badness": 7.5 - i,
-            }
+            {"id": str(i), "texts": [long, "second"], "label": "positive", "predicted": "negative", "badness": 7.5 - i}
             for i in range(8)
         ],
     }

@@ -1,7 +1,5 @@
 """Reports of benchmarks: what every view shows of latency, speed-ups, failures, agreement and projections."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """report.html in a real browser, at the width of a telephone and of a desk."""
 
-from __future__ import annotations
-
 import html as escaping
 import json
 import re

@@ -1,7 +1,5 @@
 """One report over several runs: names, order, and what each part adds, as the verbs use it."""
 
-from __future__ import annotations
-
 import pytest
 from reports import card, evaluation, finetune_values, prune_values, report_values, run_row, selection_values
 

@@ -1,7 +1,5 @@
 """Reports of fine-tuned and evaluated models: scores, differences, selection and details."""
 
-from __future__ import annotations
-
 import pytest
 from reports import card, evaluate_values, evaluation, finetune_values, printed, run_row, selection_values, words
 

@@ -1,7 +1,5 @@
 """What a pruning left: tables and pictures that hold the numbers of the schema, and the views around them."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

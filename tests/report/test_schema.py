@@ -1,7 +1,5 @@
 """report.json: exactly the keys that were promised, and the same after reading as before writing."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

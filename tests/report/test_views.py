@@ -1,7 +1,5 @@
 """The views: what they must show, and that nothing from outside becomes markup."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """Masks for tiny models: random ones, and ones with empty rows, columns and heads as pruning leaves them."""
 
-from __future__ import annotations
-
 import torch
 from transformers import PreTrainedModel
 

@@ -1,7 +1,5 @@
 """Tasks on one base: weights equal those of models loaded apart."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

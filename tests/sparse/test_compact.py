@@ -1,7 +1,5 @@
 """A compacted model computes what the masked one does, from fewer weights, wherever it is loaded."""
 
-from __future__ import annotations
-
 import ast
 import shutil
 import sys

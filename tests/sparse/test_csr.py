@@ -1,7 +1,5 @@
 """Sparse linears compute what dense ones do, and are chosen where they are faster."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from encoders import tiny_encoder

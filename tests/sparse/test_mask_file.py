@@ -1,7 +1,5 @@
 """Mask files: round trips, damage, bases and models they do not fit, the authors' files."""
 
-from __future__ import annotations
-
 import io
 import json
 import struct

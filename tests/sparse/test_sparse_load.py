@@ -1,7 +1,5 @@
 """`kdcli.load`: a base under a mask, with the head of its task."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
