@@ -90,8 +90,7 @@ def test_heads(head, engine, tmp_path):
     torch.manual_seed(0)
     model = auto.from_config(tiny_config("bert", num_labels=2 if head == "questions" else 3, **small("bert"))).eval()
     file = EXPORTS[engine][0](model, tmp_path / "export")
-    assert file.outputs == outputs
-    assert file.inputs == ("input_ids", "attention_mask", "token_type_ids")
+    assert (file.outputs, file.inputs) == (outputs, ("input_ids", "attention_mask", "token_type_ids"))
     # As many tokens as classes: a shape alone does not say which axis is which.
     for rows, length in ((2, 3), (4, 20)):
         assert gap(model, file, padded(rows, length, types=True), engine) <= EXACT

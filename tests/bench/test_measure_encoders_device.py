@@ -67,8 +67,7 @@ def test_an_unknown_device_names_the_known(capsys, wanted):
 def test_without_a_card(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert there.choose_device("auto", INSTALL) == CPU
-    assert capsys.readouterr().err == ""
+    assert (there.choose_device("auto", INSTALL), capsys.readouterr().err) == (CPU, "")
     assert "no CUDA device here" in refused(capsys, 3, "cuda")
 
 

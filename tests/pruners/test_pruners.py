@@ -106,8 +106,7 @@ def test_density_is_the_requested_one(case):
     method, _, _, pruner, _, _ = case
     kept, total = sum(pruner.masks.kept().values()), sum(m.numel for m in pruner.masks.matrices)
     if defaults(method).exact:
-        assert pruner.density(0) == 1.0
-        assert pruner.density(STEPS) == DENSITY
+        assert (pruner.density(0), pruner.density(STEPS)) == (1.0, DENSITY)
         assert abs(kept - DENSITY * total) <= len(pruner.masks.matrices)
     else:
         assert pruner.density is None
@@ -299,6 +298,5 @@ def test_cubic_and_linear_densities_are_the_formulas():
 )
 def test_density_never_rises_and_ends_at_the_final_one(steps, first, last, final, shape):
     found = [kept_share(ramp(t, steps, first=first, last=last), final, shape) for t in range(steps + 1)]
-    assert found == sorted(found, reverse=True)
-    assert found[-1] == final
+    assert (found, found[-1]) == (sorted(found, reverse=True), final)
     assert found[0] <= 1

@@ -151,8 +151,7 @@ def test_the_largest_remainders_are_rounded_up():
 def test_threshold_compares_the_sigmoid_and_leaves_no_matrix_empty():
     scores = {"1.Q": torch.tensor([[-3.0, -2.0, 0.5]]), "2.Q": torch.tensor([[-9.0, -8.0, -7.0]])}
     chosen = threshold(scores, 0.1)
-    assert chosen["1.Q"].tolist() == [[False, True, True]]
-    assert chosen["2.Q"].tolist() == [[False, False, True]]
+    assert (chosen["1.Q"].tolist(), chosen["2.Q"].tolist()) == ([[False, True, True]], [[False, False, True]])
     assert down_to_one(chosen) == ["1 of 2 matrices keep a single weight, the least a mask leaves them: 2.Q"]
     assert all(mask.all() for mask in threshold(scores, 0.0).values())
     assert down_to_one(threshold(scores, 0.0)) == []

@@ -37,8 +37,7 @@ def tables(report: Report):
 
 
 def test_titles(benchmark):
-    assert title(benchmark) == "6x384, 3x384 beside 12x768"
-    assert title(report_of(models={"6x384": card()})) == "6x384"
+    assert (title(benchmark), title(report_of(models={"6x384": card()}))) == ("6x384, 3x384 beside 12x768", "6x384")
     assert title(report_of(models={str(i): card() for i in range(8)})) == "1, 2, 3, 4, 5 and 2 more beside 0"
     assert title(report_of(models={"teacher": card(), "mine": card()})) == "mine beside teacher"
 
@@ -63,8 +62,7 @@ def test_a_table_for_each_cell_as_measured(benchmark):
         **{"IQR / p50": "5%", "status": "ok", "tokens/s": "25,600", "speed-up": "20.00x (18.00–24.00)"},
         **{"peak memory": "120.0 MB", "first call ms": "72.00", "load s": "0.42", "runs": "60"},
     }
-    assert rows[0]["speed-up"] == "1 (baseline)"
-    assert rows[0]["p50 ms"] == "480.0"
+    assert (rows[0]["speed-up"], rows[0]["p50 ms"]) == ("1 (baseline)", "480.0")
 
 
 def test_empty_columns_are_left_out():
@@ -156,8 +154,7 @@ def test_agreement(benchmark):
         ["6x384 onnx-int8", "0.31", "0.1", "0.5", "0.999000", "wrong"],
     ]
     (section,) = agreements(report_of(agreements=[a.model_dump() | {"metric": 0.91} for a in benchmark.agreements]))
-    assert section.table.header[-2:] == ["metric", "output"]
-    assert section.table.rows[0][-2] == "0.9100"
+    assert (section.table.header[-2:], section.table.rows[0][-2]) == (["metric", "output"], "0.9100")
     assert agreements(report_of(agreements=[])) == []
 
 
@@ -203,8 +200,7 @@ def test_published_speedups_beside_ours(benchmark, runs):
 
 def test_csv_has_every_column_and_the_speedups(benchmark, hostile_latency):
     rows = list(csv.DictReader(io.StringIO(latency_csv(benchmark))))
-    assert len(rows) == len(benchmark.latency)
-    assert rows[0]["speedup"] == ""
+    assert (len(rows), rows[0]["speedup"]) == (len(benchmark.latency), "")
     assert (rows[1]["speedup"], rows[1]["speedup_low"], rows[1]["p99_ms"]) == ("6.0", "5.4", "13.0")
     for row, measured in zip(rows, benchmark.latency, strict=True):
         assert row["peak_memory_bytes"] == str(measured.peak_memory_bytes)

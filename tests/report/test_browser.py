@@ -63,8 +63,6 @@ def test_page_never_scrolls_sideways(request, tmp_path, kind, pictures):
         found = laid_out[str(width)]
         assert found["inner"] == width
         assert found["scroll"] <= width
-        assert found["beyond"] == []
-        assert found["scripts"] == 0
-        assert found["resources"] == []
+        assert (found["beyond"], found["scripts"], found["resources"]) == ([], 0, [])
         assert len(found["pictures"]) == pictures
         assert all(0.3 * width < w < width for w in found["pictures"])

@@ -40,8 +40,7 @@ def test_variants_of_a_distillation_share_the_teacher(folder):
         **{"teacher": {"accuracy": 0.93}, "full": {"accuracy": 0.9}},
         **{"alone": {"accuracy": 0.8}, "map-top": {"accuracy": 0.8}},
     }
-    assert report.recipe == {"method": "full"}
-    assert report.notes == ["full: where"]
+    assert (report.recipe, report.notes) == ({"method": "full"}, ["full: where"])
     assert report.published
     assert (report.training, report.latency, report.beside) == (None, [], {})
     assert (folder / "report.html").is_file()
@@ -52,8 +51,7 @@ def test_pruned_runs_take_the_names_of_their_parts(folder):
         Part(name, result(folder / name, prune_values()), {"dense": "dense", "compact": name}) for name in ("a", "b")
     ]
     report = combine_reports(folder, command="prune", recipe={"task": "own"}, parts=parts).report
-    assert list(report.models) == ["dense", "a", "b"]
-    assert report.models["a"].bytes == 71_000_000
+    assert (list(report.models), report.models["a"].bytes) == (["dense", "a", "b"], 71_000_000)
     assert [e.model for e in report.evaluations] == ["a", "b"]
     assert [p.model for p in report.pruning] == ["a", "b"], "whichever form its run pruned"
     assert report.recipe == {"task": "own"}
@@ -72,8 +70,7 @@ def test_the_chosen_run_of_a_grid_is_the_model_of_the_directory(folder):
         selection=selection,
         auto_class="AutoModelForSequenceClassification",
     ).report
-    assert report.models["finetuned"].id == str(folder)
-    assert report.evaluations == runs[1].report.evaluations
+    assert (report.models["finetuned"].id, report.evaluations) == (str(folder), runs[1].report.evaluations)
     assert report.quality == runs[1].report.quality
     assert report.selection is not None
     assert report.training is not None
@@ -104,5 +101,4 @@ def test_a_pair_stands_beside_the_same_models_alone(folder):
         **{"teacher": 1.0, "student": 1.0},
         **{"teacher standalone": 2.0, "student standalone": 2.0},
     }
-    assert list(report.beside) == ["standalone"]
-    assert len(report.curve) == 3
+    assert (list(report.beside), len(report.curve)) == (["standalone"], 3)

@@ -70,8 +70,7 @@ def test_scores_of_several_sets_are_a_row_a_set_and_their_mean(languages):
     header, rows = section.table.header, section.table.rows
     assert [row[0] for row in rows] == ["ar", "de", "en", "sw", "zh", MEAN]
     assert header[1:3] == ["accuracy, bert-base-uncased", "accuracy, all-MiniLM-L6-v2"]
-    assert rows[0][1:3] == ["0.9300", "0.9100"]
-    assert rows[-1][1:3] == ["0.9100", "0.8900"]
+    assert (rows[0][1:3], rows[-1][1:3]) == (["0.9300", "0.9100"], ["0.9100", "0.8900"])
     (alone,) = scores(languages, "all-MiniLM-L6-v2")
     assert alone.table.header[:3] == ["set", "accuracy", "f1"]
     names = overview(languages).header
@@ -113,8 +112,7 @@ def test_selection_by_setting(grid):
     assert table.marked == 1
     assert "one was chosen by accuracy (validation; mean over its seeds)" in table.note
     (every,) = section.parts
-    assert [row[0] for row in every.table.rows].count("3e-05") == 2
-    assert every.table.marked == 3
+    assert ([row[0] for row in every.table.rows].count("3e-05"), every.table.marked) == (2, 3)
     for text in (words(grid), markdown(grid), printed(grid)):
         assert "0.9300 ± 0.014" in text
         assert "a little optimistic" in " ".join(text.split())
@@ -147,9 +145,7 @@ def test_pictures_of_training_and_of_a_grid(finetuned, grid, compared):
     settings = "accuracy over lr, mean ± sample standard deviation over seeds: 1e-05 0.9050 ± 0.0071;"
     assert captions[2].startswith(settings)
     assert captions[2].endswith("0.0003 0.5000.")
-    assert len(pictures(finetuned)) == 2
-    assert pictures(compared) == []
-    assert pictures(grid) == pictures(grid)
+    assert (len(pictures(finetuned)), pictures(compared), pictures(grid)) == (2, [], pictures(grid))
 
 
 @pytest.mark.parametrize(
@@ -186,8 +182,7 @@ def test_confusion_has_shares_of_the_true_class():
     shown = matrix(Evaluation.model_validate(evaluation("m")))
     assert shown.header[1:] == ["negative", "positive"]
     assert shown.rows == [["negative", "388", "40"], ["positive", "32", "412"]]
-    assert shown.shades[0][1] == pytest.approx(40 / 428)
-    assert shown.note == ""
+    assert (shown.shades[0][1], shown.note) == (pytest.approx(40 / 428), "")
     empty = evaluation("m", confusion={"labels": ["a", "b"], "counts": [[0, 0], [1, 1]]})
     assert matrix(Evaluation.model_validate(empty)).shades[0] == [0.0, 0.0]
 
@@ -211,8 +206,7 @@ def test_details_of_an_evaluation(finetuned):
     assert "| negative | 388 | 40 |" in document
     assert "412" in printed(finetuned)
     assert "strange" not in printed(finetuned)
-    assert document.count("strange") == 5
-    assert text.count("strange") == 8
+    assert (document.count("strange"), text.count("strange")) == (5, 8)
     assert "--share:41%" in html(finetuned)
 
 
@@ -229,8 +223,7 @@ def test_long_texts_are_shortened_and_words_are_joined():
     (_, first, second), (_, joined) = section.parts[0].parts[-1].items
     assert len(first) <= MOST_TEXT
     assert first.endswith("very…")
-    assert second == "second"
-    assert joined == "EU rejects German call"
+    assert (second, joined) == ("second", "EU rejects German call")
 
 
 def test_a_regression_has_neither_classes_nor_confusions():

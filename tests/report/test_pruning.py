@@ -62,8 +62,7 @@ def test_models_of_other_types_share_a_table():
     values = sparsities_values()
     values["pruning"] = [pruned_values("a"), pruned_values("b", kinds="QKVOUGD", layers=2)]
     made = by_type(Report.model_validate(values))
-    assert made.header[5:8] == ["U", "G", "D"]
-    assert made.rows[0][6] == ""
+    assert (made.header[5:8], made.rows[0][6]) == (["U", "G", "D"], "")
     assert float(made.rows[1][6]) > 0
 
 
@@ -143,9 +142,7 @@ def test_density_of_runs_of_other_lengths():
     short = [{"step": 0, "density": 1.0}, {"step": 25, "density": 0.5}]
     values["pruning"] = [pruned_values("a"), pruned_values("b", curve=short)]
     points = dict(density_points(Report.model_validate(values)))
-    assert list(points) == sorted(points)
-    assert points[25] == {"b": 50.0}
-    assert points[0] == {"a": 100.0, "b": 100.0}
+    assert (list(points), points[25], points[0]) == (sorted(points), {"b": 50.0}, {"a": 100.0, "b": 100.0})
 
 
 def test_html_shows_what_stands_out_and_every_model(pruned, sparsities):
@@ -196,8 +193,7 @@ def test_picture_by_type_writes_every_share():
     texts = written(picture)
     for m in one.matrices:
         assert f"{100 * m.kept / m.weights:.1f}" in texts
-    assert texts.count("all") == 2
-    assert len([text for text in texts if re.fullmatch(r"\d+\.\d", text)]) == 7 * 7
+    assert (texts.count("all"), len([text for text in texts if re.fullmatch(r"\d+\.\d", text)])) == (2, 7 * 7)
     low, high = min(one.matrices, key=lambda m: m.kept / m.weights), max(one.matrices, key=lambda m: m.kept / m.weights)
     assert picture is not None
     assert f"Least {100 * low.kept / low.weights:.1f} % ({low.layer}.{low.kind})" in picture.caption
@@ -239,8 +235,7 @@ def test_density_begins_and_ends_as_noted():
 def test_scores_are_drawn_at_a_few_steps_and_the_last():
     one = entry()
     steps = [int(t.replace(",", "")) for t in written(score_ridges(one)) if re.fullmatch(r"[1-9][\d,]+", t)]
-    assert len(steps) == MOST_RIDGES
-    assert max(steps) == 1000
+    assert (len(steps), max(steps)) == (MOST_RIDGES, 1000)
     assert 0 not in steps, "all scores are the same before the first step"
     assert score_ridges(one.model_copy(update={"histograms": one.histograms[:1]})) is None
     assert score_ridges(one.model_copy(update={"histograms": []})) is None

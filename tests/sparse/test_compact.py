@@ -66,8 +66,7 @@ def test_every_type_computes_the_same_from_fewer_weights(kind):
     assert gap(model, small) < 1e-5
     assert weights(small) < 0.6 * weights(model)
     assert all(torch.equal(before[n], p) for n, p in model.named_parameters())
-    assert type(small).__name__ == f"Compact{type(model).__name__}"
-    assert small.config.compact_layers[1]["heads"] == 3
+    assert (type(small).__name__, small.config.compact_layers[1]["heads"]) == (f"Compact{type(model).__name__}", 3)
 
 
 def zeroed(model, letter, layer=0):
@@ -154,9 +153,7 @@ def test_empty_rows_and_columns_are_skipped_where_they_are_many():
     assert gap(model, small) < 1e-12
     sizes = small.config.compact_layers[0]
     # One row of zeros is added; fewer than half of the columns are not worth a copy.
-    assert sizes["D"] == (128, 32, 128, 13)
-    assert sizes["O"] == (32, 32, 32, 16)
-    assert sizes["U"] == (32, 128, 12, 128)
+    assert (sizes["D"], sizes["O"], sizes["U"]) == ((128, 32, 128, 13), (32, 32, 32, 16), (32, 128, 12, 128))
     assert sizes["Q"] == (32, 32, 32, 32)
 
 
@@ -165,8 +162,7 @@ def test_dimensions_that_scores_do_not_need_are_removed(letter, left):
     # Constant queries leave one dimension a head.
     rows = [row for row in range(32) if row % 4]
     sizes = compact(cut(fresh(num_hidden_layers=1), (letter, 0, rows))).config.compact_layers[0]
-    assert sizes["K"][3] == left + 1
-    assert sizes["Q"][3] == 8 + 1
+    assert (sizes["K"][3], sizes["Q"][3]) == (left + 1, 8 + 1)
 
 
 def test_dropping_rows_equals_emptying_them():

@@ -48,8 +48,7 @@ def test_masks_of_any_shape_come_back(tmp_path_factory, shapes, density, seed):
     path = tmp_path_factory.mktemp("masks") / "mask.safetensors"
     info = write_mask(path, INFO, masks)
     found = read_mask(path)
-    assert found.info == info
-    assert list(found.masks) == list(masks)
+    assert (found.info, list(found.masks)) == (info, list(masks))
     assert all(torch.equal(found.masks[n], masks[n]) for n in masks)
     assert info.densities == {n: pytest.approx(m.float().mean().item()) for n, m in masks.items()}
     assert info.shapes == shapes
@@ -77,8 +76,7 @@ def test_everything_comes_back(base, tmp_path):
     path = tmp_path / "new" / "mask.safetensors"
     write_mask(path, info, masks, head=head, scores=scores)
     found = read_mask(path)
-    assert found.info.model_copy(update={"densities": {}, "shapes": {}}) == info
-    assert set(found.head) == set(head)
+    assert (found.info.model_copy(update={"densities": {}, "shapes": {}}), set(found.head)) == (info, set(head))
     for name, tensor in head.items():
         assert found.head[name].dtype == tensor.dtype
         assert torch.equal(found.head[name], tensor)
@@ -190,8 +188,7 @@ def test_a_full_disk_leaves_the_older_file(base, written, monkeypatch):
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(MachineError, match="disk is full"):
         write_mask(written, info_for(base), random_masks(base, 0.9))
-    assert written.read_bytes() == before
-    assert [f.name for f in written.parent.iterdir()] == [written.name]
+    assert (written.read_bytes(), [f.name for f in written.parent.iterdir()]) == (before, [written.name])
 
 
 def test_file_of_another_format_is_named(written, monkeypatch):
