@@ -137,11 +137,7 @@ def test_empty_rows_and_columns_are_skipped_where_they_are_many():
     small = compact(model)
     assert gap(model, small) < 1e-12
     # One row of zeros is added; fewer than half of the columns are not worth a copy.
-    of = dict.fromkeys("QKV", (32, 32, 32, 32)) | {
-        "O": (32, 32, 32, 16),
-        "U": (32, 128, 12, 128),
-        "D": (128, 32, 128, 13),
-    }
+    of = {"Q": (32, 32, 32, 32), "O": (32, 32, 32, 16), "U": (32, 128, 12, 128), "D": (128, 32, 128, 13)}
     assert {letter: small.config.compact_layers[0][letter] for letter in of} == of
 
 
@@ -204,12 +200,8 @@ def test_saved_directory_is_loaded_without_its_code(head, saved):
     assert type(small).__name__ == f"Compact{type(model).__name__}"
     assert gap(model, small, {"padded": PADDED, "none": None}) < 1e-5
     assert not small.training
-    assert {f.name for f in folder.iterdir()} >= {
-        "config.json",
-        "model.safetensors",
-        "modeling_kdcli.py",
-        "tokenizer.json",
-    }
+    files = {"config.json", "model.safetensors", "modeling_kdcli.py", "tokenizer.json"}
+    assert files <= {f.name for f in folder.iterdir()}
     assert (folder / "model.safetensors").stat().st_size < 4.2 * weights(model)
     with pytest.raises(UsageError, match="compacted already"):
         load(folder, "mask.safetensors")

@@ -147,9 +147,8 @@ def test_linears_and_then_blocks_are_timed_once_for_all_that_are_alike(monkeypat
 
 
 def test_torch_without_such_a_product_stays_dense(monkeypatch):
-    monkeypatch.setattr(
-        torch, "addmm", Mock(side_effect=RuntimeError("Calling addmm on a sparse CPU tensor requires MKL"))
-    )
+    lacking = RuntimeError("Calling addmm on a sparse CPU tensor requires MKL")
+    monkeypatch.setattr(torch, "addmm", Mock(side_effect=lacking))
     linear = linear_of(0.002, 1024, 1024)
     assert not faster_sparse((linear,), linear, lambda: SparseLinear(linear))
 
