@@ -1,7 +1,5 @@
 """Every backend agrees with torch and uses the given threads; an impossible one is refused before loading."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np
@@ -18,6 +16,7 @@ from kdcli.errors import MachineError, UsageError
 
 CPU = torch.device("cpu")
 PAIRS = [(name, precision) for name, known in BACKENDS.items() for precision in known]
+LONG = [pytest.param(*pair, marks=[pytest.mark.long] if pair[0] == "compile" else []) for pair in PAIRS]
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +36,7 @@ def reference(model, batch):
         return model(**batch).last_hidden_state.numpy()
 
 
-def supported(name, precision):
-    return pytest.param(name, precision, marks=[pytest.mark.long] if name == "compile" else [])
-
-
-@pytest.mark.parametrize(("name", "precision"), [supported(*pair) for pair in PAIRS])
+@pytest.mark.parametrize(("name", "precision"), LONG)
 def test_backend_agrees_with_torch(name, precision, model, batch, tmp_path):
     if (name, precision) == ("openvino", "bf16"):
         try:

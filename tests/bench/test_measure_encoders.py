@@ -1,11 +1,10 @@
 """The file for old machines: it needs nothing newer, computes what BERT computes, and measures interleaved."""
 
-from __future__ import annotations
-
 import ast
+import functools
 import gc
+import itertools
 import sys
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -95,22 +94,12 @@ def test_the_search_for_what_is_newer(source, found):
     assert later_than_it_may_be(source) == ([found] if found else [])
 
 
-# The encoder
-
-
 # BERT's name of a part -> its name in the file; longer names first.
 PARTS = {
-    "embeddings.word_embeddings": "words",
-    "embeddings.position_embeddings": "positions",
-    "embeddings.token_type_embeddings": "types",
-    "embeddings.LayerNorm": "norm",
-    "encoder.layer": "layers",
-    "attention.self.": "",
-    "attention.output.dense": "mixed",
-    "attention.output.LayerNorm": "mixed_norm",
-    "intermediate.dense": "up",
-    "output.dense": "down",
-    "output.LayerNorm": "down_norm",
+    **{"embeddings.word_embeddings": "words", "embeddings.position_embeddings": "positions"},
+    **{"embeddings.token_type_embeddings": "types", "embeddings.LayerNorm": "norm", "encoder.layer": "layers"},
+    **{"attention.self.": "", "attention.output.dense": "mixed", "attention.output.LayerNorm": "mixed_norm"},
+    **{"intermediate.dense": "up", "output.dense": "down", "output.LayerNorm": "down_norm"},
 }
 
 
@@ -158,17 +147,15 @@ def test_it_has_as_many_parameters_as_bert_without_pooler(text):
 def test_random_padding_is_real_padding_and_the_same_each_time():
     ids_BL, mask_BL = there.inputs((16, 32), 1000, "random", CPU)
     lengths_B = mask_BL.sum(1)
-    assert lengths_B[0] == 32
-    assert lengths_B.min() >= 1
-    assert len(set(lengths_B.tolist())) > 4
-    assert ids_BL.min() >= 250
-    assert ids_BL.max() < 750
-    again = there.inputs((16, 32), 1000, "random", CPU)
-    assert torch.equal(ids_BL, again[0])
-    assert torch.equal(mask_BL, again[1])
+    assert (lengths_B[0], len(set(lengths_B.tolist())) > 4, lengths_B.min() >= 1) == (32, True, True)
+    assert 250 <= ids_BL.min() <= ids_BL.max() < 750
+    assert all(map(torch.equal, (ids_BL, mask_BL), there.inputs((16, 32), 1000, "random", CPU)))
 
 
-# The protocol
+@pytest.fixture
+def at_once(monkeypatch):
+    """Nothing is warmed up by time."""
+    monkeypatch.setattr(there, "WARM_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 10, 51, 100, 357])
@@ -184,40 +171,34 @@ def test_percentiles_are_those_of_numpy(count):
 @pytest.mark.parametrize(("spread", "status"), [(0.0, "ok"), (0.09, "ok"), (0.2, "noisy"), (0.3, "unstable")])
 def test_status_of_a_row(spread, status):
     row = there.summary([0.002 * (1 + spread * (i - 50) / 50) for i in range(101)])
-    assert row["status"] == status
-    assert row["iqr_over_p50"] == pytest.approx(spread)
+    assert (row["status"], row["iqr_over_p50"]) == (status, pytest.approx(spread))
     assert (row["n"], row["p50_ms"], row["mean_ms"]) == (101, pytest.approx(2), pytest.approx(2))
     assert row["p99_ms"] == pytest.approx(2 * (1 + spread * 0.98))
     assert there.summary([0.002] * 99)["p99_ms"] is None
 
 
-def test_rounds_hold_every_model_once_in_changing_order(monkeypatch):
-    monkeypatch.setattr(there, "WARM_SECONDS", 0.0)
+def test_rounds_hold_every_model_once_in_changing_order(at_once):
     ran: list[str] = []
     collecting = []
 
-    def call(name: str):
-        def run() -> None:
-            ran.append(name)
-            collecting.append(gc.isenabled())
-            assert torch.is_inference_mode_enabled()
+    def run(name: str) -> None:
+        ran.append(name)
+        collecting.append(gc.isenabled())
+        assert torch.is_inference_mode_enabled()
 
-        return run
-
-    times = there.interleaved({name: call(name) for name in "abc"}, CPU, 60, 0.0)
-    assert ran[:30] == ["a"] * 10 + ["b"] * 10 + ["c"] * 10
+    times = there.interleaved({name: functools.partial(run, name) for name in "abc"}, CPU, 60, 0.0)
+    assert "".join(ran[:30]) == "a" * 10 + "b" * 10 + "c" * 10
     rounds = [tuple(ran[i : i + 3]) for i in range(30, len(ran), 3)]
     assert {name: len(taken) for name, taken in times.items()} == dict.fromkeys("abc", 60)
     assert all(sorted(r) == ["a", "b", "c"] for r in rounds)
-    assert len(Counter(rounds)) == 6, "all orders occur"
+    assert len(set(rounds)) == 6, "all orders occur"
     assert not any(collecting[30:])
     assert gc.isenabled()
 
 
-def test_rounds_go_on_until_the_time_is_up(monkeypatch):
-    monkeypatch.setattr(there, "WARM_SECONDS", 0.0)
-    clock = iter(range(10**6))
-    monkeypatch.setattr(there.time, "perf_counter", lambda: float(next(clock)))
+def test_rounds_go_on_until_the_time_is_up(monkeypatch, at_once):
+    clock = map(float, itertools.count())
+    monkeypatch.setattr(there.time, "perf_counter", lambda: next(clock))
     times = there.interleaved({"a": lambda: None, "b": lambda: None}, CPU, min_runs=2, min_seconds=50.0)
     # A fake second passes at every look: two at each run, so four a round, and one before each round after the second.
     assert len(times["a"]) == len(times["b"]) == 11
@@ -231,14 +212,11 @@ def test_speedup_is_the_median_of_paired_ratios():
 
 
 @pytest.mark.parametrize("fails_at", [1, 14])
-def test_out_of_memory_leaves_out_one_model(monkeypatch, fails_at):
-    monkeypatch.setattr(there, "WARM_SECONDS", 0.0)
-    count = 0
+def test_out_of_memory_leaves_out_one_model(at_once, fails_at):
+    calls = itertools.count(1)
 
     def large() -> None:
-        nonlocal count
-        count += 1
-        if count >= fails_at:
+        if next(calls) >= fails_at:
             raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
     times = there.interleaved({"large": large, "small": lambda: None}, CPU, 20, 0.0)

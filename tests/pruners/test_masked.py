@@ -1,7 +1,5 @@
 """Masks inside a model: values, gradients, types, copies, checkpoints, and a stock model at the end."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -21,10 +19,8 @@ PADDED = {"input_ids": IDS, "attention_mask": (IDS != 0).long()}
 def masked(kind: str, density: float = 0.5, **changes):
     torch.manual_seed(0)
     model = tiny_encoder(kind)
-    masks = attach(model, **changes)
-    generator = torch.Generator().manual_seed(1)
-    drawn = {m.name: torch.randn(m.shape, generator=generator) for m in masks.matrices}
-    masks.set(local(drawn, density))
+    masks, drawn = attach(model, **changes), torch.Generator().manual_seed(1)
+    masks.set(local({m.name: torch.randn(m.shape, generator=drawn) for m in masks.matrices}, density))
     return model, masks
 
 
@@ -33,30 +29,32 @@ def out(model) -> torch.Tensor:
         return model(**PADDED).last_hidden_state
 
 
+def drawn_weight():
+    """A weight and the gradient of its product with a mask."""
+    return torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0)).unbind()
+
+
 @pytest.mark.parametrize("trained", [False, True])
 def test_scores_of_kept_and_removed_weights_get_gradients(trained):
-    g = torch.Generator().manual_seed(0)
-    weight, grad = (torch.randn(6, 5, generator=g) for _ in range(2))
+    weight, grad = drawn_weight()
     parametrisation = MaskedWeight(weight)
-    parametrisation.mask.copy_(torch.rand(6, 5, generator=g) < 0.4)
+    parametrisation.mask.copy_(torch.rand(6, 5, generator=torch.Generator().manual_seed(1)) < 0.4)
     given = weight.clone().requires_grad_(trained)
     product = parametrisation(given)
     product.backward(grad)
-    mask = parametrisation.mask.double()
+    mask, found = parametrisation.mask, parametrisation.score.grad
     assert torch.equal(product.double(), weight.double() * mask)
-    assert torch.allclose(parametrisation.score.grad.double(), weight.double() * grad.double(), atol=1e-6)
-    assert (parametrisation.score.grad[~parametrisation.mask] != 0).all()
+    assert torch.allclose(found.double(), weight.double() * grad.double(), atol=1e-6)
+    assert (found[~mask] != 0).all()
     assert torch.equal(given.grad.double(), mask * grad.double()) if trained else given.grad is None
 
 
 def test_half_precision_weights_have_float32_scores_and_exact_gradients():
-    g = torch.Generator().manual_seed(0)
-    weight, grad = ((torch.randn(6, 5, generator=g) * 1e-3).bfloat16() for _ in range(2))
+    weight, grad = (x.mul(1e-3).bfloat16() for x in drawn_weight())
     parametrisation = MaskedWeight(weight)
     product = parametrisation(weight)
     product.backward(grad)
-    assert product.dtype == torch.bfloat16
-    assert parametrisation.score.dtype == torch.float32
+    assert (product.dtype, parametrisation.score.dtype) == (torch.bfloat16, torch.float32)
     assert torch.equal(parametrisation.score.grad, weight.float() * grad.float())
 
 
@@ -148,8 +146,7 @@ def test_mixed_precision_reaches_the_scores():
     loss.backward()
     assert all(p.score.grad.dtype == torch.float32 for p in masks.held.values())
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
-    assert trained
-    assert all(map(is_score, trained))
+    assert trained == [name for name in trained if is_score(name)] != []
 
 
 def test_a_model_has_one_set_of_masks():

@@ -1,7 +1,5 @@
 """Masking functions: exact counts, ordered ties, the paper's densities."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -27,11 +25,8 @@ def random(seed: int, *shape: int, levels: int = 0) -> torch.Tensor:
 
 
 @given(
-    seed=st.integers(0, 99),
-    rows=st.integers(1, 40),
-    columns=st.integers(1, 40),
+    **{"seed": st.integers(0, 99), "rows": st.integers(1, 40), "columns": st.integers(1, 40), "share": st.floats(0, 1)},
     levels=st.sampled_from([0, 1, 3]),
-    share=st.floats(0, 1),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
 )
 def test_exactly_the_largest_are_kept_and_the_first_among_equals(seed, rows, columns, levels, share, dtype):
@@ -66,10 +61,10 @@ def test_a_transposed_matrix_is_selected_as_it_is_indexed():
     assert torch.equal(keep_top(scores, 11), by_sorting(scores, 11))
 
 
-def test_a_count_outside_the_scores_is_refused():
-    for keep in (-1, 13):
-        with pytest.raises(ValueError, match="of 12"):
-            keep_top(torch.zeros(3, 4), keep)
+@pytest.mark.parametrize("keep", [-1, 13])
+def test_a_count_outside_the_scores_is_refused(keep):
+    with pytest.raises(ValueError, match="of 12"):
+        keep_top(torch.zeros(3, 4), keep)
 
 
 def model_scores(seed: int, layers: int, levels: int = 0) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -95,8 +90,7 @@ def test_local_keeps_the_top_of_each_matrix_and_global_of_all_together(seed, lay
     together = torch.cat([s.flatten() for s in scores.values()])
     expected = by_sorting(together, round(density * len(together))).split([s.numel() for s in scores.values()])
     for (name, mask), of_all in zip(global_(scores, density).items(), expected, strict=True):
-        wanted = of_all.view(mask.shape) if of_all.any() else by_sorting(scores[name], 1)
-        assert torch.equal(mask, wanted)
+        assert torch.equal(mask, of_all.view(mask.shape) if of_all.any() else by_sorting(scores[name], 1))
 
 
 def densities_of_the_paper(sums: np.ndarray, density: float) -> np.ndarray:
@@ -110,9 +104,7 @@ def densities_of_the_paper(sums: np.ndarray, density: float) -> np.ndarray:
 
 @settings(max_examples=50)
 @given(
-    seed=st.integers(0, 99),
-    layers=st.integers(1, 6),
-    density=st.floats(0.02, 1),
+    **{"seed": st.integers(0, 99), "layers": st.integers(1, 6), "density": st.floats(0.02, 1)},
     temperature=st.sampled_from([0.25, 1.0, 4.0]),
 )
 def test_proportional_densities_are_the_papers_clipped_and_redistributed(seed, layers, density, temperature):
@@ -153,8 +145,7 @@ def test_the_largest_remainders_are_rounded_up():
 def test_threshold_compares_the_sigmoid_and_leaves_no_matrix_empty():
     scores = {"1.Q": torch.tensor([[-3.0, -2.0, 0.5]]), "2.Q": torch.tensor([[-9.0, -8.0, -7.0]])}
     chosen = threshold(scores, 0.1)
-    assert chosen["1.Q"].tolist() == [[False, True, True]]
-    assert chosen["2.Q"].tolist() == [[False, False, True]]
+    assert (chosen["1.Q"].tolist(), chosen["2.Q"].tolist()) == ([[False, True, True]], [[False, False, True]])
     assert down_to_one(chosen) == ["1 of 2 matrices keep a single weight, the least a mask leaves them: 2.Q"]
     assert all(mask.all() for mask in threshold(scores, 0.0).values())
     assert down_to_one(threshold(scores, 0.0)) == []

@@ -1,45 +1,21 @@
 """A fixture for each kind of report."""
 
-from __future__ import annotations
-
 import pytest
-from reports import (
-    benchmark_values,
-    compared_benchmark_values,
-    evaluate_values,
-    evaluation,
-    finetune_values,
-    hostile_benchmark_values,
-    hostile_prune_values,
-    hostile_values,
-    many_labels,
-    odd_values,
-    prune_values,
-    report_values,
-    selection_values,
-    sparsities_values,
-)
+import reports as r
 
 from kdcli.report.schema import Report
 
-KINDS = {
-    "report": report_values,
-    "hostile": hostile_values,
-    "finetuned": finetune_values,
-    "grid": lambda: finetune_values() | {"selection": selection_values()},
-    "labels": lambda: finetune_values() | {"evaluations": [evaluation("finetuned", "banking77", **many_labels(77))]},
-    "compared": evaluate_values,
-    "languages": lambda: evaluate_values(("ar", "de", "en", "sw", "zh"), "xnli"),
-    "benchmark": benchmark_values,
-    "runs": compared_benchmark_values,
-    "hostile_latency": hostile_benchmark_values,
-    "pruned": prune_values,
-    "sparsities": sparsities_values,
-    "odd": odd_values,
-    "hostile_pruning": hostile_prune_values,
+KINDS = {  # name of a fixture -> values of its report
+    **{"report": r.report_values, "hostile": r.hostile_values, "finetuned": r.finetune_values},
+    "grid": lambda: r.finetune_values() | {"selection": r.selection_values()},
+    "labels": lambda: (
+        r.finetune_values() | {"evaluations": [r.evaluation("finetuned", "banking77", **r.many_labels())]}
+    ),
+    "languages": lambda: r.evaluate_values(("ar", "de", "en", "sw", "zh"), "xnli"),
+    **{"compared": r.evaluate_values, "benchmark": r.benchmark_values, "runs": r.compared_benchmark_values},
+    **{"pruned": r.prune_values, "sparsities": r.sparsities_values, "odd": r.odd_values},
+    **{"hostile_latency": r.hostile_benchmark_values, "hostile_pruning": r.hostile_prune_values},
 }
-"""Name of a fixture -> values of its report."""
-
 for kind, make in KINDS.items():
     globals()[kind] = pytest.fixture(name=kind)(lambda make=make: Report.model_validate(make()))
 
@@ -47,4 +23,4 @@ for kind, make in KINDS.items():
 @pytest.fixture
 def values() -> dict[str, object]:
     """The values of the plain report, to be changed."""
-    return report_values()
+    return r.report_values()

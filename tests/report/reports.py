@@ -1,8 +1,7 @@
 """Values of reports of every verb, and the same with hostile names from outside."""
 
-from __future__ import annotations
-
 import io
+import itertools
 import re
 from html.parser import HTMLParser
 
@@ -11,7 +10,7 @@ from rich.console import Console
 
 from kdcli.report.published import published_for
 from kdcli.report.schema import Report
-from kdcli.report.views import html, terminal
+from kdcli.report.views import html, markdown, terminal
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>$\\frac$ `|` [bold]"
 
@@ -48,6 +47,20 @@ def printed(report: Report, width: int = 200) -> str:
     return console.export_text()
 
 
+def made(values: dict[str, object], **changes: object) -> Report:
+    return Report.model_validate(values | changes)
+
+
+def views(report: Report) -> list[str]:
+    """The page, the document and the terminal view, each on one line."""
+    return [" ".join(view(report).split()) for view in (words, markdown, printed)]
+
+
+def missing(text: str, *parts: str) -> list[str]:
+    """The parts that a text lacks."""
+    return [part for part in parts if part not in text]
+
+
 def card(**changes: object) -> dict[str, object]:
     shape = {"model_type": "bert", "layers": 12, "hidden": 768, "ffn": 3072, "heads": 12, "sha256": "0" * 64}
     params = {"params_total": 109_482_240, "params_embedding": 23_837_184, "params_transformer": 85_645_056}
@@ -64,24 +77,21 @@ def latency_row(model: str, batch_size: int, p50: float, status: str = "ok") -> 
     }
 
 
+def ratio(median: float, low: float, high: float, batch_size: int = 1, seq_len: int = 128) -> dict[str, object]:
+    return {"median": median, "low": low, "high": high, "batch_size": batch_size, "seq_len": seq_len}
+
+
 def report_values() -> dict[str, object]:
     """A run of two students, as `Report.model_validate` takes it."""
     half = {"layers": 6, "hidden": 384, "ffn": 1536, "params_total": 22_713_216, "params_embedding": 11_918_592}
     half |= {"params_transformer": 10_794_624, "multiply_adds": 1_396_703_232, "bytes": 90_900_000}
     small = half | {"layers": 3, "params_total": 17_389_824, "params_transformer": 5_471_232}
     small |= {"multiply_adds": 698_351_616, "bytes": 69_600_000}
-    students = ("6x384", "3x384")
-    held = {
-        step: {
-            f"{s}/{t}": 0.5 / (i + 1) / (1 + step / 50) for i, s in enumerate(students) for t in ("attention", "value")
-        }
-        for step in (0, 100, 200)
-    }
+    first = {f"{s}/{t}": loss for s, loss in (("6x384", 0.5), ("3x384", 0.25)) for t in ("attention", "value")}
+    held = {step: {name: loss / (1 + step / 50) for name, loss in first.items()} for step in (0, 100, 200)}
+    p50 = (("teacher", 1, 60.0), ("6x384", 1, 10.0, "noisy"), ("3x384", 1, 6.0, "unstable"))
     return {
-        "schema": 1,
-        "command": "distill",
-        "status": "done",
-        "created": "2026-11-21T06:40:04+00:00",
+        **{"schema": 1, "command": "distill", "status": "done", "created": "2026-11-21T06:40:04+00:00"},
         "versions": {"kdcli": "0.1.0", "torch": "2.13.0"},
         "environment": {"cpu": "A Processor", "physical_cores": 2, "gpus": []},
         "recipe": {"method": "minilm", "data": {"source": "corpus.txt"}},
@@ -98,18 +108,10 @@ def report_values() -> dict[str, object]:
             "sst2": {"teacher": {"accuracy": 0.93}, "3x384": {"accuracy": 0.9}},
             "held-out loss": {"3x384": {"loss": 0.05}, "3x384 undistilled": {"loss": 0.5}},
         },
-        "latency": [
-            latency_row("teacher", 1, 60.0),
-            latency_row("6x384", 1, 10.0, "noisy"),
-            latency_row("3x384", 1, 6.0, "unstable"),
-            latency_row("teacher", 8, 400.0),
-            latency_row("6x384", 8, 66.0),
-            latency_row("3x384", 8, 36.0),
-        ],
+        "latency": [latency_row(*row) for row in (*p50, ("teacher", 8, 400.0), ("6x384", 8, 66.0), ("3x384", 8, 36.0))],
         "speedup": {
-            "6x384_vs_teacher": {"median": 6.0, "low": 5.5, "high": 6.6, "batch_size": 1, "seq_len": 128},
-            "3x384_vs_teacher": {"median": 10.0, "low": 9.0, "high": 11.5, "batch_size": 1, "seq_len": 128},
-            "3x384_vs_teacher@8x128": {"median": 11.0, "low": 10.0, "high": 12.0, "batch_size": 8, "seq_len": 128},
+            **{"6x384_vs_teacher": ratio(6.0, 5.5, 6.6), "3x384_vs_teacher": ratio(10.0, 9.0, 11.5)},
+            "3x384_vs_teacher@8x128": ratio(11.0, 10.0, 12.0, batch_size=8),
         },
         "published": published_for(["6x384", "3x384"]),
         "notes": ["a note"],
@@ -118,45 +120,38 @@ def report_values() -> dict[str, object]:
 
 def hostile_values() -> dict[str, object]:
     """Names, notes, recipe and environment that try to become markup."""
-    values = report_values()
-    values["models"] = {
-        "teacher": card(id=HOSTILE, model_type=HOSTILE),
-        HOSTILE: card(id=HOSTILE, layers=3, bytes=69_600_000),
-    }
-    values["latency"] = [latency_row("teacher", 1, 60.0), latency_row(HOSTILE, 1, 6.0)]
-    values["speedup"] = {}
-    values["quality"] = {HOSTILE: {"teacher": {"accuracy": 0.9}, HOSTILE: {HOSTILE: 0.8}}}
-    values["curve"] = [
-        {"step": i, "loss": 1.0 / (i + 1), "held_out": {HOSTILE: 0.5}, "metrics": {HOSTILE: 0.5}} for i in range(3)
-    ]
-    values["recipe"] = {"method": HOSTILE, "data": {"source": HOSTILE}}
-    values["environment"] = {"cpu": HOSTILE}
-    values["notes"] = [HOSTILE]
-    values["published"] = [{"row": HOSTILE, "source": HOSTILE, "values": {HOSTILE: 1.0}}]
-    values["evaluations"] = [hostile_evaluation("teacher", ""), hostile_evaluation(HOSTILE, HOSTILE)]
-    interval = {"metric": HOSTILE, "difference": 0.1, "low": 0.05, "high": 0.2}
-    values["comparisons"] = [{"model": HOSTILE, "baseline": HOSTILE, "task": HOSTILE, "set": HOSTILE, **interval}]
-    run = {"settings": {HOSTILE: 0.1}, "seed": 0, "metrics": {HOSTILE: 0.5}}
-    other = {"settings": {HOSTILE: 0.2}, "seed": 0, "metrics": {HOSTILE: 0.6}}
-    chosen = {"metric": HOSTILE, "on": HOSTILE, "settings": {HOSTILE: 0.2}, "seed": 0}
-    values["selection"] = chosen | {"runs": [run, other]}
-    return values
-
-
-def hostile_evaluation(model: str, part: str) -> dict[str, object]:
     score = {"precision": 0.5, "recall": 0.5, "f1": 0.5, "support": 1}
     mistake = {"id": HOSTILE, "texts": [HOSTILE], "label": HOSTILE, "predicted": HOSTILE, "badness": 1.0}
-    return {
-        **{"model": model, "task": HOSTILE, "set": part, "split": HOSTILE, "n": 1, "metrics": {HOSTILE: 0.5}},
-        "confusion": {"labels": [HOSTILE, "other"], "counts": [[0, 1], [0, 0]]},
-        **{"per_class": {HOSTILE: score}, "worst": [mistake]},
+    evaluated = {
+        **{"task": HOSTILE, "split": HOSTILE, "n": 1, "metrics": {HOSTILE: 0.5}, "per_class": {HOSTILE: score}},
+        **{"confusion": {"labels": [HOSTILE, "other"], "counts": [[0, 1], [0, 0]]}, "worst": [mistake]},
+    }
+    interval = {"metric": HOSTILE, "difference": 0.1, "low": 0.05, "high": 0.2}
+    runs = [
+        {"settings": {HOSTILE: lr}, "seed": 0, "metrics": {HOSTILE: score}} for lr, score in ((0.1, 0.5), (0.2, 0.6))
+    ]
+    point = {"held_out": {HOSTILE: 0.5}, "metrics": {HOSTILE: 0.5}}
+    other = card(id=HOSTILE, layers=3, bytes=69_600_000)
+    return report_values() | {
+        "models": {"teacher": card(id=HOSTILE, model_type=HOSTILE), HOSTILE: other},
+        "latency": [latency_row("teacher", 1, 60.0), latency_row(HOSTILE, 1, 6.0)],
+        "speedup": {},
+        "quality": {HOSTILE: {"teacher": {"accuracy": 0.9}, HOSTILE: {HOSTILE: 0.8}}},
+        "curve": [{"step": i, "loss": 1.0 / (i + 1)} | point for i in range(3)],
+        "recipe": {"method": HOSTILE, "data": {"source": HOSTILE}},
+        **{"environment": {"cpu": HOSTILE}, "notes": [HOSTILE]},
+        "published": [{"row": HOSTILE, "source": HOSTILE, "values": {HOSTILE: 1.0}}],
+        "evaluations": [evaluated | {"model": m, "set": part} for m, part in (("teacher", ""), (HOSTILE, HOSTILE))],
+        "comparisons": [{"model": HOSTILE, "baseline": HOSTILE, "task": HOSTILE, "set": HOSTILE, **interval}],
+        "selection": {"metric": HOSTILE, "on": HOSTILE, "settings": {HOSTILE: 0.2}, "seed": 0, "runs": runs},
     }
 
 
 def evaluation(model: str, task: str = "sst2", part: str = "", **changes: object) -> dict[str, object]:
     """872 examples of two classes, 800 of them right."""
     long = "a thoroughly strange and " + "very " * 100 + "long film"
-    values = {
+    mistake = {"texts": [long, "second"], "label": "positive", "predicted": "negative"}
+    return {
         **{"model": model, "task": task, "set": part, "split": "validation", "n": 872},
         "metrics": {"accuracy": 800 / 872},
         "confusion": {"labels": ["negative", "positive"], "counts": [[388, 40], [32, 412]]},
@@ -164,29 +159,16 @@ def evaluation(model: str, task: str = "sst2", part: str = "", **changes: object
             "negative": {"precision": 0.92381, "recall": 0.906542, "f1": 0.915094, "support": 428},
             "positive": {"precision": 0.911504, "recall": 0.927928, "f1": 0.919643, "support": 444},
         },
-        "worst": [
-            {
-                "id": str(i),
-                "texts": [long, "second"],
-                "label": "positive",
-                "predicted": "negative",
-                "badness": 7.5 - i,
-            }
-            for i in range(8)
-        ],
-    }
-    return values | changes
+        "worst": [mistake | {"id": str(i), "badness": 7.5 - i} for i in range(8)],
+    } | changes
 
 
-def many_labels(number: int) -> dict[str, object]:
+def many_labels(number: int = 77) -> dict[str, object]:
     """A confusion matrix in which label i is taken i times for the next one, and the scores of its classes."""
     labels = [f"card_payment_reason_{i:03d}" for i in range(number)]
-    counts = [[0] * number for _ in labels]
-    for i in range(number):
-        counts[i][i] = 50
-        counts[i][(i + 1) % number] += i
+    counts = np.diag([50] * number) + np.roll(np.diag(range(number)), 1, axis=1)
     score = {"precision": 0.5, "recall": 0.5, "f1": 0.5, "support": 50}
-    return {"confusion": {"labels": labels, "counts": counts}, "per_class": dict.fromkeys(labels, score)}
+    return {"confusion": {"labels": labels, "counts": counts.tolist()}, "per_class": dict.fromkeys(labels, score)}
 
 
 def run_row(seed: int, accuracy: float, **settings: float | int | str) -> dict[str, object]:
@@ -196,36 +178,28 @@ def run_row(seed: int, accuracy: float, **settings: float | int | str) -> dict[s
 def selection_values() -> dict[str, object]:
     """Three learning rates with two seeds each, and one tried with a single seed."""
     found = {1e-5: (0.90, 0.91), 3e-5: (0.92, 0.94), 1e-4: (0.89, 0.93), 3e-4: (0.5,)}
-    return {
-        "metric": "accuracy",
-        "on": "validation",
-        "settings": {"lr": 3e-5},
-        "seed": 1,
-        "runs": [run_row(seed, value, lr=lr) for lr, of in found.items() for seed, value in enumerate(of)],
-    }
+    runs = [run_row(seed, value, lr=lr) for lr, of in found.items() for seed, value in enumerate(of)]
+    return {"metric": "accuracy", "on": "validation", "settings": {"lr": 3e-5}, "seed": 1, "runs": runs}
 
 
 def finetune_values() -> dict[str, object]:
     """A report of `finetune` on a task of one set, without a grid."""
-    return report_values() | {
+    values = report_values() | {
         "command": "finetune",
         "recipe": {"model": "sentence-transformers/all-MiniLM-L6-v2", "task": "sst2"},
         "models": {"finetuned": card(id="out/model", layers=6, hidden=384, bytes=90_900_000)},
         "curve": [
-            {
-                "step": step,
-                "loss": 0.7 / (1 + step / 50) if step else None,
-                "held_out": {"loss": 0.6 / (1 + step / 100)} if step % 100 == 0 else None,
-                "metrics": {"accuracy": 0.5 + step / 500, "f1": 0.4 + step / 500} if step % 100 == 0 else None,
-            }
+            {"step": step, "loss": 0.7 / (1 + step / 50) if step else None, "held_out": None}
             for step in range(0, 201, 10)
         ],
         "quality": {"sst2": {"finetuned": {"accuracy": 800 / 872}}},
         "latency": [latency_row("finetuned", 1, 10.0)],
-        "speedup": {},
-        "published": [],
-        "evaluations": [evaluation("finetuned")],
+        **{"speedup": {}, "published": [], "evaluations": [evaluation("finetuned")]},
     }
+    for point in values["curve"][::10]:
+        part = point["step"] / 500
+        point |= {"held_out": {"loss": 0.6 / (1 + 5 * part)}, "metrics": {"accuracy": 0.5 + part, "f1": 0.4 + part}}
+    return values
 
 
 def evaluate_values(parts: tuple[str, ...] = ("",), task: str = "sst2") -> dict[str, object]:
@@ -245,28 +219,19 @@ def evaluate_values(parts: tuple[str, ...] = ("",), task: str = "sst2") -> dict[
         "command": "evaluate",
         "recipe": {"models": [f"google-bert/{first}", f"sentence-transformers/{second}"], "task": task},
         "models": {first: card(), second: card(layers=6, hidden=384, bytes=90_900_000)},
-        "training": None,
-        "curve": [],
-        "quality": quality,
-        "latency": [],
-        "speedup": {},
-        "published": [],
-        "notes": [],
-        "evaluations": evaluations,
+        **{"training": None, "curve": [], "latency": [], "speedup": {}, "published": [], "notes": []},
+        **{"quality": quality, "evaluations": evaluations},
         "comparisons": [
             {"model": second, "baseline": first, "task": task, "set": part, "metric": metric}
             | dict(zip(("difference", "low", "high"), values, strict=True))
-            for part in parts
-            for metric, values in interval.items()
+            for part, (metric, values) in itertools.product(parts, interval.items())
         ],
     }
 
 
+# Milliseconds of one sequence of 128 tokens under torch in float32, and those of the backends relative to them.
 LATENCY_SHAPES = {"12x768": 60.0, "6x384": 10.0, "3x384": 6.0}
-"""Milliseconds of one sequence of 128 tokens under torch in float32."""
-
 BACKENDS = {("torch", "fp32"): 1.0, ("onnx", "fp32"): 0.8, ("onnx", "int8"): 0.5}
-"""Milliseconds relative to those."""
 
 
 def benchmark_row(
@@ -294,39 +259,30 @@ def benchmark_values(
     papers = {"paper_params_embedding": 23_440_896, "paper_params_transformer": 85_054_464}
     measured = [
         (model, backend, cell)
-        for cell in cells
-        for backend in on
-        for model in LATENCY_SHAPES
+        for cell, backend, model in itertools.product(cells, on, LATENCY_SHAPES)
         if (model, backend) != ("6x384", ("onnx", "int8"))
     ]
     rows = [benchmark_row(model, backend, *cell) for model, backend, cell in measured]
     rows[1] |= {"status": "noisy", "iqr_over_p50": 0.2}
     speedup = {}
     for model, backend, cell in measured:
-        if (model, backend) == ("12x768", ("torch", "fp32")):
-            continue
-        name = model if backend == ("torch", "fp32") else f"{model}/{backend[0]}-{backend[1]}"
-        ratio = 60.0 / (LATENCY_SHAPES[model] * BACKENDS[backend])
-        where = "" if cell == cells[0] else f"@{cell[0]}x{cell[1]}"
-        speedup[f"{name}_vs_12x768{where}"] = {
-            **{"median": ratio, "low": 0.9 * ratio, "high": 1.2 * ratio},
-            **{"batch_size": cell[0], "seq_len": cell[1]},
-        }
+        if (model, backend) != ("12x768", ("torch", "fp32")):
+            name = model if backend == ("torch", "fp32") else f"{model}/{backend[0]}-{backend[1]}"
+            median = 60.0 / (LATENCY_SHAPES[model] * BACKENDS[backend])
+            where = "" if cell == cells[0] else f"@{cell[0]}x{cell[1]}"
+            speedup[f"{name}_vs_12x768{where}"] = ratio(median, 0.9 * median, 1.2 * median, *cell)
     agreement = {"backend": "onnx", "dtype": "int8", "max_abs": 0.5, "cosine": 0.999, "limit": 0.1, "wrong": False}
+    projection = {"model": "6x384", "batch_size": 1, "seq_len": 128}
+    paper = {"published": 5.3, "error": -0.0377, "note": "projection, memory-bound"}
+    large = {"model": "12x768", "backend": "torch", "dtype": "fp32", "batch_size": 64, "seq_len": 512}
     return report_values() | {
         "command": "benchmark",
         "recipe": {"models": ["6x384", "3x384"], "baseline": "12x768"},
         "models": {name: card(id=name, **changes, **papers) for name, changes in sizes.items()},
-        "training": None,
-        "curve": [],
-        "quality": {},
-        "latency": rows,
-        "speedup": speedup,
+        **{"training": None, "curve": [], "quality": {}, "latency": rows, "speedup": speedup, "notes": []},
         "published": published_for(sizes),
-        "notes": [],
         "failures": [
-            {"model": "12x768", "backend": "torch", "dtype": "fp32", "batch_size": 64, "seq_len": 512}
-            | {"reason": "out of memory"},
+            large | {"reason": "out of memory"},
             {"model": "3x384", "backend": "openvino", "dtype": "int8", "reason": "openvino is not installed"},
         ],
         "agreements": [
@@ -334,16 +290,15 @@ def benchmark_values(
             agreement | {"model": "6x384", "relative": 0.31, "wrong": True},
         ],
         "projections": [
-            {"model": "6x384", "device": "p100", "batch_size": 1, "seq_len": 128, "milliseconds": 2.5, "speedup": 5.1}
-            | {"published": 5.3, "error": -0.0377, "note": "projection, memory-bound"},
-            {"model": "6x384", "device": "k80", "batch_size": 1, "seq_len": 128, "milliseconds": 12.5, "speedup": 5.6},
+            projection | {"device": "p100", "milliseconds": 2.5, "speedup": 5.1} | paper,
+            projection | {"device": "k80", "milliseconds": 12.5, "speedup": 5.6},
         ],
     }
 
 
 def report_of(**changes: object) -> Report:
     """The benchmark with some of it changed."""
-    return Report.model_validate(benchmark_values() | changes)
+    return made(benchmark_values(), **changes)
 
 
 def compared_benchmark_values() -> dict[str, object]:
@@ -364,38 +319,32 @@ def compared_benchmark_values() -> dict[str, object]:
 
 def hostile_benchmark_values() -> dict[str, object]:
     """The same of a benchmark."""
-    values = hostile_values() | {"command": "benchmark"}
-    on = {"backend": HOSTILE, "dtype": HOSTILE}
-    cell = {"batch_size": 1, "seq_len": 128}
+    on, cell = {"backend": HOSTILE, "dtype": HOSTILE}, {"batch_size": 1, "seq_len": 128}
     row = latency_row(HOSTILE, 1, 6.0) | on
     strange = on | {"device": HOSTILE, "padding": HOSTILE}
-    lengths = (128, 256)
-    values["latency"] = [row | {"seq_len": n, "model": m} for n in lengths for m in ("teacher", HOSTILE)]
-    values["latency"] += [latency_row(HOSTILE, batch, 6.0) | strange for batch in (1, 8)]
-    ratio = {"median": 2.0, "low": 1.0, "high": 3.0}
-    values["speedup"] = {f"{HOSTILE}/{HOSTILE}-{HOSTILE}_vs_teacher": ratio | cell}
-    values["quality"] = {HOSTILE: {"teacher": {HOSTILE: 0.9}, HOSTILE: {HOSTILE: 0.8}}}
-    values["published"] = [{"row": f"3x768 {HOSTILE}", "source": HOSTILE, "values": {"speed-up": 2.0, HOSTILE: 1.0}}]
-    values["failures"] = [{"model": HOSTILE, "reason": HOSTILE} | on | cell]
     said = {"max_abs": 1.0, "relative": 1.0, "cosine": 0.0, "limit": 0.1, "metric": 0.5}
-    values["agreements"] = [{"model": HOSTILE, "wrong": True} | on | said]
     calculated = {"milliseconds": 1.0, "speedup": 2.0, "published": 3.0, "error": 0.1}
-    values["projections"] = [{"model": HOSTILE, "device": HOSTILE, "note": HOSTILE} | calculated | cell]
-    return values
+    return hostile_values() | {
+        "command": "benchmark",
+        "latency": [
+            *(row | {"seq_len": n, "model": m} for n in (128, 256) for m in ("teacher", HOSTILE)),
+            *(latency_row(HOSTILE, batch, 6.0) | strange for batch in (1, 8)),
+        ],
+        "speedup": {f"{HOSTILE}/{HOSTILE}-{HOSTILE}_vs_teacher": ratio(2.0, 1.0, 3.0)},
+        "quality": {HOSTILE: {"teacher": {HOSTILE: 0.9}, HOSTILE: {HOSTILE: 0.8}}},
+        "published": [{"row": f"3x768 {HOSTILE}", "source": HOSTILE, "values": {"speed-up": 2.0, HOSTILE: 1.0}}],
+        "failures": [{"model": HOSTILE, "reason": HOSTILE} | on | cell],
+        "agreements": [{"model": HOSTILE, "wrong": True} | on | said],
+        "projections": [{"model": HOSTILE, "device": HOSTILE, "note": HOSTILE} | calculated | cell],
+    }
 
 
-SIZES = {"Q": 147_456, "K": 147_456, "V": 147_456, "O": 147_456, "U": 589_824, "G": 589_824, "D": 589_824}
-"""Weights of the matrices of a layer of width 384."""
+# Weights of the matrices of a layer of width 384.
+SIZES = dict.fromkeys("QKVO", 147_456) | dict.fromkeys("UGD", 589_824)
 
 
 def pruned_values(
-    model: str = "masked",
-    sparsity: float = 0.9,
-    kinds: str = "QKVOUD",
-    layers: int = 6,
-    number_of_heads: int = 12,
-    scores: bool = True,
-    **changes: object,
+    model="masked", sparsity=0.9, kinds="QKVOUD", layers=6, number_of_heads=12, scores=True, **changes: object
 ) -> dict[str, object]:
     """Shares that grow towards the middle layers and differ between types and heads; a cubic schedule."""
     density, values = 1 - sparsity, np.random.default_rng(0)
@@ -403,11 +352,9 @@ def pruned_values(
     for layer in range(1, layers + 1):
         hill = 1.2 - 1.2 * abs(layer / (layers + 1) - 0.5)
         for number, kind in enumerate(kinds):
-            share = min(1.0, density * hill * (0.7 + 0.08 * number))
-            size = SIZES[kind]
-            matrices.append(
-                {"name": f"{layer}.{kind}", "layer": layer, "kind": kind, "weights": size, "kept": round(size * share)}
-            )
+            left = round(SIZES[kind] * min(1.0, density * hill * (0.7 + 0.08 * number)))
+            place = {"name": f"{layer}.{kind}", "layer": layer, "kind": kind}
+            matrices.append(place | {"weights": SIZES[kind], "kept": left})
     kept = sum(int(m["kept"]) for m in matrices) / sum(int(m["weights"]) for m in matrices)
     steps = list(range(0, 1001, 50))
     curve = [{"step": s, "density": max(kept, kept + (1 - kept) * (1 - s / 600) ** 3)} for s in steps[:-1]]
@@ -434,9 +381,7 @@ def _values(models: dict[str, dict[str, object]], accuracies: dict[str, float]) 
         "models": models,
         "curve": [{"step": step, "loss": 0.7 / (1 + step / 200), "held_out": None} for step in range(50, 1001, 50)],
         "quality": {"sst2": {name: {"accuracy": value} for name, value in accuracies.items()}},
-        "latency": [],
-        "speedup": {},
-        "published": [],
+        **{"latency": [], "speedup": {}, "published": []},
         "evaluations": [evaluation(name, metrics={"accuracy": value}) for name, value in accuracies.items()],
     }
 
@@ -450,17 +395,11 @@ def prune_values() -> dict[str, object]:
         "compact": card(id="out/compact", **shape | {"bytes": 71_000_000}, params_nonzero=13_090_000),
     }
     ratios = {"masked": 1.0, "compact": 1.4, "sparse/sparse-fp32": 1.6}
+    p50 = {"dense": 10.0, "masked": 10.1, "compact": 7.1}
+    sparse = latency_row("sparse", 1, 6.2) | {"backend": "sparse", "dtype": "fp32"}
     return _values(models, {"masked": 0.9, "compact": 0.9}) | {
-        "latency": [
-            latency_row("dense", 1, 10.0),
-            latency_row("masked", 1, 10.1),
-            latency_row("compact", 1, 7.1),
-            latency_row("sparse", 1, 6.2) | {"backend": "sparse", "dtype": "fp32"},
-        ],
-        "speedup": {
-            f"{name}_vs_dense": {"median": r, "low": r - 0.1, "high": r + 0.1, "batch_size": 1, "seq_len": 128}
-            for name, r in ratios.items()
-        },
+        "latency": [*(latency_row(name, 1, value) for name, value in p50.items()), sparse],
+        "speedup": {f"{name}_vs_dense": ratio(r, r - 0.1, r + 0.1) for name, r in ratios.items()},
         "pruning": [pruned_values()],
     }
 
@@ -468,10 +407,9 @@ def prune_values() -> dict[str, object]:
 def sparsities_values() -> dict[str, object]:
     """Three sparsities, each a model of its own; the sizes differ."""
     asked = {"0.5": 0.5, "0.9": 0.9, "0.97": 0.97}
-    models = {"dense": card(id="bert-base-uncased", layers=6, hidden=384, bytes=90_900_000)}
-    models |= {
-        name: card(id=name, layers=6, hidden=384, bytes=int(90_900_000 * (1 - s / 2))) for name, s in asked.items()
-    }
+    sizes = {name: int(90_900_000 * (1 - s / 2)) for name, s in asked.items()} | {"dense": 90_900_000}
+    models = {name: card(id=name, layers=6, hidden=384, bytes=sizes[name]) for name in ("dense", *asked)}
+    models["dense"]["id"] = "bert-base-uncased"
     values = _values(models, {"0.5": 0.91, "0.9": 0.9, "0.97": 0.85})
     recipe = values["recipe"] | {"sparsity": list(asked.values())}  # type: ignore[operator]
     pruning = [pruned_values(name, s) for name, s in asked.items()]
@@ -490,10 +428,10 @@ def odd_values() -> dict[str, object]:
 
 def hostile_prune_values() -> dict[str, object]:
     """Names of models, methods and matrices that try to become markup."""
-    values = hostile_values()
+    values = hostile_values() | {"command": "prune"}
     other = {"name": HOSTILE, "layer": 1, "kind": HOSTILE, "weights": 10, "kept": 1}
     entry = pruned_values(HOSTILE, method=HOSTILE, masking=HOSTILE)
     second = entry | {"matrices": [*entry["matrices"], other], "model": "teacher"}  # type: ignore[misc]
     recipe = {"model": HOSTILE, "task": HOSTILE, "method": HOSTILE, "sparsity": [0.9]}
     quality = {HOSTILE: {"teacher": {HOSTILE: 0.9}, HOSTILE: {HOSTILE: 0.8}}}
-    return values | {"command": "prune", "recipe": recipe, "quality": quality, "pruning": [entry, second]}
+    return values | {"recipe": recipe, "quality": quality, "pruning": [entry, second]}

@@ -1,27 +1,17 @@
 """Reports of benchmarks: what every view shows of latency, speed-ups, failures, agreement and projections."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re
 
 import pytest
-from reports import HOSTILE, benchmark_row, benchmark_values, card, compared_benchmark_values, printed, report_of, words
+import reports
+from reports import HOSTILE, benchmark_row, benchmark_values, card, made, missing, printed, report_of, views, words
 
 from kdcli.report.pictures.charts import MOST_LINES, pictures
 from kdcli.report.schema import Agreement, Report
-from kdcli.report.sections.latency import (
-    NOISE,
-    agreements,
-    comparable,
-    latency,
-    latency_csv,
-    not_measured,
-    projections,
-    published_speedups,
-    speedup_of,
-)
+from kdcli.report.sections import latency as section_of
+from kdcli.report.sections.latency import latency, latency_csv, not_measured
 from kdcli.report.sections.overview import facts, overview, title
 from kdcli.report.views import html, markdown
 
@@ -34,24 +24,26 @@ FAILED = (
 
 def tables(report: Report):
     """The table of each cell."""
-    (section,) = latency(report)
-    return {part.title: part.table for part in section.parts}
+    return {part.title: part.table for part in latency(report)[0].parts}
+
+
+def csv_of(report: Report) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(latency_csv(report))))
 
 
 def test_titles(benchmark):
     assert title(benchmark) == "6x384, 3x384 beside 12x768"
-    assert title(report_of(models={"6x384": card()})) == "6x384"
-    assert title(report_of(models={str(i): card() for i in range(8)})) == "1, 2, 3, 4, 5 and 2 more beside 0"
-    assert title(report_of(models={"teacher": card(), "mine": card()})) == "mine beside teacher"
+    for names, text in (
+        *((["6x384"], "6x384"), (["teacher", "mine"], "mine beside teacher")),
+        ([str(i) for i in range(8)], "1, 2, 3, 4, 5 and 2 more beside 0"),
+    ):
+        assert title(report_of(models=dict.fromkeys(names, card()))) == text
 
 
 @pytest.mark.parametrize("kind", ["benchmark", "runs"])
 def test_every_view_shows_speedups_failures_and_projections(request, kind):
-    report = request.getfixturevalue(kind)
-    for text in (words(report), markdown(report), printed(report)):
-        plain = " ".join(text.split())
-        for part in ("10.00x (9.00–12.00)", *FAILED, "Projected, not measured", NOISE, "noisy"):
-            assert part in plain
+    parts = ("10.00x (9.00–12.00)", *FAILED, "Projected, not measured", section_of.NOISE, "noisy")
+    assert [missing(text, *parts) for text in views(request.getfixturevalue(kind))] == [[]] * 3
 
 
 def test_a_table_for_each_cell_as_measured(benchmark):
@@ -65,17 +57,14 @@ def test_a_table_for_each_cell_as_measured(benchmark):
         **{"IQR / p50": "5%", "status": "ok", "tokens/s": "25,600", "speed-up": "20.00x (18.00–24.00)"},
         **{"peak memory": "120.0 MB", "first call ms": "72.00", "load s": "0.42", "runs": "60"},
     }
-    assert rows[0]["speed-up"] == "1 (baseline)"
-    assert rows[0]["p50 ms"] == "480.0"
+    assert (rows[0]["speed-up"], rows[0]["p50 ms"]) == ("1 (baseline)", "480.0")
 
 
 def test_empty_columns_are_left_out():
-    rows = [
-        benchmark_row("12x768", ("torch", "fp32"), 1, 128, p99_ms=None, peak_memory_bytes=None, device=d) for d in "ab"
-    ]
+    none = {"p99_ms": None, "peak_memory_bytes": None}
+    rows = [benchmark_row("12x768", ("torch", "fp32"), 1, 128, **none, device=device) for device in "ab"]
     (table,) = tables(report_of(latency=rows)).values()
-    assert not {"p99 ms", "peak memory", "padding"} & set(table.header)
-    assert "device" in table.header, "it differs"
+    assert {"p99 ms", "peak memory", "padding", "device"} & set(table.header) == {"device"}, "it differs"
 
 
 def test_a_terminal_of_a_hundred_characters_keeps_rows_whole(benchmark, runs):
@@ -90,35 +79,33 @@ def test_a_terminal_of_a_hundred_characters_keeps_rows_whole(benchmark, runs):
 
 def test_speedups_are_found_by_their_whole_name():
     """A shape may hold an @, and one name may be the beginning of another."""
-    names = ("12x768", "4x312", "4x312:1200@12", "org/4x312_vs_12x768")
-    ratio = {"low": 1.0, "high": 9.0, "batch_size": 1, "seq_len": 128}
-    second = ratio | {"batch_size": 8}
+    first, *others = names = ("12x768", "4x312", "4x312:1200@12", "org/4x312_vs_12x768")
     values = benchmark_values() | {
         "models": dict.fromkeys(names, card()),
         "latency": [benchmark_row(n, ("torch", "fp32"), b, 128) for b in (1, 8) for n in names],
-        "speedup": {f"{n}_vs_12x768": ratio | {"median": 2.0 + i} for i, n in enumerate(names[1:])}
-        | {f"{n}_vs_12x768@8x128": second | {"median": 5.0 + i} for i, n in enumerate(names[1:])},
+        "speedup": {
+            f"{name}_vs_{first}{where}": reports.ratio(median + i, 1.0, 9.0, batch_size)
+            for where, median, batch_size in (("", 2.0, 1), ("@8x128", 5.0, 8))
+            for i, name in enumerate(others)
+        },
     }
-    report = Report.model_validate(values)
-    found = [speedup_of(report, row) for row in report.latency]
+    report = made(values)
+    found = [section_of.speedup_of(report, row) for row in report.latency]
     assert [s and s.median for s in found] == [None, 2.0, 3.0, 4.0, None, 5.0, 6.0, 7.0]
-    table = overview(Report.model_validate(values | {"command": "distill"}))
+    table = overview(made(values, command="distill"))
     assert table.rows[2][table.header.index("speed-up 8x128")] == "6.00x (1.00–9.00)"
 
 
 def test_old_and_new_names_of_float32_are_one():
     rows = [benchmark_row(m, ("torch", "fp32"), 1, 128, dtype="float32") for m in ("12x768", "6x384")]
-    report = report_of(latency=rows)
-    (table,) = tables(report).values()
+    (table,) = tables(report_of(latency=rows)).values()
     assert [row[table.header.index("speed-up")] for row in table.rows] == ["1 (baseline)", "6.00x (5.40–7.20)"]
 
 
 def test_models_by_row_with_the_counts_of_the_papers(benchmark, runs):
     table = overview(benchmark)
-    assert table.header == [
-        *("model", "parameters", "(embedding)", "(transformer)", "papers: embedding", "papers: transformer", "size"),
-        "multiply-adds",
-    ]
+    papers = ("papers: embedding", "papers: transformer")
+    assert table.header == ["model", "parameters", "(embedding)", "(transformer)", *papers, "size", "multiply-adds"]
     assert table.rows[0] == ["12x768", "109 M", "23.8 M", "85.6 M", "23.4 M", "85.1 M", "438.0 MB", "11.2 G"]
     table = overview(runs)
     assert table.header[1] == "shape", "a name that is no shape needs one beside it"
@@ -137,122 +124,113 @@ def test_facts(benchmark):
 
 
 def test_what_was_not_measured(benchmark):
-    (section,) = not_measured(benchmark)
-    assert tuple(item for (item,) in section.items) == FAILED
+    assert tuple(item for (item,) in not_measured(benchmark)[0].items) == FAILED
     assert not_measured(report_of(failures=[], agreements=[])) == []
 
 
 def test_remarks_explain_the_protocol_and_warn_of_noise(benchmark):
     how, noise = latency(benchmark)[0].sentences
-    assert how.startswith("On cpu, random lengths, padded;")
-    assert noise == NOISE
     quiet = report_of(latency=[benchmark_row("12x768", ("torch", "fp32"), 1, 128, padding="full")])
-    (how,) = latency(quiet)[0].sentences
-    assert how.startswith("On cpu, torch fp32, no padding;")
+    (calm,) = latency(quiet)[0].sentences
+    assert (how.partition(";")[0], noise) == ("On cpu, random lengths, padded", section_of.NOISE)
+    assert calm.startswith("On cpu, torch fp32, no padding;")
 
 
 def test_agreement(benchmark):
-    (section,) = agreements(benchmark)
+    (section,) = section_of.agreements(benchmark)
     assert section.table.rows == [
         ["3x384 onnx-int8", "0.02", "0.1", "0.5", "0.999000", "ok"],
         ["6x384 onnx-int8", "0.31", "0.1", "0.5", "0.999000", "wrong"],
     ]
-    (section,) = agreements(report_of(agreements=[a.model_dump() | {"metric": 0.91} for a in benchmark.agreements]))
-    assert section.table.header[-2:] == ["metric", "output"]
-    assert section.table.rows[0][-2] == "0.9100"
-    assert agreements(report_of(agreements=[])) == []
+    scored = [a.model_dump() | {"metric": 0.91} for a in benchmark.agreements]
+    (section,) = section_of.agreements(report_of(agreements=scored))
+    assert (section.table.header[-2:], section.table.rows[0][-2]) == (["metric", "output"], "0.9100")
+    assert section_of.agreements(report_of(agreements=[])) == []
 
 
 def test_an_output_that_is_no_number_is_shown_and_read_back(benchmark):
     broken = {"max_abs": float("inf"), "relative": float("nan"), "cosine": float("nan"), "wrong": True}
     report = report_of(agreements=[benchmark.agreements[0].model_dump() | broken])
-    assert report.agreements[0].relative is None
-    assert Report.model_validate_json(report.to_json()) == report
+    assert (report.agreements[0].relative, Report.model_validate_json(report.to_json())) == (None, report)
     assert "relative error not a number, limit 0.1" in not_measured(report)[0].items[-1][0]
     assert "| not a number | 0.1 | not a number | not a number | wrong |" in markdown(report)
     assert Agreement.model_validate(report.agreements[0].model_dump()) == report.agreements[0]
 
 
 def test_projections_stand_by_themselves(benchmark):
-    (section,) = projections(benchmark)
+    (section,) = section_of.projections(benchmark)
     assert section.table.rows == [
         ["6x384", "p100", "1 × 128", "2.50", "5.10x", "5.30x", "-4%"],
         ["6x384", "k80", "1 × 128", "12.50", "5.60x", "", ""],
     ]
-    assert "Calculated, not run" in section.table.note
-    assert "p100: projection, memory-bound." in section.table.note
-    for table in tables(benchmark).values():
-        assert not any("p100" in cell or "k80" in cell for row in table.rows for cell in row)
-    assert {row["device"] for row in csv.DictReader(io.StringIO(latency_csv(benchmark)))} == {"cpu"}
-    assert projections(report_of(projections=[])) == []
+    assert not missing(section.table.note, "Calculated, not run", "p100: projection, memory-bound.")
+    cells = [cell for table in tables(benchmark).values() for row in table.rows for cell in row]
+    assert not [cell for cell in cells if "p100" in cell or "k80" in cell]
+    assert {row["device"] for row in csv_of(benchmark)} == {"cpu"}
+    assert section_of.projections(report_of(projections=[])) == []
 
 
 def test_published_speedups_beside_ours(benchmark, runs):
-    (section,) = published_speedups(benchmark)
+    (section,) = section_of.published_speedups(benchmark)
     assert section.table.header == ["model", "published", "measured", "projected", "row", "source"]
-    of_papers = [row[:4] for row in section.table.rows]
-    projected = "5.10x (p100), 5.60x (k80)"
-    assert of_papers[0] == of_papers[1] == ["6x384", "5.3x", "6.00x (5.40–7.20)", projected]
-    assert of_papers[2] == ["3x384", "10.1x", "10.00x (9.00–12.00)", ""]
+    minilm = ["6x384", "5.3x", "6.00x (5.40–7.20)", "5.10x (p100), 5.60x (k80)"]
+    assert [r[:4] for r in section.table.rows][:3] == [minilm] * 2 + [["3x384", "10.1x", "10.00x (9.00–12.00)", ""]]
     assert section.table.note.endswith("Ours: over 12x768; measured with 1 × 128 tokens on torch fp32.")
-    assert published_speedups(report_of(published=[])) == []
-    pruned = {"dense": card(layers=6, hidden=384), "masked": card(layers=6, hidden=384)}
-    assert published_speedups(report_of(models=pruned)) == [], "no paper has what its own shape gains by pruning"
+    assert section_of.published_speedups(report_of(published=[])) == []
+    pruned = {name: card(layers=6, hidden=384) for name in ("dense", "masked")}
+    assert section_of.published_speedups(report_of(models=pruned)) == [], "no paper has what its own shape gains"
     for view in (words, markdown):
         assert "SQuAD" not in view(benchmark), "scores of papers mean nothing where none was taken here"
         assert "SQuAD 2.0 F1" in view(runs)
 
 
 def test_csv_has_every_column_and_the_speedups(benchmark, hostile_latency):
-    rows = list(csv.DictReader(io.StringIO(latency_csv(benchmark))))
-    assert len(rows) == len(benchmark.latency)
-    assert rows[0]["speedup"] == ""
-    assert (rows[1]["speedup"], rows[1]["speedup_low"], rows[1]["p99_ms"]) == ("6.0", "5.4", "13.0")
+    rows = csv_of(benchmark)
+    assert (rows[0]["speedup"], rows[1]["speedup"], rows[1]["speedup_low"], rows[1]["p99_ms"]) == (
+        "",
+        "6.0",
+        "5.4",
+        "13.0",
+    )
     for row, measured in zip(rows, benchmark.latency, strict=True):
-        assert row["peak_memory_bytes"] == str(measured.peak_memory_bytes)
-    assert HOSTILE in [row["backend"] for row in csv.DictReader(io.StringIO(latency_csv(hostile_latency)))]
+        assert (row["peak_memory_bytes"], row["p50_ms"]) == (str(measured.peak_memory_bytes), str(measured.p50_ms))
+    assert HOSTILE in [row["backend"] for row in csv_of(hostile_latency)]
 
 
 def test_comparable_rows_ran_where_most_models_ran():
     onnx = [benchmark_row(m, ("onnx", "fp32"), 1, 128) for m in ("12x768", "6x384")]
     first = benchmark_row("12x768", ("torch", "fp32"), 1, 128)
     later = [benchmark_row(m, ("torch", "fp32"), 8, 128) for m in ("12x768", "6x384", "3x384")]
-    found = comparable(report_of(latency=[first, *onnx, *later]))
+    found = section_of.comparable(report_of(latency=[first, *onnx, *later]))
     assert [(row.model, row.backend, row.batch_size) for row in found] == [("12x768", "onnx", 1), ("6x384", "onnx", 1)]
-    assert comparable(report_of(latency=[])) == []
+    assert section_of.comparable(report_of(latency=[])) == []
 
 
 def test_nothing_measured_yet():
     report = report_of(latency=[], speedup={}, agreements=[], failures=[], projections=[], published=[])
-    assert facts(report) == [("69.6 MB", "on disk; 12x768 438.0 MB")]
-    for text in (words(report), markdown(report), printed(report)):
-        assert "Latency" not in text
-        assert "6x384, 3x384 beside 12x768" in text
-    assert latency_csv(report) == ""
+    assert (facts(report), latency_csv(report)) == ([("69.6 MB", "on disk; 12x768 438.0 MB")], "")
+    for text in views(report):
+        assert missing(text, "Latency", "6x384, 3x384 beside 12x768") == ["Latency"]
 
 
 def test_many_cells_are_folded(benchmark):
     def unfolded(report: Report) -> list[bool]:
-        tags = re.findall(r"<details([^>]*)><summary [^>]*>\d+ × \d+ tokens<", html(report))
-        return ["open" in tag for tag in tags]
+        return ["open" in tag for tag in re.findall(r"<details([^>]*)><summary [^>]*>\d+ × \d+ tokens<", html(report))]
 
     assert unfolded(benchmark) == [True] * 4
-    many = Report.model_validate(benchmark_values(tuple((1, n) for n in (128, 8, 16, 32, 64))))
-    assert unfolded(many) == [True, *[False] * 4]
+    assert unfolded(made(benchmark_values(tuple((1, n) for n in (128, 8, 16, 32, 64))))) == [True, *[False] * 4]
 
 
 def test_pictures_over_length_and_batch(benchmark):
-    captions = [p.caption for p in pictures(benchmark)]
-    assert len(captions) == 3
-    assert captions[0].startswith(
+    by_length, by_batch, sizes = (p.caption for p in pictures(benchmark))
+    assert by_length.startswith(
         "Median milliseconds by tokens, batch size 1, both axes logarithmic: "
         "12x768 torch-fp32 15 (32), 60 (128), 240 (512); 6x384 torch-fp32 2.5 (32)"
     )
-    assert captions[1].startswith("Median milliseconds by batch size, 128 tokens")
-    assert captions[2].startswith("Size and latency, 1 × 128 tokens: 12x768 438.0 MB, 60 ms;")
-    assert "onnx" not in captions[2]
-    assert pictures(benchmark) == pictures(benchmark)
-    assert len(pictures(Report.model_validate(benchmark_values(((1, 128),))))) == 1
+    assert by_batch.startswith("Median milliseconds by batch size, 128 tokens")
+    assert sizes.startswith("Size and latency, 1 × 128 tokens: 12x768 438.0 MB, 60 ms;")
+    assert "onnx" not in sizes
+    assert (len(pictures(made(benchmark_values(((1, 128),))))), pictures(benchmark)) == (1, pictures(benchmark))
 
 
 def test_pictures_hold_no_more_lines_than_a_reader_can_tell_apart():
@@ -265,21 +243,21 @@ def test_pictures_hold_no_more_lines_than_a_reader_can_tell_apart():
 
 def test_quality_against_latency_and_size(runs):
     first, second, third = pictures(runs)
-    of = "accuracy on sst2 against"
-    assert first.caption.startswith(f"{of} latency (median ms, 1 × 128 tokens, torch fp32): 12x768 60 ms, 0.9300")
-    assert second.caption.startswith(f"{of} size (weights, MB): 12x768 438 MB, 0.9300")
+    start = "accuracy on sst2 against"
+    assert first.caption.startswith(f"{start} latency (median ms, 1 × 128 tokens, torch fp32): 12x768 60 ms, 0.9300")
+    assert second.caption.startswith(f"{start} size (weights, MB): 12x768 438 MB, 0.9300")
     for picture in (first, second):
         assert "On the line: 3x384, 6x384, 12x768." in picture.caption
         assert picture.caption.endswith("Hollow, since another is at least as good in both: slow.")
     assert third.caption.startswith("Size and latency")
     assert [len(re.findall(r"fill: none; stroke: #a855f7", p.svg)) for p in (first, second, third)] == [1, 1, 0]
     rows = [row.model_dump() | {"backend": "onnx", "dtype": "int8"} for row in runs.latency]
-    first, second, _ = pictures(Report.model_validate(compared_benchmark_values() | {"latency": rows}))
+    first, second, _ = pictures(made(reports.compared_benchmark_values(), latency=rows))
     assert first.caption.endswith("The quality is that of the weights, not of this backend.")
     assert "of the weights, not" not in second.caption
 
 
 def test_no_front_of_what_less_is_better_of():
     losses = {"held-out loss": {m: {"loss": 0.5} for m in ("12x768", "6x384")}}
-    values = compared_benchmark_values() | {"quality": losses}
-    assert [p.caption[:16] for p in pictures(Report.model_validate(values))] == ["Size and latency"]
+    report = made(reports.compared_benchmark_values(), quality=losses)
+    assert [p.caption[:16] for p in pictures(report)] == ["Size and latency"]

@@ -1,13 +1,10 @@
 """One report over several runs: names, order, and what each part adds, as the verbs use it."""
 
-from __future__ import annotations
-
 import pytest
-from reports import card, evaluation, finetune_values, prune_values, report_values, run_row, selection_values
+from reports import card, evaluation, finetune_values, made, prune_values, report_values, run_row, selection_values
 
 from kdcli.report.combine import Part, combine_reports
 from kdcli.report.finish import RunResult
-from kdcli.report.schema import Report
 from kdcli.training.run_dir import RunDir
 from kdcli.types import Outcome
 
@@ -22,7 +19,7 @@ def folder(tmp_path):
 
 
 def result(folder, values, **changes):
-    return RunResult(Report.model_validate(values | changes), folder)
+    return RunResult(made(values, **changes), folder)
 
 
 def test_variants_of_a_distillation_share_the_teacher(folder):
@@ -32,34 +29,28 @@ def test_variants_of_a_distillation_share_the_teacher(folder):
         scores = {"teacher": 0.93, "student": accuracy, "student undistilled": accuracy - 0.1}
         found = [evaluation(model, metrics={"accuracy": value}) for model, value in scores.items()]
         quality = {"sst2": {model: {"accuracy": value} for model, value in scores.items()}}
-        values = report_values() | {"recipe": {"method": name}, "models": models}
-        run = result(folder / name, values, evaluations=found, quality=quality)
+        changes = {"recipe": {"method": name}, "models": models, "evaluations": found, "quality": quality}
+        run = result(folder / name, report_values() | changes)
         parts.append(Part(name, run, {"teacher": "teacher", "student": name, "student undistilled": "alone"}))
     report = combine_reports(folder, command="distill", parts=parts, notes=["full: where"]).report
     assert list(report.models) == ["teacher", "full", "map-top"]
     assert [e.model for e in report.evaluations] == ["teacher", "full", "alone", "map-top"], "a name is shown once"
-    assert report.quality["sst2"] == {
-        **{"teacher": {"accuracy": 0.93}, "full": {"accuracy": 0.9}},
-        **{"alone": {"accuracy": 0.8}, "map-top": {"accuracy": 0.8}},
-    }
-    assert report.recipe == {"method": "full"}
-    assert report.notes == ["full: where"]
+    scores = {"teacher": 0.93, "full": 0.9, "alone": 0.8, "map-top": 0.8}
+    assert report.quality["sst2"] == {name: {"accuracy": score} for name, score in scores.items()}
+    assert (report.recipe, report.notes) == ({"method": "full"}, ["full: where"])
     assert report.published
     assert (report.training, report.latency, report.beside) == (None, [], {})
     assert (folder / "report.html").is_file()
 
 
 def test_pruned_runs_take_the_names_of_their_parts(folder):
-    parts = [
-        Part(name, result(folder / name, prune_values()), {"dense": "dense", "compact": name}) for name in ("a", "b")
-    ]
+    runs = {name: result(folder / name, prune_values()) for name in ("a", "b")}
+    parts = [Part(name, run, {"dense": "dense", "compact": name}) for name, run in runs.items()]
     report = combine_reports(folder, command="prune", recipe={"task": "own"}, parts=parts).report
-    assert list(report.models) == ["dense", "a", "b"]
-    assert report.models["a"].bytes == 71_000_000
+    assert (list(report.models), report.models["a"].bytes) == (["dense", "a", "b"], 71_000_000)
     assert [e.model for e in report.evaluations] == ["a", "b"]
     assert [p.model for p in report.pruning] == ["a", "b"], "whichever form its run pruned"
-    assert report.recipe == {"task": "own"}
-    assert report.published == [], "the papers' tasks are others"
+    assert (report.recipe, report.published) == ({"task": "own"}, []), "the papers' tasks are others"
 
 
 def test_the_chosen_run_of_a_grid_is_the_model_of_the_directory(folder):
@@ -74,11 +65,9 @@ def test_the_chosen_run_of_a_grid_is_the_model_of_the_directory(folder):
         selection=selection,
         auto_class="AutoModelForSequenceClassification",
     ).report
-    assert report.models["finetuned"].id == str(folder)
-    assert report.evaluations == runs[1].report.evaluations
+    assert (report.models["finetuned"].id, report.evaluations) == (str(folder), runs[1].report.evaluations)
     assert report.quality == runs[1].report.quality
-    assert report.selection is not None
-    assert report.training is not None
+    assert report.selection
     assert report.training.steps == 200
     assert "AutoModelForSequenceClassification" in (folder / "README.md").read_text("utf-8")
 
@@ -102,9 +91,6 @@ def test_a_pair_stands_beside_the_same_models_alone(folder):
     ).report
     assert list(report.models) == ["teacher", "teacher standalone", "student standalone", "student"]
     assert [e.model for e in report.evaluations] == [*names, "teacher standalone", "student standalone"]
-    assert {name: values["loss"] for name, values in report.quality["loss"].items()} == {
-        **{"teacher": 1.0, "student": 1.0},
-        **{"teacher standalone": 2.0, "student standalone": 2.0},
-    }
-    assert list(report.beside) == ["standalone"]
-    assert len(report.curve) == 3
+    losses = {"teacher": 1.0, "student": 1.0, "teacher standalone": 2.0, "student standalone": 2.0}
+    assert report.quality["loss"] == {name: {"loss": loss} for name, loss in losses.items()}
+    assert (list(report.beside), len(report.curve)) == (["standalone"], 3)

@@ -1,16 +1,14 @@
 """What a pruning left: tables and pictures that hold the numbers of the schema, and the views around them."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
-from reports import Page, printed, prune_values, pruned_values, sparsities_values, words
+from reports import Page, made, missing, printed, prune_values, pruned_values, sparsities_values, views, words
 
 from kdcli.report.pictures.charts import pictures
 from kdcli.report.pictures.drawing import MOST_NUMBERS
 from kdcli.report.pictures.pruning import MOST_RIDGES, density_curve, head_map, model_pictures, score_ridges, type_map
-from kdcli.report.schema import Pruning, Report
+from kdcli.report.schema import Pruning
 from kdcli.report.sections.overview import overview, title
 from kdcli.report.sections.pruning import best_pruned, by_layer, by_type, density_points, kept, types_of
 from kdcli.report.text import Picture
@@ -21,22 +19,24 @@ def entry(**changes: object) -> Pruning:
     return Pruning.model_validate(pruned_values(**changes))  # type: ignore[arg-type]
 
 
+def sparsities_of(*pruning: dict[str, object]):
+    return made(sparsities_values(), pruning=list(pruning))
+
+
+def share(one: Pruning, kind: str = "", layer: int = 0) -> str:
+    """The weights kept, in percent."""
+    found = [m for m in one.matrices if kind in ("", m.kind) and layer in (0, m.layer)]
+    return f"{100 * sum(m.kept for m in found) / sum(m.weights for m in found):.2f}"
+
+
 @pytest.mark.parametrize("kinds", ["QKVOUD", "QKVOUGD"])
 def test_table_by_layer_holds_the_numbers_of_the_schema(kinds):
     one = entry(kinds=kinds)
-    made = by_layer(one)
-    assert made.header == ["layer", *kinds, "all"]
-    assert [row[0] for row in made.rows] == ["1", "2", "3", "4", "5", "6", "all"]
-    cells = {(row[0], kind): cell for row in made.rows for kind, cell in zip(made.header[1:], row[1:], strict=True)}
-    for m in one.matrices:
-        assert cells[str(m.layer), m.kind] == f"{100 * m.kept / m.weights:.2f}"
-    for key, found in {
-        ("all", "Q"): [m for m in one.matrices if m.kind == "Q"],
-        ("3", "all"): [m for m in one.matrices if m.layer == 3],
-        ("all", "all"): one.matrices,
-    }.items():
-        assert cells[key] == f"{100 * sum(m.kept for m in found) / sum(m.weights for m in found):.2f}"
-    assert made.marked == len(made.rows) - 1
+    table = by_layer(one)
+    assert table.header == ["layer", *kinds, "all"]
+    rows = [[f"{n}", *(share(one, kind, n) for kind in [*kinds, ""])] for n in range(1, 7)]
+    assert table.rows == [*rows, ["all", *(share(one, kind) for kind in [*kinds, ""])]]
+    assert table.marked == len(table.rows) - 1
 
 
 def test_shares_over_all_count_weights_and_not_matrices():
@@ -53,29 +53,22 @@ def test_table_by_type_has_a_row_a_model(sparsities):
     assert [row[0] for row in made.rows] == ["0.5", "0.9", "0.97"]
     assert [row[-1] for row in made.rows] == ["50.00", "10.00", "3.00"]
     for row, one in zip(made.rows, sparsities.pruning, strict=True):
-        assert row[-2] == f"{100 * one.density:.2f}"
-        of_u = [m for m in one.matrices if m.kind == "U"]
-        assert row[5] == f"{100 * sum(m.kept for m in of_u) / sum(m.weights for m in of_u):.2f}"
-    assert "U: up projection, D: down projection." in made.note
-    assert "gate" not in made.note
+        assert (row[-2], row[5]) == (f"{100 * one.density:.2f}", share(one, "U"))
+    assert missing(made.note, "U: up projection, D: down projection.", "gate") == ["gate"]
 
 
 def test_models_of_other_types_share_a_table():
-    values = sparsities_values()
-    values["pruning"] = [pruned_values("a"), pruned_values("b", kinds="QKVOUGD", layers=2)]
-    made = by_type(Report.model_validate(values))
-    assert made.header[5:8] == ["U", "G", "D"]
-    assert made.rows[0][6] == ""
+    made = by_type(sparsities_of(pruned_values("a"), pruned_values("b", kinds="QKVOUGD", layers=2)))
+    assert (made.header[5:8], made.rows[0][6]) == (["U", "G", "D"], "")
     assert float(made.rows[1][6]) > 0
 
 
 def test_layers_that_are_not_alike_leave_cells_empty(odd):
     (one,) = odd.pruning
-    rows = {row[0]: row for row in by_layer(one).rows}
-    assert by_layer(one).header == ["layer", "Q", "K", "V", "O", "U", "G", "D", "all"]
-    assert rows["1"][6] == rows["3"][7] == ""
-    assert rows["2"][6] != ""
-    assert rows["1"][1] == "<0.01", "one weight is not none"
+    table, cells = by_layer(one), {row[0]: row for row in by_layer(one).rows}
+    assert table.header == ["layer", "Q", "K", "V", "O", "U", "G", "D", "all"]
+    assert (cells["1"][6], cells["3"][7], bool(cells["2"][6])) == ("", "", True)
+    assert cells["1"][1] == "<0.01", "one weight is not none"
 
 
 def test_types_keep_their_order_and_unknown_ones_come_last():
@@ -87,24 +80,19 @@ def test_types_keep_their_order_and_unknown_ones_come_last():
 def test_titles(pruned, sparsities, tmp_path):
     assert title(pruned) == "bert-base-uncased on sst2, smp 90 %"
     assert title(sparsities) == "bert-base-uncased on sst2, smp 50 %, 90 %, 97 %"
-    without_scores = Report.model_validate(prune_values() | {"evaluations": [], "quality": {}})
-    assert title(without_scores) == "bert-base-uncased on sst2, smp 90 %"
+    assert title(made(prune_values(), evaluations=[], quality={})) == "bert-base-uncased on sst2, smp 90 %"
     (tmp_path / "mine").mkdir()
-    values = prune_values()
-    values["recipe"] |= {"model": str(tmp_path / "mine")}  # type: ignore[operator]
-    assert title(Report.model_validate(values)) == "mine on sst2, smp 90 %"
+    recipe = pruned.recipe | {"model": str(tmp_path / "mine")}
+    assert title(made(prune_values(), recipe=recipe)) == "mine on sst2, smp 90 %"
 
 
 def test_of_several_methods_the_best_comes_first():
-    values = sparsities_values()
     runs = {"0.5": ("smp", 0.5), "0.9": ("smp", 0.9), "0.97": ("movement", 0.9)}
-    values["pruning"] = [pruned_values(name, s, method=m) for name, (m, s) in runs.items()]
-    report = Report.model_validate(values)
+    report = sparsities_of(*(pruned_values(name, s, method=m) for name, (m, s) in runs.items()))
     assert title(report) == "bert-base-uncased on sst2, smp, movement 50 %, 90 %"
     assert best_pruned(report) == "0.9", "the densest is not compared with the others"
-    text = words(report)
-    for part in ("In short, for 0.9:", "of the layers' weights kept, smp", "0.9000 accuracy on sst2"):
-        assert part in text
+    parts = ("In short, for 0.9:", "of the layers' weights kept, smp", "0.9000 accuracy on sst2")
+    assert not missing(words(report), *parts)
 
 
 def test_main_table_shows_what_is_not_zero_and_the_form_without_files(pruned):
@@ -112,49 +100,40 @@ def test_main_table_shows_what_is_not_zero_and_the_form_without_files(pruned):
     of = {row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
     assert list(of) == ["dense", "masked", "compact", "sparse"]
     assert [of[name]["not zero"] for name in of] == ["22.7 M", "13.1 M", "13.1 M", ""]
-    assert of["masked"]["weights kept, %"] == f"{100 * pruned.pruning[0].density:.1f}"
-    assert of["dense"]["weights kept, %"] == ""
+    assert [of[name]["weights kept, %"] for name in ("masked", "dense")] == [
+        f"{100 * pruned.pruning[0].density:.1f}",
+        "",
+    ]
     shown = {"model": "sparse", "ms 1x128": "6.2", "speed-up 1x128": "1.60x (1.50–1.70)"}
     assert of["sparse"] == dict.fromkeys(table.header, "") | shown
 
 
 def test_terminal_is_compact_and_every_view_says_what_failed(pruned):
-    text = printed(pruned)
-    assert "Weights kept, in percent" in text
-    assert "by layer" not in text
+    assert missing(printed(pruned), "Weights kept, in percent", "by layer") == ["by layer"]
     failure = {"model": "sparse", "backend": "sparse", "dtype": "fp32", "reason": "out of memory"}
-    failed = Report.model_validate(prune_values() | {"failures": [failure]})
-    for view in (printed(failed), markdown(failed), html(failed)):
-        assert "sparse on sparse fp32: out of memory" in view
+    assert all(
+        "sparse on sparse fp32: out of memory" in text for text in views(made(prune_values(), failures=[failure]))
+    )
 
 
 def test_markdown_has_layers_and_density_over_training(sparsities):
-    text = markdown(sparsities)
-    for one in sparsities.pruning:
-        assert f"### {one.model}: weights kept by layer and type, in percent" in text
-        for row in by_layer(one).rows:
-            assert f"| {' | '.join(row)} |" in text
-    assert "| step | 0.5 | 0.9 | 0.97 |" in text
-    assert "| 0 | 100.0 | 100.0 | 100.0 |" in text
-    last = " | ".join(f"{100 * one.density:#.4g}" for one in sparsities.pruning)
-    assert f"| 1,000 | {last} |" in text
+    last = [f"{100 * one.density:#.4g}" for one in sparsities.pruning]
+    lines = [["step", "0.5", "0.9", "0.97"], ["0", *["100.0"] * 3], ["1,000", *last]]
+    lines += [row for one in sparsities.pruning for row in by_layer(one).rows]
+    titles = [f"### {one.model}: weights kept by layer and type, in percent" for one in sparsities.pruning]
+    assert not missing(markdown(sparsities), *titles, *(f"| {' | '.join(row)} |" for row in lines))
 
 
 def test_density_of_runs_of_other_lengths():
-    values = sparsities_values()
     short = [{"step": 0, "density": 1.0}, {"step": 25, "density": 0.5}]
-    values["pruning"] = [pruned_values("a"), pruned_values("b", curve=short)]
-    points = dict(density_points(Report.model_validate(values)))
-    assert list(points) == sorted(points)
-    assert points[25] == {"b": 50.0}
-    assert points[0] == {"a": 100.0, "b": 100.0}
+    points = dict(density_points(sparsities_of(pruned_values("a"), pruned_values("b", curve=short))))
+    assert (list(points), points[25], points[0]) == (sorted(points), {"b": 50.0}, {"a": 100.0, "b": 100.0})
 
 
 def test_html_shows_what_stands_out_and_every_model(pruned, sparsities):
-    text = words(pruned)
-    assert f"{100 * pruned.pruning[0].density:.1f} % of the layers' weights kept, smp" in text
-    assert "1.6× the speed of dense: sparse, 1 × 128 tokens (1.5–1.7)" in text
-    assert "Undistilled" not in text
+    kept = f"{100 * pruned.pruning[0].density:.1f} % of the layers' weights kept, smp"
+    speed = "1.6× the speed of dense: sparse, 1 × 128 tokens (1.5–1.7)"
+    assert missing(words(pruned), kept, speed, "Undistilled") == ["Undistilled"]
     page = Page(html(sparsities))
     described = [value for name, value in page.attributes if name == "aria-label"]
     assert len(described) == page.tags.count("svg") == 14
@@ -164,46 +143,44 @@ def test_html_shows_what_stands_out_and_every_model(pruned, sparsities):
 
 
 def test_model_card_tells_what_was_pruned(pruned):
-    text = model_card(pruned, "masked", "AutoModelForSequenceClassification")
-    assert "# bert-base-uncased on sst2, smp 90 %, made by kdcli prune" in text
     density = f"{100 * pruned.pruning[0].density:.1f}"
-    assert f"pruned from bert-base-uncased on sst2 with smp, {density} % of the weights of its layers kept" in text
-    assert "base_model: bert-base-uncased" in text
+    assert not missing(
+        model_card(pruned, "masked", "AutoModelForSequenceClassification"),
+        "# bert-base-uncased on sst2, smp 90 %, made by kdcli prune",
+        f"pruned from bert-base-uncased on sst2 with smp, {density} % of the weights of its layers kept",
+        "base_model: bert-base-uncased",
+    )
 
 
 def test_other_reports_do_not_mention_pruning(report, finetuned, benchmark):
     for one in (report, finetuned, benchmark):
         assert "not zero" not in overview(one).header
-        for view in (html(one), markdown(one), printed(one)):
-            assert "eights kept" not in view
+        assert not [text for text in (html(one), *views(one)) if "eights kept" in text]
 
 
 def written(picture: Picture | None) -> list[str]:
     """The text in a picture."""
-    assert picture is not None
     return [text.strip() for text in re.findall(r"<text[^>]*>([^<]*)</text>", picture.svg)]
 
 
 def cells_of(picture: Picture | None) -> str:
     """The cells of a map."""
-    assert picture is not None
-    cells = re.search(r'<g id="PatchCollection_1">(.*?)</g>', picture.svg, re.S)
-    assert cells is not None
-    return cells[1]
+    return re.search(r'<g id="PatchCollection_1">(.*?)</g>', picture.svg, re.S)[1]
 
 
 def test_picture_by_type_writes_every_share():
     one = entry()
     picture = type_map(one)
     texts = written(picture)
-    for m in one.matrices:
-        assert f"{100 * m.kept / m.weights:.1f}" in texts
-    assert texts.count("all") == 2
-    assert len([text for text in texts if re.fullmatch(r"\d+\.\d", text)]) == 7 * 7
-    low, high = min(one.matrices, key=lambda m: m.kept / m.weights), max(one.matrices, key=lambda m: m.kept / m.weights)
-    assert picture is not None
-    assert f"Least {100 * low.kept / low.weights:.1f} % ({low.layer}.{low.kind})" in picture.caption
-    assert f"most {100 * high.kept / high.weights:.1f} % ({high.layer}.{high.kind})" in picture.caption
+    shares = {f"{m.layer}.{m.kind}": 100 * m.kept / m.weights for m in one.matrices}
+    assert {f"{x:.1f}" for x in shares.values()} <= set(texts)
+    assert (texts.count("all"), len([text for text in texts if re.fullmatch(r"\d+\.\d", text)])) == (2, 7 * 7)
+    ends = [
+        f"{word} {shares[n]:.1f} % ({n})"
+        for word, f in (("Least", min), ("most", max))
+        for n in [f(shares, key=shares.get)]
+    ]
+    assert not missing(picture.caption, *ends)
 
 
 def test_noise_looks_like_noise():
@@ -221,7 +198,6 @@ def test_picture_of_heads_has_a_cell_a_head(odd):
     assert {f"{100 * share:.1f}" for row in few.heads for share in row} <= set(written(head_map(few)))
     (one,) = odd.pruning
     many = head_map(one)
-    assert many is not None
     assert len(one.heads[1]) > MOST_NUMBERS
     assert "Least" in many.caption
     assert len([text for text in written(many) if text.endswith(" %")]) == 5, "a scale instead of numbers"
@@ -231,28 +207,25 @@ def test_picture_of_heads_has_a_cell_a_head(odd):
 
 def test_density_begins_and_ends_as_noted():
     one = entry()
-    picture = density_curve(one)
-    assert picture is not None
-    assert picture.caption.startswith(f"masked: weights kept while training, 100.0 → {100 * one.density:.1f} %")
-    assert picture.caption.endswith("the dashed line is the requested share, 10 %.")
+    caption = density_curve(one).caption
+    assert caption.startswith(f"masked: weights kept while training, 100.0 → {100 * one.density:.1f} %")
+    assert caption.endswith("the dashed line is the requested share, 10 %.")
     assert density_curve(one.model_copy(update={"curve": one.curve[:1]})) is None
 
 
 def test_scores_are_drawn_at_a_few_steps_and_the_last():
     one = entry()
     steps = [int(t.replace(",", "")) for t in written(score_ridges(one)) if re.fullmatch(r"[1-9][\d,]+", t)]
-    assert len(steps) == MOST_RIDGES
-    assert max(steps) == 1000
+    assert (len(steps), max(steps)) == (MOST_RIDGES, 1000)
     assert 0 not in steps, "all scores are the same before the first step"
-    assert score_ridges(one.model_copy(update={"histograms": one.histograms[:1]})) is None
-    assert score_ridges(one.model_copy(update={"histograms": []})) is None
+    for histograms in (one.histograms[:1], []):
+        assert score_ridges(one.model_copy(update={"histograms": histograms})) is None
 
 
 def test_a_rare_score_does_not_widen_the_picture():
     edges = [float(i) for i in range(-50, 51)]
     counts = [1, *[0] * 48, 50_000, 50_000, *[0] * 48, 1]
     picture = score_ridges(entry(histograms=[{"step": 5, "edges": edges, "counts": counts}]))
-    assert picture is not None
     assert "From -1 to 1 at first" in picture.caption
 
 
@@ -265,12 +238,9 @@ def test_nothing_or_everything_kept(share):
 
 def test_quality_against_density_and_size(sparsities, pruned):
     density, size = pictures(sparsities)
-    shares = [
-        f"{name} {100 * p.density:.4g} %" for name, p in zip(("0.5", "0.9", "0.97"), sparsities.pruning, strict=True)
-    ]
+    shares = [f"{p.model} {100 * p.density:.4g} %" for p in sparsities.pruning]
     assert density.caption.startswith("accuracy on sst2 against density (weights kept, %): ")
-    assert all(share in density.caption for share in shares)
-    assert "On the line: 0.97, 0.9, 0.5." in density.caption
+    assert not missing(density.caption, *shares, "On the line: 0.97, 0.9, 0.5.")
     assert size.caption.startswith("accuracy on sst2 against size (weights, MB): 0.5 68.17 MB, 0.91")
     assert not [p for p in pictures(pruned) if "against" in p.caption], "one sparsity is no curve"
 
@@ -278,15 +248,13 @@ def test_quality_against_density_and_size(sparsities, pruned):
 def test_the_dense_model_stands_at_all_its_weights_where_it_has_scores():
     values = sparsities_values()
     values["quality"]["sst2"]["dense"] = {"accuracy": 0.92}  # type: ignore[index]
-    density, *_ = pictures(Report.model_validate(values))
-    assert "dense 100 %, 0.92" in density.caption
+    assert "dense 100 %, 0.92" in pictures(made(values))[0].caption
 
 
 def test_no_picture_of_sizes_that_are_all_the_same():
     values = sparsities_values()
-    cards = values["models"]
-    values["models"] = {name: card | {"bytes": 90_900_000} for name, card in cards.items()}  # type: ignore[attr-defined]
-    (density,) = pictures(Report.model_validate(values))
+    values["models"] = {n: card | {"bytes": 90_900_000} for n, card in values["models"].items()}  # type: ignore[attr-defined]
+    (density,) = pictures(made(values))
     assert "against density" in density.caption
-    values["pruning"] = [pruned_values(name, 0.9, method=name) for name in ("0.5", "0.9", "0.97")]
-    assert not pictures(Report.model_validate(values)), "nor of densities"
+    pruning = [pruned_values(name, 0.9, method=name) for name in ("0.5", "0.9", "0.97")]
+    assert not pictures(made(values, pruning=pruning)), "nor of densities"

@@ -1,7 +1,5 @@
 """Masks for tiny models: random ones, and ones with empty rows, columns and heads as pruning leaves them."""
 
-from __future__ import annotations
-
 import torch
 from transformers import PreTrainedModel
 
@@ -34,11 +32,5 @@ def structured_masks(model: PreTrainedModel, seed: int = 0) -> dict[str, torch.T
 
 
 def info_for(model: PreTrainedModel, **more: object) -> MaskInfo:
-    return MaskInfo(
-        base="base",
-        base_sha256=base_hash(model),
-        model_type=model.config.model_type,
-        method="smp",
-        density=0.33,
-        **more,
-    )
+    of_base = {"base": "base", "base_sha256": base_hash(model), "model_type": model.config.model_type}
+    return MaskInfo(**of_base, method="smp", density=0.33, **more)

@@ -1,7 +1,5 @@
 """Masks come back from their bytes, and the bytes are near the entropy of the bits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

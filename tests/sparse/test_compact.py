@@ -1,8 +1,8 @@
 """A compacted model computes what the masked one does, from fewer weights, wherever it is loaded."""
 
-from __future__ import annotations
-
 import ast
+import copy
+import itertools
 import shutil
 import sys
 from pathlib import Path
@@ -10,16 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from encoders import tiny_config, tiny_encoder, tiny_tokenizer
 from pruned import random_masks, structured_masks, with_biases
-from transformers import (
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    dynamic_module_utils,
-)
+from transformers import AutoModel, dynamic_module_utils
 
 from kdcli.backends.export import export_onnx
 from kdcli.backends.sessions import onnx_caller
@@ -68,8 +62,7 @@ def test_every_type_computes_the_same_from_fewer_weights(kind):
     assert gap(model, small) < 1e-5
     assert weights(small) < 0.6 * weights(model)
     assert all(torch.equal(before[n], p) for n, p in model.named_parameters())
-    assert type(small).__name__ == f"Compact{type(model).__name__}"
-    assert small.config.compact_layers[1]["heads"] == 3
+    assert (type(small).__name__, small.config.compact_layers[1]["heads"]) == (f"Compact{type(model).__name__}", 3)
 
 
 def zeroed(model, letter, layer=0):
@@ -86,31 +79,26 @@ def cut(model, *places):
     return model
 
 
-HEAD = slice(8, 16)
+HEAD, EVEN, ODD, ALL, NARROW = slice(8, 16), slice(0, None, 2), slice(1, None, 2), slice(None), torch.arange(32) % 8 > 2
 CASES = {
     # name: what is empty, and heads, width and units left
     "units that are constant": ([("U", 0, slice(0, 100))], (4, 8, 28)),
     "units nobody reads": ([("D", 1, slice(0, 64))], (4, 8, 64)),
     "constant units that nobody reads": ([("U", 0, slice(0, 64)), ("D", 1, slice(32, 96))], (4, 8, 32)),
-    "all units constant": ([("U", 0, slice(None))], (4, 8, 1)),
-    "no unit is read": ([("D", 0, slice(None))], (4, 8, 1)),
-    "values that are their bias": ([("V", 0, slice(0, None, 2))], (4, 8, 128)),
-    "values nobody reads": ([("O", 1, HEAD)], (3, 8, 128)),
-    "a head of biases": ([("V", 0, HEAD)], (3, 8, 128)),
-    "all heads of biases": ([("V", 0, slice(None))], (1, 8, 128)),
-    "no output of attention": ([("O", 0, slice(None))], (1, 8, 128)),
-    "keys that are their bias": ([("K", 0, slice(0, None, 2))], (4, 8, 128)),
-    "keys that are zero": ([("K", 0, slice(0, None, 2)), ("K", 2, slice(None))], (4, 8, 128)),
-    "queries that are their bias": ([("Q", 0, slice(0, None, 2))], (4, 8, 128)),
-    "queries that are zero": ([("Q", 0, slice(0, None, 2)), ("Q", 2, slice(None))], (4, 8, 128)),
+    **{"all units constant": ([("U", 0, ALL)], (4, 8, 1)), "no unit is read": ([("D", 0, ALL)], (4, 8, 1))},
+    "values that are their bias": ([("V", 0, EVEN)], (4, 8, 128)),
+    **{"values nobody reads": ([("O", 1, HEAD)], (3, 8, 128)), "a head of biases": ([("V", 0, HEAD)], (3, 8, 128))},
+    "all heads of biases": ([("V", 0, ALL)], (1, 8, 128)),
+    "no output of attention": ([("O", 0, ALL)], (1, 8, 128)),
+    "keys that are their bias": ([("K", 0, EVEN)], (4, 8, 128)),
+    "keys that are zero": ([("K", 0, EVEN), ("K", 2, ALL)], (4, 8, 128)),
+    "queries that are their bias": ([("Q", 0, EVEN)], (4, 8, 128)),
+    "queries that are zero": ([("Q", 0, EVEN), ("Q", 2, ALL)], (4, 8, 128)),
     "a head of constant queries": ([("Q", 0, HEAD)], (4, 8, 128)),
     "a head that looks everywhere alike": ([("K", 0, HEAD)], (4, 8, 128)),
-    "all heads look everywhere alike": ([("K", 0, slice(None))], (4, 8, 128)),
-    "queries and keys empty apart": ([("Q", 0, slice(0, None, 2)), ("K", 0, slice(1, None, 2))], (4, 8, 128)),
-    "narrow heads": (
-        [(x, 0, [i for i in range(32) if i % 8 > 2]) for x in ("Q", "K", "V")] + [("Q", 2, slice(None))],
-        (4, 3, 128),
-    ),
+    "all heads look everywhere alike": ([("K", 0, ALL)], (4, 8, 128)),
+    "queries and keys empty apart": ([("Q", 0, EVEN), ("K", 0, ODD)], (4, 8, 128)),
+    "narrow heads": ([("Q", 0, NARROW), ("K", 0, NARROW), ("V", 0, NARROW), ("Q", 2, ALL)], (4, 3, 128)),
     "nothing": ([], (4, 8, 128)),
 }
 
@@ -129,58 +117,45 @@ def test_empty_parts_are_removed_and_their_constants_folded(name):
 @pytest.mark.parametrize("seed", range(12))
 def test_any_structure_of_zeros_computes_the_same(seed):
     model, drawn = fresh(seed=seed, hidden_act=("gelu", "relu", "silu")[seed % 3]), np.random.default_rng(seed)
-    for layer in range(2):
-        for letter in "QKVOUD":
+    with torch.no_grad():
+        for layer, letter in itertools.product(range(2), "QKVOUD"):
             linear = zeroed(model, letter, layer)
-            with torch.no_grad():
-                rows, columns = linear.weight.shape
-                linear.weight[torch.from_numpy(drawn.random(rows) < drawn.random())] = 0
-                linear.weight[:, torch.from_numpy(drawn.random(columns) < drawn.random())] = 0
-                linear.weight[torch.from_numpy(drawn.random((rows, columns)) < 0.5)] = 0
-                if drawn.random() < 0.3:
-                    linear.bias.zero_()
+            rows, columns = linear.weight.shape
+            linear.weight[torch.from_numpy(drawn.random(rows) < drawn.random())] = 0
+            linear.weight[:, torch.from_numpy(drawn.random(columns) < drawn.random())] = 0
+            linear.weight[torch.from_numpy(drawn.random((rows, columns)) < 0.5)] = 0
+            if drawn.random() < 0.3:
+                linear.bias.zero_()
     small = compact(model)
     assert gap(model, small) < 1e-11
     assert weights(small) < weights(model)
 
 
 def test_empty_rows_and_columns_are_skipped_where_they_are_many():
-    model = cut(
-        fresh(num_hidden_layers=1),
-        ("D", 0, slice(0, 20)),
-        ("O", 0, slice(3, 20)),
-        ("U", 1, slice(0, 20)),
-        ("Q", 1, slice(0, 14)),
-    )
+    places = [("D", 0, slice(0, 20)), ("O", 0, slice(3, 20)), ("U", 1, slice(0, 20)), ("Q", 1, slice(0, 14))]
+    model = cut(fresh(num_hidden_layers=1), *places)
     small = compact(model)
     assert gap(model, small) < 1e-12
-    sizes = small.config.compact_layers[0]
     # One row of zeros is added; fewer than half of the columns are not worth a copy.
-    assert sizes["D"] == (128, 32, 128, 13)
-    assert sizes["O"] == (32, 32, 32, 16)
-    assert sizes["U"] == (32, 128, 12, 128)
-    assert sizes["Q"] == (32, 32, 32, 32)
+    of = {"Q": (32, 32, 32, 32), "O": (32, 32, 32, 16), "U": (32, 128, 12, 128), "D": (128, 32, 128, 13)}
+    assert {letter: small.config.compact_layers[0][letter] for letter in of} == of
 
 
 @pytest.mark.parametrize(("letter", "left"), [("K", 8), ("Q", 12)])
 def test_dimensions_that_scores_do_not_need_are_removed(letter, left):
     # Constant queries leave one dimension a head.
-    rows = [row for row in range(32) if row % 4]
-    sizes = compact(cut(fresh(num_hidden_layers=1), (letter, 0, rows))).config.compact_layers[0]
-    assert sizes["K"][3] == left + 1
-    assert sizes["Q"][3] == 8 + 1
+    sizes = compact(cut(fresh(num_hidden_layers=1), (letter, 0, torch.arange(32) % 4 > 0))).config.compact_layers[0]
+    assert (sizes["K"][3], sizes["Q"][3]) == (left + 1, 8 + 1)
 
 
 def test_dropping_rows_equals_emptying_them():
     model = fresh()
     apply_masks(model, random_masks(model, 0.3))
-    emptied = fresh()
-    emptied.load_state_dict(model.state_dict())
+    emptied = copy.deepcopy(model)
     with torch.no_grad():
-        for layer in range(2):
-            for letter in "QKVOUD":
-                weight = zeroed(emptied, letter, layer).weight
-                weight[weight.count_nonzero(1) < 10] = 0
+        for layer, letter in itertools.product(range(2), "QKVOUD"):
+            weight = zeroed(emptied, letter, layer).weight
+            weight[weight.count_nonzero(1) < 10] = 0
     small = compact(model, drop_rows_below=10)
     assert gap(emptied, small) < 1e-11
     assert gap(model, small) > 1e-3
@@ -195,11 +170,10 @@ def test_other_types_and_compacted_models_are_refused():
         compact(compact(tiny_encoder("bert")))
 
 
+CLASSES = transformers.AutoModelForSequenceClassification
 HEADS = {
-    "sequence": AutoModelForSequenceClassification,
-    "tokens": AutoModelForTokenClassification,
-    "questions": AutoModelForQuestionAnswering,
-    "words": AutoModelForMaskedLM,
+    **{"sequence": CLASSES, "tokens": transformers.AutoModelForTokenClassification},
+    **{"questions": transformers.AutoModelForQuestionAnswering, "words": transformers.AutoModelForMaskedLM},
 }
 
 
@@ -226,8 +200,8 @@ def test_saved_directory_is_loaded_without_its_code(head, saved):
     assert type(small).__name__ == f"Compact{type(model).__name__}"
     assert gap(model, small, {"padded": PADDED, "none": None}) < 1e-5
     assert not small.training
-    names = {f.name for f in folder.iterdir()}
-    assert {"config.json", "model.safetensors", "modeling_kdcli.py", "tokenizer.json"} <= names
+    files = {"config.json", "model.safetensors", "modeling_kdcli.py", "tokenizer.json"}
+    assert files <= {f.name for f in folder.iterdir()}
     assert (folder / "model.safetensors").stat().st_size < 4.2 * weights(model)
     with pytest.raises(UsageError, match="compacted already"):
         load(folder, "mask.safetensors")
@@ -237,9 +211,8 @@ def test_saved_directory_is_loaded_elsewhere_with_its_code(saved, tmp_path, monk
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.syspath_prepend(tmp_path / "modules")
     model, folder = saved["sequence"]
-    moved = tmp_path / "moved"
-    shutil.copytree(folder, moved)
-    found = AutoModelForSequenceClassification.from_pretrained(moved, trust_remote_code=True).eval()
+    moved = shutil.copytree(folder, tmp_path / "moved")
+    found = CLASSES.from_pretrained(moved, trust_remote_code=True).eval()
     base = AutoModel.from_pretrained(moved, trust_remote_code=True).eval()
     for each, of in ((found, "BertForSequenceClassification"), (base, "BertModel")):
         assert type(each).__name__ == f"Compact{of}"
@@ -250,7 +223,7 @@ def test_saved_directory_is_loaded_elsewhere_with_its_code(saved, tmp_path, monk
     assert type(tiny_encoder("bert")).__name__ == "BertModel"
     # Saved again, it brings its code along.
     found.save_pretrained(tmp_path / "again")
-    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "again", trust_remote_code=True).eval()
+    again = CLASSES.from_pretrained(tmp_path / "again", trust_remote_code=True).eval()
     assert gap(found, again, {"padded": PADDED}) == 0
 
 
@@ -262,8 +235,7 @@ def test_its_code_needs_torch_and_transformers_only():
 
 
 def test_config_that_names_no_class_of_ours_is_refused(saved, tmp_path):
-    shutil.copytree(saved["sequence"][1], tmp_path / "other")
-    file = tmp_path / "other" / "config.json"
+    file = shutil.copytree(saved["sequence"][1], tmp_path / "other") / "config.json"
     file.write_text(file.read_text("utf-8").replace('"CompactBertForSequenceClassification"\n', '"Other"\n'), "utf-8")
     with pytest.raises(UsageError, match="class 'Other', which is not known"):
         load(tmp_path / "other")
@@ -277,15 +249,11 @@ def test_exports_to_onnx_at_any_size(tmp_path):
     cut(model, ("D", 0, slice(0, 20)), ("U", 1, slice(0, 20)))
     small = compact(model)
     assert {"inputs", "outputs"} <= {n.rpartition(".")[2] for n, _ in small.named_buffers()}
-    file = export_onnx(small, tmp_path / "onnx")
-    call = onnx_caller(file.path, threads=1)
+    call = onnx_caller(export_onnx(small, tmp_path / "onnx").path, threads=1)
     for rows, length in ((1, 1), (4, 20), (2, 131)):
         ids = torch.randint(5, 64, (rows, length), generator=DRAWN)
-        batch = {
-            "input_ids": ids,
-            "attention_mask": (torch.arange(length) < length - length // 3).long().expand_as(ids),
-        }
+        real = (torch.arange(length) < length - length // 3).expand_as(ids)
+        batch = {"input_ids": ids, "attention_mask": real.long()}
         with torch.no_grad():
             expected = model(**batch)[0].numpy()
-        real = batch["attention_mask"].bool().numpy()
-        assert np.abs(call(call.feed(batch))[0] - expected)[real].max() < 1e-4
+        assert np.abs(call(call.feed(batch))[0] - expected)[real.numpy()].max() < 1e-4
