@@ -1,7 +1,5 @@
 """From outputs to evaluations: predictions in the order of the examples, metrics per set, the worst examples."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -23,10 +21,8 @@ SQUAD2 = Task("squad_v2", "span", ("question", "context"), ("f1", "exact"), labe
 
 def texts(labels):
     """Examples with texts of all lengths, the longest early."""
-    return [
-        Example(f"f:{i}", f"e{i}", (" ".join(f"w{(i + j) % 50}" for j in range(9 - (4 * i) % 9)),), label)
-        for i, label in enumerate(labels)
-    ]
+    made = (" ".join(f"w{(i + j) % 50}" for j in range(9 - (4 * i) % 9)) for i in range(len(labels)))
+    return [Example(f"f:{i}", f"e{i}", (text,), n) for i, (text, n) in enumerate(zip(made, labels, strict=True))]
 
 
 def evaluator_of(task, sets, choose_on=None, max_length=64, tokenizer=None, stride=8):
@@ -36,7 +32,6 @@ def evaluator_of(task, sets, choose_on=None, max_length=64, tokenizer=None, stri
 
 
 def in_rows(evaluator, outputs):
-    """Outputs of the examples in row order."""
     return [np.asarray(outputs[i], dtype=np.float32) for i in evaluator.features.rows.example]
 
 
@@ -85,9 +80,7 @@ def test_several_labels_are_those_above_one_half():
     assert one.scores == pytest.approx(likely, abs=1e-6)
     expected = -(math.log(likely[0]) + math.log(1 - likely[1]) + math.log(likely[2])) / 3
     assert one.error == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_confident_mistake_among_several_labels_has_a_finite_error():
+    # A confident mistake has a finite error.
     (found,) = predicted(evaluator_of(MULTI, texts([(0,)])), [[-1000.0, 0.0, 1000.0]])
     assert 5 < found.error < math.inf
 
@@ -224,16 +217,14 @@ def test_right_predictions_are_never_worst_examples(task, labels, outputs):
     assert evaluations(evaluator_of(task, texts(labels)), outputs)[0].worst == []
 
 
+# The first is right and unsure, so its loss is the largest.
+UNSURE = [[0.01, -0.01, -0.01], [-0.5, 3.0, 0.5], [0.01, -9.0, -9.0]]
+
+
 @pytest.mark.parametrize(
     ("task", "labels", "outputs", "shown"),
     [
-        # The first is right and unsure, so its loss is the largest.
-        (
-            MULTI,
-            [(0,), (1,), ()],
-            [[0.01, -0.01, -0.01], [-0.5, 3.0, 0.5], [0.01, -9.0, -9.0]],
-            [("e1", "art", "art, war"), ("e2", "(none)", "sport")],
-        ),
+        (MULTI, [(0,), (1,), ()], UNSURE, [("e1", "art", "art, war"), ("e2", "(none)", "sport")]),
         (SCORE, [1.0, 2.0], [[1.0], [3.14159]], [("e1", "2", "3.14")]),
     ],
 )
@@ -297,9 +288,8 @@ def test_no_answer_is_shown_if_it_is_likelier():
 
 def test_the_set_of_a_span_task_is_its_language():
     task = Task("mlqa", "span", ("question", "context"), ("f1", "exact"), label="answers")
-    evaluator = evaluator_of(
-        task, {n: [asking("the cat ran", "cat")] for n in ("en", "de")}, tokenizer=tokenizer_of("word pieces")
-    )
+    sets = {n: [asking("the cat ran", "cat")] for n in ("en", "de")}
+    evaluator = evaluator_of(task, sets, tokenizer=tokenizer_of("word pieces"))
     assert [evaluator.language(name) for name in ("en", "de", "")] == ["en", "de", "en"]
     assert two_sets().language("matched") == "en"
 
