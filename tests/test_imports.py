@@ -164,22 +164,18 @@ def loaded_by(statement: str) -> set[str]:
 HELP = "from kdcli.cli import main\nsys.argv = ['kdcli', *{}]\ntry:\n    main()\nexcept SystemExit:\n    pass"
 
 
-def test_help_loads_nothing_heavy():
-    assert loaded_by(HELP.format(["--help"])) == set()
-
-
-@pytest.mark.parametrize("arguments", [["distill", "--help"], ["recipes", "--help"], ["--version"]])
-def test_help_of_a_verb_loads_nothing_heavy(arguments):
-    # Typer itself reads the values of options with pydantic.
-    assert loaded_by(HELP.format(arguments)) <= {"pydantic"}
-
-
-def test_recipes_are_listed_without_torch():
-    assert not loaded_by(HELP.format(["recipes", "ls"])) & {"torch", "transformers", "numpy"}
-
-
+# Typer itself reads the values of options with pydantic.
 @pytest.mark.parametrize(
-    "module", ["recipe.resolve", "commands.distill.recipes", "errors", "disk", "training.processes"]
+    ("arguments", "allowed"),
+    [(["--help"], set()), *((a, {"pydantic"}) for a in (["distill", "--help"], ["recipes", "--help"], ["--version"]))],
 )
-def test_module_loads_no_torch(module):
-    assert not loaded_by(f"import kdcli.{module}") & {"torch", "transformers", "numpy"}
+def test_help_loads_nothing_heavy(arguments, allowed):
+    assert loaded_by(HELP.format(arguments)) <= allowed
+
+
+MODULES = ("recipe.resolve", "commands.distill.recipes", "errors", "disk", "training.processes")
+
+
+@pytest.mark.parametrize("code", [HELP.format(["recipes", "ls"]), *(f"import kdcli.{module}" for module in MODULES)])
+def test_recipes_and_modules_below_them_load_no_torch(code):
+    assert not loaded_by(code) & {"torch", "transformers", "numpy"}

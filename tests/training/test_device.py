@@ -1,6 +1,7 @@
 """Devices and number formats, on cards this machine does not have: torch.cuda's answers are made up."""
 
 import contextlib
+import re
 
 import pytest
 import torch
@@ -102,16 +103,14 @@ def test_card_without_kernels_gets_the_line_to_install(card, name, index):
     with pytest.raises(MachineError, match=r"no kernel image is available for execution on the device$") as caught:
         choose_device("auto")
     assert all(part in caught.value.message for part in (name, ".".join(map(str, CARDS[name])), "sm_90"))
-    assert str(caught.value.hint).startswith("pip install torch==")
-    assert index in str(caught.value.hint)
+    assert re.match(rf"pip install torch==.*{index}", str(caught.value.hint))
 
 
 def test_card_that_fails_for_another_reason_is_not_told_to_reinstall(card):
     card("H200", "CUDA error: all CUDA-capable devices are busy or unavailable")
     with pytest.raises(MachineError, match="busy or unavailable") as caught:
         choose_device("cuda")
-    assert "nvidia-smi" in str(caught.value.hint)
-    assert "pip" not in str(caught.value.hint)
+    assert ("nvidia-smi" in str(caught.value.hint), "pip" in str(caught.value.hint)) == (True, False)
 
 
 @pytest.mark.usefixtures("no_card")
@@ -159,8 +158,7 @@ def test_driver_too_old(driver):
     assert hint.startswith("update the driver, or install a PyTorch that it serves: pip install torch==2.7.1")
     assert "cu118" in hint
     found = examine().facts
-    assert "too old" in found["devices"]["cuda"]
-    assert "cu118" in found["devices"]["cuda"]
+    assert all(part in found["devices"]["cuda"] for part in ("too old", "cu118"))
     assert found["devices_known_as_of"] == device_table()["as_of"]
 
 
