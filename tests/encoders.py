@@ -80,7 +80,6 @@ def logits_of(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.T
 
 
 def assert_same_state(one: PreTrainedModel, other: PreTrainedModel) -> None:
-    """Equal to the bit."""
     state, wanted = one.state_dict(), other.state_dict()
     assert state.keys() == wanted.keys()
     assert [name for name, tensor in state.items() if not torch.equal(tensor, wanted[name])] == []

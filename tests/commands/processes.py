@@ -13,7 +13,6 @@ from kdcli.cli import main
 
 
 def process(*arguments: object, **environment: str) -> Forked:
-    """Run a command in another process."""
     return Forked(_command, [str(a) for a in arguments], **environment)
 
 

@@ -50,7 +50,6 @@ evaluate, succeeds = (functools.partial(of, "evaluate") for of in (own_files.kdc
 
 
 def probabilities(model, texts):
-    """By transformers alone, one text at a time."""
     tokenizer, stock = AutoTokenizer.from_pretrained(model), AutoModelForSequenceClassification.from_pretrained(model)
     with torch.no_grad():
         return [stock(**tokenizer(t, return_tensors="pt")).logits[0].softmax(-1).numpy() for t in texts]

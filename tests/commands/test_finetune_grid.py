@@ -25,7 +25,6 @@ def given(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(given, tmp_path_factory):
-    """The grid, run without interruption."""
     out = tmp_path_factory.mktemp("grid") / "out"
     return out, succeeds(*given, "-o", out)
 

@@ -237,11 +237,6 @@ class TestCheckpoints:
         run.save_checkpoint(1, tensors(5.0), {})
         assert run.load_checkpoint(pytest.fail).tensors["optimizer/0/step"] == 5.0
 
-    def test_dropped_when_done(self, run):
-        run.save_checkpoint(1, tensors(1.0), {})
-        run.drop_checkpoints()
-        assert listing(run.path) == [LOG, RECIPE]
-
 
 class TestBest:
     def test_comes_back_as_it_was_and_only_the_last_is_kept(self, run):
@@ -302,9 +297,6 @@ class TestNumbered:
         path.mkdir(parents=True, exist_ok=True)
         return path.as_posix()
 
-    def test_a_free_one_each_time(self):
-        assert [self.made() for _ in range(3)] == ["runs/finetune-x", "runs/finetune-x-2", "runs/finetune-x-3"]
-
     def test_the_last_one_to_go_on_with(self):
         assert self.made(taken=True) == "runs/finetune-x"
         assert self.made(taken=True) == "runs/finetune-x"
@@ -312,9 +304,8 @@ class TestNumbered:
         self.made()
         assert self.made(taken=True) == "runs/finetune-x-3"
 
-    def test_a_gap_is_filled(self):
-        for _ in range(3):
-            self.made()
+    def test_a_free_one_each_time_and_a_gap_is_filled(self):
+        assert [self.made() for _ in range(3)] == ["runs/finetune-x", "runs/finetune-x-2", "runs/finetune-x-3"]
         Path("runs/finetune-x-2").rmdir()
         assert self.made() == "runs/finetune-x-2"
 
