@@ -1,7 +1,5 @@
 """What all tests share: no network, a cache of their own, a fresh accelerate state for each test."""
 
-from __future__ import annotations
-
 import functools
 import os
 import tempfile

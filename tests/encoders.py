@@ -1,22 +1,13 @@
 """Tiny random encoders of every supported type, a tokenizer and tasks for them."""
 
-from __future__ import annotations
-
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import CONFIG_MAPPING, AutoModel, PreTrainedModel, PreTrainedTokenizerFast
 
 from kdcli.types import Kind, Task
 
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-    "max_position_embeddings": 160,
-    "pad_token_id": 0,
-}
+SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"intermediate_size": 128, "max_position_embeddings": 160, "pad_token_id": 0}
 OF_TYPE = {
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 128},
     "albert": {"embedding_size": 16},
@@ -57,14 +48,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     vocabulary = {word: i for i, word in enumerate([*special, *(f"w{i}" for i in range(59))])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        mask_token="[MASK]",
-    )
+    named = {f"{token[1:-1].lower()}_token": token for token in special}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
 
 
 def byte_level(*merges: tuple[str, str]) -> Tokenizer:
@@ -95,7 +80,6 @@ def logits_of(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.T
 
 
 def assert_same_state(one: PreTrainedModel, other: PreTrainedModel) -> None:
-    """Equal to the bit."""
     state, wanted = one.state_dict(), other.state_dict()
     assert state.keys() == wanted.keys()
     assert [name for name, tensor in state.items() if not torch.equal(tensor, wanted[name])] == []

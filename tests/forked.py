@@ -1,7 +1,4 @@
-"""Processes of their own, forked from one that has imported what commands need: of a short one that is most of its
-time."""
-
-from __future__ import annotations
+"""Processes, forked from one that has imported what commands need: of a short one that is most of its time."""
 
 import io
 import multiprocessing
@@ -22,13 +19,9 @@ import torch
 from kdcli.bench import latency, worker
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(
-    [
-        *(f"kdcli.commands.{verb}.run" for verb in ("cotrain", "distill", "evaluate", "finetune", "prune")),
-        worker.__name__,
-        "transformers.models.bert.modeling_bert",
-    ]
-)
+VERBS = ("cotrain", "distill", "evaluate", "finetune", "prune")
+PRELOADED = [*(f"kdcli.commands.{verb}.run" for verb in VERBS), worker.__name__]
+SERVER.set_forkserver_preload([*PRELOADED, "transformers.models.bert.modeling_bert"])
 
 
 class Forked:
@@ -49,7 +42,6 @@ class Forked:
         return self._process.exitcode
 
     def kill(self, sent: signal.Signals = signal.SIGKILL) -> None:
-        """As `kill` does."""
         assert self._process.pid
         os.kill(self._process.pid, sent)
 

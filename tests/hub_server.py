@@ -4,8 +4,6 @@
 publishes a directory, `hub.environment(home)` is the environment of a process that knows no other hub.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -22,24 +20,16 @@ COMMIT = "a" * 40
 
 
 class Hub:
-    """The content of the server and its requests.
-
-    Attributes:
-        repositories: id → path in the repository → content.
-        gated: ids that answer 401, as private ones do without a token.
-        broken: `id/path` of files whose content stops halfway.
-        asked: (method, path) of every request.
-    """
+    """The content of the server and its requests."""
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.repositories: dict[str, dict[str, bytes]] = {}
-        self.gated: set[str] = set()
-        self.broken: set[str] = set()
-        self.asked: list[tuple[str, str]] = []
+        self.repositories: dict[str, dict[str, bytes]] = {}  # id -> path in the repository -> content
+        self.gated: set[str] = set()  # ids that answer 401, as private ones do without a token
+        self.broken: set[str] = set()  # `id/path` of files whose content stops halfway
+        self.asked: list[tuple[str, str]] = []  # (method, path) of every request
 
     def add(self, name: str, folder: Path) -> None:
-        """Publish every file of a folder."""
         files = (path for path in sorted(folder.rglob("*")) if path.is_file())
         self.repositories[name] = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
@@ -95,12 +85,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def listing(self, name: str, files: dict[str, bytes], kind: str | None, under: str) -> None:
         if kind == "tree":
-            rows = [
-                {"type": "file", "path": path, "size": len(content), "oid": _etag(content)[:40]}
-                for path, content in files.items()
-                if path.startswith(under)
-            ]
-            body = json.dumps(rows)
+            found = [(path, content) for path, content in files.items() if path.startswith(under)]
+            body = json.dumps([{"type": "file", "path": p, "size": len(c), "oid": _etag(c)[:40]} for p, c in found])
         else:
             siblings = [{"rfilename": path} for path in files]
             body = json.dumps({"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings, "tags": []})

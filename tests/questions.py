@@ -1,7 +1,5 @@
 """Questions with their answers, and small tokenizers of the three kinds that tell characters differently."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np
@@ -18,15 +16,7 @@ WORDS = st.builds(
     st.sampled_from(["", "", "s", "\u0301", "\u0308", "\ufe0f", "\u200d🚀", "्"]),
 )
 CONTEXTS = st.lists(WORDS, min_size=1, max_size=120)
-
-
-SPECIAL = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
+SPECIAL = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 TEXT = ["who where what ran the a cat sat on mat in Wien Zürich naïve café 1872 rivers river running 東京 नमस्ते"] * 4
 KINDS = ["word pieces", "bytes", "sentence pieces"]
 

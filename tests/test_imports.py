@@ -1,7 +1,5 @@
 """Who may import whom, what the package never does, and what `kdcli --help` must not load. Read off the source."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys
@@ -16,11 +14,9 @@ ROOT = Path(kdcli.__file__).parent
 FILES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py"))
 
 # Room -> the rooms below it. All may import errors, types and disk; commands never import each other.
+TOP = "cli teachers downstream report bench backends training losses pruners models sparse data metrics recipe"
 BELOW: dict[str, set[str]] = {
-    "commands": {
-        *("cli", "teachers", "downstream", "report", "bench", "backends", "training", "losses", "pruners", "models"),
-        *("sparse", "data", "metrics", "recipe"),
-    },
+    "commands": set(TOP.split()),
     "teachers": {"downstream", "training", "data", "losses", "models", "recipe"},
     "downstream": {"report", "bench", "training", "data", "metrics", "losses", "models", "recipe"},
     "report": {"bench", "training", "recipe"},
@@ -34,20 +30,16 @@ BELOW: dict[str, set[str]] = {
     "cli": {"bench", "training", "recipe", "kdcli"},
     "kdcli": {"sparse"},
     "__main__": {"cli"},
-    "models": set(),
-    "data": set(),
-    "recipe": set(),
+    **{room: set() for room in ("models", "data", "recipe")},
 }
 GROUND = {"errors", "types", "disk"}
+# What the command line may import outside its functions, beside `METHODS`, which reads names from folders.
 AT_HELP = {"errors", "cli", "kdcli"}
-"""What the command line may import outside its functions, beside `METHODS`, which reads names from folders."""
 METHODS = "kdcli.recipe.methods"
 NO_TORCH = {"cli", "recipe", "errors", "disk"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "joblib", "click"}
-FORBIDDEN_CALLS = {
-    *("eval", "exec", "torch.load", "torch.save", "yaml.load", "yaml.full_load", "yaml.unsafe_load"),
-    *("os.system", "numpy.load", "np.load"),
-}
+FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "torch.save", "yaml.load", "yaml.full_load", "yaml.unsafe_load"}
+FORBIDDEN_CALLS |= {"os.system", "numpy.load", "np.load"}
 
 
 def room_of(path: str) -> str:
@@ -57,7 +49,6 @@ def room_of(path: str) -> str:
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
-    """Dotted names of all imports below a node."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -166,29 +157,25 @@ def loaded_by(statement: str) -> set[str]:
     code = f"import sys\n{statement}\nprint('\\n' + ' '.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.splitlines()[-1].split()) & {
-        *("torch", "transformers", "pydantic", "numpy", "yaml", "datasets", "accelerate", "matplotlib"),
+        *("torch", "transformers", "pydantic", "numpy", "yaml", "datasets", "accelerate", "matplotlib")
     }
 
 
 HELP = "from kdcli.cli import main\nsys.argv = ['kdcli', *{}]\ntry:\n    main()\nexcept SystemExit:\n    pass"
 
 
-def test_help_loads_nothing_heavy():
-    assert loaded_by(HELP.format(["--help"])) == set()
-
-
-@pytest.mark.parametrize("arguments", [["distill", "--help"], ["recipes", "--help"], ["--version"]])
-def test_help_of_a_verb_loads_nothing_heavy(arguments):
-    # Typer itself reads the values of options with pydantic.
-    assert loaded_by(HELP.format(arguments)) <= {"pydantic"}
-
-
-def test_recipes_are_listed_without_torch():
-    assert not loaded_by(HELP.format(["recipes", "ls"])) & {"torch", "transformers", "numpy"}
-
-
+# Typer itself reads the values of options with pydantic.
 @pytest.mark.parametrize(
-    "module", ["recipe.resolve", "commands.distill.recipes", "errors", "disk", "training.processes"]
+    ("arguments", "allowed"),
+    [(["--help"], set()), *((a, {"pydantic"}) for a in (["distill", "--help"], ["recipes", "--help"], ["--version"]))],
 )
-def test_module_loads_no_torch(module):
-    assert not loaded_by(f"import kdcli.{module}") & {"torch", "transformers", "numpy"}
+def test_help_loads_nothing_heavy(arguments, allowed):
+    assert loaded_by(HELP.format(arguments)) <= allowed
+
+
+MODULES = ("recipe.resolve", "commands.distill.recipes", "errors", "disk", "training.processes")
+
+
+@pytest.mark.parametrize("code", [HELP.format(["recipes", "ls"]), *(f"import kdcli.{module}" for module in MODULES)])
+def test_recipes_and_modules_below_them_load_no_torch(code):
+    assert not loaded_by(code) & {"torch", "transformers", "numpy"}

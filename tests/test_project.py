@@ -1,7 +1,5 @@
 """What surrounds the code: the map in the README, the pinned versions, links, and words that do not belong here."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -26,19 +24,9 @@ PACKAGE = ROOT / "kdcli"
 TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".jinja", ".sh", ".json", ""}
 
 # Written in pieces, so that this file does not hold what it looks for.
-FOREIGN = re.compile(
-    "|".join(
-        [
-            r"(?<![\w.])/wo" + r"rk/",
-            r"\.\./sha" + "red",
-            r"/opt/" + "pypi",
-            r"\biss" + r"ue #?\d",
-            r"\b(?:this|our|an?|earlier|previous|next|last|other|another) sess" + r"ions?\b",
-            r"/root" + "/",
-        ]
-    ),
-    re.IGNORECASE,
-)
+PARTS = [r"(?<![\w.])/wo" + r"rk/", r"\.\./sha" + "red", r"/opt/" + "pypi", r"\biss" + r"ue #?\d", r"/root" + "/"]
+PARTS.append(r"\b(?:this|our|an?|earlier|previous|next|last|other|another) sess" + r"ions?\b")
+FOREIGN = re.compile("|".join(PARTS), re.IGNORECASE)
 
 
 def tracked() -> list[Path]:
@@ -88,9 +76,8 @@ def test_every_direct_dependency_is_pinned():
 def built(tmp_path_factory):
     """The wheel unpacked, and the names in the sdist."""
     folder = tmp_path_factory.mktemp("built")
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-d", folder], cwd=ROOT, capture_output=True, check=True
-    )
+    command = [sys.executable, "-m", "hatchling", "build", "-d", folder]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     zipfile.ZipFile(wheel).extractall(folder / "wheel")
     return folder / "wheel", {name.split("/", 1)[1] for name in tarfile.open(sdist).getnames()}
@@ -107,21 +94,12 @@ def test_wheel_and_sdist_hold_every_recipe_and_every_file_of_the_package(built):
 
 
 def test_recipes_are_listed_from_a_wheel_and_from_a_bare_checkout(built, tmp_path):
-    listed = [
-        subprocess.run(
-            [sys.executable, "-m", "kdcli", "recipes", "ls"],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(where)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for where in (built[0], ROOT)
-    ]
-    assert listed[0] == listed[1]
-    assert len(listed[0].splitlines()) == len(list((ROOT / "recipes").glob("*/*.yaml"))) - len(
-        list((ROOT / "recipes" / "ablations").glob("*.yaml"))
-    )
+    command, how = [sys.executable, "-m", "kdcli", "recipes", "ls"], {"cwd": tmp_path, "text": True}
+    places = (os.environ | {"PYTHONPATH": str(where)} for where in (built[0], ROOT))
+    listed, other = (subprocess.check_output(command, env=place, **how) for place in places)
+    assert listed == other
+    recipes = [path for path in (ROOT / "recipes").glob("*/*.yaml") if path.parent.name != "ablations"]
+    assert len(listed.splitlines()) == len(recipes)
 
 
 def test_what_ci_runs_is_what_a_developer_runs():
@@ -145,13 +123,9 @@ def test_the_changelog_has_a_place_for_what_comes():
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="only in a checkout are the project's own files known")
 def test_no_word_of_where_it_was_written():
-    found = []
-    for path in tracked():
-        if path.suffix in TEXT and path.name != "tokenizer.json":
-            for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-                if FOREIGN.search(line):
-                    found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
-    assert found == []
+    read = [path for path in tracked() if path.suffix in TEXT and path.name != "tokenizer.json"]
+    lines = ((p, n, line) for p in read for n, line in enumerate(p.read_text("utf-8").splitlines(), 1))
+    assert [f"{p.relative_to(ROOT)}:{n}: {line.strip()}" for p, n, line in lines if FOREIGN.search(line)] == []
 
 
 @pytest.mark.parametrize(

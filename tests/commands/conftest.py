@@ -1,8 +1,6 @@
 """Fixtures of the command tests. Slow parts with tests of their own are replaced: pictures (tests/report),
 multiply-adds (tests/models), the process that measures latency (tests/bench)."""
 
-from __future__ import annotations
-
 import functools
 
 import own_files

@@ -1,11 +1,10 @@
 """Own labelled tasks that a tiny model learns, and helpers that run the commands on them."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
 
+import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from encoders import tiny_config, tiny_encoder, tiny_tokenizer
@@ -23,8 +22,9 @@ QUICK = [
     *("--set", "train.log_every=5", "--set", "train.checkpoint_every=10", "--set", "measure.latency=false"),
 ]
 NAMES = ("calm", "brisk")
-FEW = 6
-"""Words of each class: w0 ... and w20 ..."""
+FEW = 6  # words of each class: w0 ... and w20 ...
+REPORT = {"recipe.yaml", "report.json", "report.md", "report.html", "latency.csv", "log.jsonl"}
+MODEL = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
 
 
 def _words(rng, halves, least=3, most=8):
@@ -64,21 +64,23 @@ def _span(rng, i):
     return {"id": f"q{i}", "question": "w40 w39", "context": " ".join(words), "answers": answers}
 
 
+# Kind of an own task -> maker of a row.
 ROWS = {"class": _class, "pair": _pair, "multi": _multi, "score": _score, "tokens": _tokens, "span": _span}
-"""Kind of an own task -> maker of a row."""
 
 
 def rows(kind: str, n: int, seed: int = 0) -> list[dict]:
-    """Rows of an own task."""
     rng = random.Random(seed)
     return [ROWS[kind](rng, i) for i in range(n)]
 
 
 def write(path: Path, lines: list[dict]) -> Path:
-    """A jsonl file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in lines), "utf-8")
     return path
+
+
+def lines_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 def own(folder: Path, kind: str, n: int = 128, judged: int = 48) -> Path:
@@ -145,21 +147,34 @@ def kdcli(*arguments: object):
 
 
 def succeeds(*arguments: object):
-    """Run a command that must exit with 0."""
     result = kdcli(*arguments)
     assert result.exit_code == 0, result.output
     return result
 
 
+def refused(folder: Path, *arguments: object) -> str:
+    """Run a command that must exit with 2, print one message and write nothing in a directory; the message."""
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+    result = kdcli(*arguments, "-o", folder / "refused")
+    assert (result.exit_code, result.stdout, result.stderr.count("error: ")) == (2, "", 1), result.output
+    assert "Traceback" not in result.stderr
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
+    return said_by(result)
+
+
 def report_of(folder: Path) -> Report:
-    """The report that a run left."""
     return Report.model_validate_json((folder / "report.json").read_text("utf-8"))
 
 
 def log_of(folder: Path) -> list[dict]:
     """The log of a run without what differs from run to run."""
-    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text("utf-8").splitlines()]
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in lines_of(folder / "log.jsonl")]
+
+
+def same_logs(one: Path, other: Path, **near: float) -> None:
+    """Equal to the bit, or up to rounding but for step and tokens."""
+    for a, b in zip(log_of(one), log_of(other), strict=True):
+        assert a == {k: v if k in ("step", "tokens") else pytest.approx(v, **near) for k, v in b.items()}
 
 
 def said_by(result) -> str:
@@ -168,7 +183,6 @@ def said_by(result) -> str:
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a saved model."""
     return load_file(folder / "model.safetensors")
 
 

@@ -1,7 +1,5 @@
 """Commands in other processes: one, two that join, one that is killed."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys
@@ -9,12 +7,12 @@ import time
 from pathlib import Path
 
 from forked import Forked
+from own_files import log_of, same_weights, succeeds
 
 from kdcli.cli import main
 
 
 def process(*arguments: object, **environment: str) -> Forked:
-    """Run a command in another process."""
     return Forked(_command, [str(a) for a in arguments], **environment)
 
 
@@ -42,8 +40,9 @@ def two_ranks(*arguments: object, code: int = 0, slurm: bool = False) -> tuple[s
     return first
 
 
-def killed_at_random(*arguments: object, out: Path, stage: str = ".") -> None:
-    """Run a command that writes to `out` and kill it at a random early step of a stage."""
+def killed_and_resumed(folder: Path, *arguments: object, stage: str = ".", models: tuple[str, ...] = (".",)) -> None:
+    """Kill a command at a random early step of a stage; resumed, it leaves models and log as if it had not been."""
+    out = folder / "b"
     killed, cut, log = process(*arguments, "-o", out), int.from_bytes(os.urandom(1)) % 40 + 3, out / stage / "log.jsonl"
     while killed.returncode is None:
         if log.exists() and log.read_text("utf-8").count("\n") > cut:
@@ -53,6 +52,10 @@ def killed_at_random(*arguments: object, out: Path, stage: str = ".") -> None:
     output = killed.communicate()
     assert killed.returncode == -9, output
     assert not (out / stage / "report.json").exists()
+    succeeds(*arguments, "-o", out, "--resume")
+    succeeds(*arguments, "-o", folder / "a")
+    assert all(same_weights(folder / "a" / model, out / model) for model in models)
+    assert log_of(folder / "a") == log_of(out)
 
 
 def _command(arguments: list[str]) -> None:

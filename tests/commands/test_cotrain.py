@@ -1,7 +1,6 @@
 """`kdcli cotrain` end to end on tiny models: what it writes, resumes, compares and refuses."""
 
-from __future__ import annotations
-
+import functools
 import json
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import processes
 import pytest
 import torch
 from encoders import tiny_config, tiny_encoder, tiny_tokenizer
-from own_files import log_of, report_of, said_by, same_weights, times, weights
+from own_files import log_of, refused, report_of, said_by, same_weights, times, weights
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from kdcli.commands.cotrain.cli import parse_weights
@@ -27,17 +26,11 @@ QUICK = [
 ON_TASK = [*own_files.QUICK, "--max-steps", "8", "--set", "train.eval_every=4"]
 
 
-def kdcli(*arguments):
-    return own_files.kdcli("cotrain", *arguments)
-
-
-def succeeds(*arguments):
-    return own_files.succeeds("cotrain", *arguments)
+succeeds = functools.partial(own_files.succeeds, "cotrain")
 
 
 @pytest.fixture
 def base(tmp_path):
-    """A tiny masked language model with its tokenizer."""
     folder = tmp_path / "base"
     torch.manual_seed(0)
     model = AutoModelForMaskedLM.from_config(tiny_config("bert", num_hidden_layers=4, initializer_range=0.3))
@@ -59,19 +52,17 @@ def own_task(tmp_path):
 @pytest.mark.drawn
 def test_what_a_run_leaves(given, tmp_path):
     out = tmp_path / "out"
-    measured = [*("--set", "measure.latency=true", "--set", "measure.min_seconds=0.1", "--set", "measure.min_runs=5")]
+    measured = ["--set", "measure.latency=true", "--set", "measure.min_seconds=0.1", "--set", "measure.min_runs=5"]
     result = succeeds(*given, *measured, "-o", out)
-    report_files = {"recipe.yaml", "report.json", "report.md", "report.html", "latency.csv", "log.jsonl"}
-    assert {p.name for p in out.iterdir()} == report_files | {"teacher", "student", "standalone"}
-    assert {p.name for p in (out / "standalone").iterdir()} == report_files | {"teacher", "student"}
+    assert {p.name for p in out.iterdir()} == own_files.REPORT | {"teacher", "student", "standalone"}
+    assert {p.name for p in (out / "standalone").iterdir()} == own_files.REPORT | {"teacher", "student"}
     for name, shape in (("teacher", (3, 32)), ("student", (2, 16))):
         model = AutoModelForMaskedLM.from_pretrained(out / name)
         assert (model.config.num_hidden_layers, model.config.hidden_size) == shape
         assert AutoTokenizer.from_pretrained(out / name).get_vocab() == tiny_tokenizer().get_vocab()
         assert "kd_capture" not in (out / name / "config.json").read_text()
         card = (out / name / "README.md").read_text("utf-8")
-        assert "AutoModelForMaskedLM" in card
-        assert "3x32 and 2x16, co-distillation" in card
+        assert all(part in card for part in ("AutoModelForMaskedLM", "3x32 and 2x16, co-distillation"))
     report = report_of(out)
     assert (report.command, report.training.steps, report.training.tokens) == ("cotrain", 6, 6 * 8 * 16)
     assert list(report.models) == ["teacher", "teacher standalone", "student standalone", "student"]
@@ -132,8 +123,7 @@ def test_community_students_are_saved_and_the_better_one_is_named(base, text_fil
 
 
 def test_a_task_scores_all_of_them(given, own_task, tmp_path):
-    over = {"max_steps": 4, "batch_size": 16, "eval_every": 4, "lr": 0.003}
-    options = [part for k, v in over.items() for part in ("--set", f"eval.overrides.train.{k}={v}")]
+    options = ["--set", "eval.overrides.train={max_steps: 4, batch_size: 16, eval_every: 4, lr: 0.003}"]
     options += ["--set", "eval.overrides.data.max_length=16", "--set", f"eval.source={own_task}", "--eval-task", "own"]
     out = tmp_path / "out"
     succeeds(*given, *options, "-o", out)
@@ -142,9 +132,7 @@ def test_a_task_scores_all_of_them(given, own_task, tmp_path):
     for e in report.evaluations:
         inner = report_of(out / "downstream" / "own" / e.model.replace(" ", "-"))
         assert inner.evaluations[0].metrics == e.metrics
-    # Refused before training: nothing was claimed.
-    wrong = kdcli(*given, *options[:-1], "ownn", "-o", tmp_path / "wrong")
-    assert (wrong.exit_code, (tmp_path / "wrong").exists()) == (2, False)
+    refused(tmp_path, "cotrain", *given, *options[:-1], "ownn")
 
 
 @pytest.fixture
@@ -169,14 +157,12 @@ def test_on_a_task_both_are_trained_and_evaluated(on_task, tmp_path):
         assert not same_weights(out / name, out / "standalone" / name)
     # Metrics during training are the student's.
     assert report.curve[-1].metrics["accuracy"] == report.quality["own"]["student"]["accuracy"]
-    terms = log_of(out)[1]["terms"]
-    assert set(terms) == {"teacher/hard", "teacher/soft", "student/hard", "student/soft"}
+    assert set(log_of(out)[1]["terms"]) == {"teacher/hard", "teacher/soft", "student/hard", "student/soft"}
     assert "on own" in result.stdout
 
 
 def test_on_a_task_the_teacher_alone_is_the_result_of_finetune(on_task, model_dir, tmp_path):
-    options = [*on_task, "--mode", "standalone", "-o", tmp_path / "out"]
-    succeeds(*options)
+    succeeds(*on_task, "--mode", "standalone", "-o", tmp_path / "out")
     own = ["--task", "own", "--data", tmp_path / "own"]
     own_files.succeeds("finetune", model_dir, *own, *ON_TASK, "-o", tmp_path / "ft")
     one, other = weights(tmp_path / "out" / "teacher"), weights(tmp_path / "ft")
@@ -184,15 +170,12 @@ def test_on_a_task_the_teacher_alone_is_the_result_of_finetune(on_task, model_di
 
 
 def test_a_dry_run_estimates_both_runs_and_leaves_nothing(given, on_task, tmp_path):
+    out = tmp_path / "out"
     for options in (given, on_task):
-        result = succeeds(*options, "-o", tmp_path / "out", "--dry-run", "--json")
-        estimate = json.loads(result.stdout)
-        assert [leg["folder"] for leg in estimate["legs"]] == [
-            str(tmp_path / "out"),
-            str(tmp_path / "out" / "standalone"),
-        ]
+        estimate = json.loads(succeeds(*options, "-o", out, "--dry-run", "--json").stdout)
+        assert [leg["folder"] for leg in estimate["legs"]] == [str(out), str(out / "standalone")]
         assert set(estimate["models"]) == {"teacher", "student"}
-        assert not (tmp_path / "out").exists()
+        assert not out.exists()
 
 
 def test_resuming_repeats_no_finished_run(given, on_task, tmp_path):
@@ -232,11 +215,7 @@ def test_bad_input_is_refused_before_anything_is_written(given, tmp_path, argume
     for name in ("ENCODER", "OTHER"):
         tiny_tokenizer().save_pretrained(tmp_path / name)
     places = {name: tmp_path / name for name in ("ENCODER", "OTHER")}
-    result = kdcli(*given, *(places.get(a, a) for a in arguments), "-o", tmp_path / "out")
-    assert result.exit_code == 2, result.output
-    assert message in said_by(result)
-    assert result.stderr.count("error:") == 1
-    assert not (tmp_path / "out").exists()
+    assert message in refused(tmp_path, "cotrain", *given, *(places.get(a, a) for a in arguments))
 
 
 @pytest.mark.parametrize(
@@ -262,13 +241,8 @@ def test_weights_on_the_command_line_are_numbers():
 
 @pytest.mark.slow
 def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
-    long = [*given, "--max-steps", "60", "--no-standalone"]
-    succeeds(*long, "-o", tmp_path / "a")
-    processes.killed_at_random("cotrain", *long, out=tmp_path / "b")
-    succeeds(*long, "-o", tmp_path / "b", "--resume")
-    for name in ("teacher", "student"):
-        assert same_weights(tmp_path / "a" / name, tmp_path / "b" / name)
-    assert log_of(tmp_path / "a") == log_of(tmp_path / "b")
+    long = ["cotrain", *given, "--max-steps", "60", "--no-standalone"]
+    processes.killed_and_resumed(tmp_path, *long, models=("teacher", "student"))
 
 
 @pytest.mark.slow
@@ -280,18 +254,14 @@ def test_two_processes_are_one_with_the_same_global_batch(given, base, tmp_path)
     succeeds(*options, "-o", tmp_path / "one")
     assert processes.two_ranks("cotrain", *options, "-o", tmp_path / "two")[0].count("report in") == 1
     for folder in ("", "standalone"):
-        logs = [log_of(tmp_path / run / folder) for run in ("one", "two")]
-        for one, other in zip(*logs, strict=True):
-            assert set(one) == set(other)
-            for key in set(one) - {"step"}:
-                assert one[key] == pytest.approx(other[key], rel=1e-4, abs=1e-5)
+        own_files.same_logs(tmp_path / "one" / folder, tmp_path / "two" / folder, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.slow
 def test_an_environment_with_only_transformers_reloads_what_is_trained(given, model_dir, text_file, tmp_path):
     succeeds(*given, "--no-standalone", "-o", tmp_path / "cotrained")
     distilled = ["distill", model_dir, "--data", text_file, "--to", "2x32", *QUICK, "-o", tmp_path / "distilled"]
-    assert own_files.kdcli(*distilled).exit_code == 0
+    own_files.succeeds(*distilled)
     # Far from this checkout, and with kdcli made unimportable.
     program = (
         "import sys; sys.modules['kdcli'] = None\n"

@@ -1,7 +1,5 @@
 """The job of a co-training: one forward pass per model and step, separate gradients and rates; how the pair starts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +23,7 @@ SCHEDULE = Schedule(steps=6, batch_size=8, lr=1e-3, warmup_steps=0, eval_every=6
 
 def masked_model(folder, seed=0, tokenizer=None, **changes):
     torch.manual_seed(seed)
-    config = tiny_config("bert", initializer_range=0.3, **changes)
-    AutoModelForMaskedLM.from_config(config).save_pretrained(folder)
+    AutoModelForMaskedLM.from_config(tiny_config("bert", initializer_range=0.3, **changes)).save_pretrained(folder)
     (tokenizer or tiny_tokenizer()).save_pretrained(folder)
     return str(folder)
 
@@ -38,16 +35,13 @@ def base(tmp_path):
 
 @pytest.fixture
 def corpus(text_file):
-    return open_corpus(
-        str(text_file), tiny_tokenizer(), max_length=16, column=None, isolated=False, held_out_blocks=8, log=print
-    )
+    how = {"max_length": 16, "column": None, "isolated": False, "held_out_blocks": 8, "log": print}
+    return open_corpus(str(text_file), tiny_tokenizer(), **how)
 
 
 def recipe_of(base, **changes):
     values = {"teacher": "3x32", "student": "2x16@4", "base": base, "data": {"max_length": 16}}
-    if "community" in changes:
-        values.pop("base")
-    return CotrainRecipe.model_validate(values | changes)
+    return CotrainRecipe.model_validate(values | ({"base": None} if "community" in changes else {}) | changes)
 
 
 def load(recipe):
@@ -60,7 +54,6 @@ def job_of(recipe, corpus, pair=None, schedule=SCHEDULE):
 
 
 def trained(recipe, corpus):
-    """Both models after training."""
     pair = load(recipe)
     session = Session(Accelerator(cpu=True), torch.device("cpu"))
     train(session, job_of(recipe, corpus, pair), SCHEDULE, None)
@@ -109,8 +102,7 @@ class TestJob:
         calls.clear()
         loss = job.step(job.examples.batch(np.arange(4)))
         assert sorted(calls) == ["frozen", "student", "teacher"]
-        expected = [f"student-{n}/{term}" for n in (1, 2) for term in ("hard", "soft", "community")]
-        assert list(loss.terms) == expected
+        assert list(loss.terms) == [f"student-{n}/{t}" for n in (1, 2) for t in ("hard", "soft", "community")]
         # Weights 1:1:1:4 and 1 for the community; terms are logged without them.
         factors = torch.tensor([1.0, 4.0, 1.0, 1.0, 1.0, 1.0])
         torch.testing.assert_close(loss.total, (factors * torch.stack(list(loss.terms.values()))).sum())
@@ -197,8 +189,9 @@ class TestPair:
 
     def test_different_vocabularies_are_named_with_their_sizes(self, base, tmp_path):
         other = masked_model(tmp_path / "other", vocab_size=70)
-        both = r"teacher .*base and the student .*other have different .*64 and 70 words"
-        with pytest.raises(UsageError, match=both):
+        with pytest.raises(
+            UsageError, match=r"teacher .*base and the student .*other have different .*64 and 70 words"
+        ):
             load(recipe_of(None, teacher=base, student=other))
         with pytest.raises(UsageError, match=r"the student .*other and the community teacher .*base have different"):
             load(recipe_of(None, student=other, community={"model": base}))

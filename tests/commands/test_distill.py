@@ -1,8 +1,7 @@
 """`kdcli distill` from end to end on tiny models: what it leaves, resumes and refuses."""
 
-from __future__ import annotations
-
 import errno
+import functools
 import json
 import os
 import subprocess
@@ -13,7 +12,7 @@ import own_files
 import processes
 import pytest
 import torch
-from own_files import log_of, report_of, said_by, same_weights, times, weights
+from own_files import log_of, refused, report_of, said_by, same_weights, times, weights
 from transformers import AutoModel, AutoTokenizer
 
 from kdcli.downstream.predictions import Features
@@ -26,8 +25,7 @@ QUICK = [
 ]
 
 
-def kdcli(*arguments):
-    return own_files.kdcli("distill", *arguments)
+kdcli, succeeds = (functools.partial(of, "distill") for of in (own_files.kdcli, own_files.succeeds))
 
 
 @pytest.fixture
@@ -37,14 +35,9 @@ def given(model_dir, text_file):
 
 def test_what_a_run_leaves(given, tmp_path):
     out = tmp_path / "out"
-    latency = [f"measure.{key}" for key in ("latency=true", "min_seconds=0.1", "min_runs=5")]
-    sets = [part for key in latency for part in ("--set", key)]
-    result = kdcli(*given, "--to", "2x32", "-o", out, *sets)
-    assert result.exit_code == 0, result.output
-    assert {p.name for p in out.iterdir()} == {
-        *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", "recipe.yaml"),
-        *("report.json", "report.md", "report.html", "latency.csv", "log.jsonl"),
-    }
+    sets = [part for k in ("latency=true", "min_seconds=0.1", "min_runs=5") for part in ("--set", f"measure.{k}")]
+    result = succeeds(*given, "--to", "2x32", "-o", out, *sets)
+    assert {p.name for p in out.iterdir()} == own_files.REPORT | own_files.MODEL
     student = AutoModel.from_pretrained(out)
     assert (student.config.num_hidden_layers, student.config.hidden_size) == (2, 32)
     assert "kd_capture" not in (out / "config.json").read_text()
@@ -73,8 +66,8 @@ def test_unreached_weights_keep_their_values_and_are_named(given, model_dir, tmp
 
 def test_several_students_of_one_teacher_pass_are_what_each_is_alone(given, tmp_path):
     plain = [*given, "--set", "student.dropout=0.0"]
-    assert kdcli(*plain, "--to", "2x32", "--to", "3x16:64@4", "-o", tmp_path / "both").exit_code == 0
-    assert kdcli(*plain, "--to", "3x16:64@4", "-o", tmp_path / "alone").exit_code == 0
+    succeeds(*plain, "--to", "2x32", "--to", "3x16:64@4", "-o", tmp_path / "both")
+    succeeds(*plain, "--to", "3x16:64@4", "-o", tmp_path / "alone")
     assert same_weights(tmp_path / "both" / "3x16_64@4", tmp_path / "alone")
     assert list(report_of(tmp_path / "both").models) == ["teacher", "2x32", "3x16:64@4"]
     assert AutoModel.from_pretrained(tmp_path / "both" / "2x32").config.num_hidden_layers == 2
@@ -82,16 +75,14 @@ def test_several_students_of_one_teacher_pass_are_what_each_is_alone(given, tmp_
 
 def test_the_assistant_is_a_run_of_its_own_and_never_repeated(given, tmp_path):
     out, assistant = tmp_path / "out", tmp_path / "out" / "assistant-4x16"
-    result = kdcli(*given, "--to", "2x16", "-o", out)
-    assert result.exit_code == 0, result.output
+    succeeds(*given, "--to", "2x16", "-o", out)
     assert AutoModel.from_pretrained(assistant).config.num_hidden_layers == 4
     assert list(report_of(out).models) == ["teacher", "assistant", "student"]
     # As if the machine had failed in the second stage.
     first, before = times(assistant), weights(out)
     for name in ("report.json", "model.safetensors"):
         (out / name).unlink()
-    again = kdcli(*given, "--to", "2x16", "-o", out, "--resume")
-    assert again.exit_code == 0, again.output
+    again = succeeds(*given, "--to", "2x16", "-o", out, "--resume")
     assert "assistant-4x16 is done already" in again.stderr.replace("\n", "")
     assert times(assistant) == first
     after = weights(out)
@@ -100,7 +91,7 @@ def test_the_assistant_is_a_run_of_its_own_and_never_repeated(given, tmp_path):
 
 @pytest.mark.parametrize(("choice", "expected"), [("none", None), ("3x16", "assistant-3x16")])
 def test_the_assistant_can_be_chosen(given, tmp_path, choice, expected):
-    assert kdcli(*given, "--to", "2x16", "--assistant", choice, "-o", tmp_path / "out").exit_code == 0
+    succeeds(*given, "--to", "2x16", "--assistant", choice, "-o", tmp_path / "out")
     assert [p.name for p in (tmp_path / "out").glob("assistant*")] == ([expected] if expected else [])
 
 
@@ -117,21 +108,17 @@ def test_the_assistant_can_be_chosen(given, tmp_path, choice, expected):
     ],
 )
 def test_every_form_of_the_loss_and_the_text_trains(given, tmp_path, more, terms):
-    result = kdcli(*given, *more, "-o", tmp_path / "out")
-    assert result.exit_code == 0, result.output
+    succeeds(*given, *more, "-o", tmp_path / "out")
     log = log_of(tmp_path / "out")
     assert log[-1]["held_out"]["loss"] < log[0]["held_out"]["loss"]
     assert terms is None or set(log[-1]["terms"]) == terms
 
 
 def test_a_dry_run_estimates_the_cost_and_leaves_nothing(given, tmp_path):
-    result = kdcli(*given, "--to", "2x16", "-o", tmp_path / "out", "--dry-run", "--json", "--max-steps", "500")
-    assert result.exit_code == 0, result.output
+    out = tmp_path / "out"
+    result = succeeds(*given, "--to", "2x16", "-o", out, "--dry-run", "--json", "--max-steps", "500")
     estimate = json.loads(result.stdout)
-    assert [leg["folder"] for leg in estimate["legs"]] == [
-        str(tmp_path / "out" / "assistant-4x16"),
-        str(tmp_path / "out"),
-    ]
+    assert [leg["folder"] for leg in estimate["legs"]] == [str(out / "assistant-4x16"), str(out)]
     assert all(leg["steps"] == 500 and leg["seconds"] > 0 for leg in estimate["legs"])
     assert list(estimate["models"]) == ["teacher", "assistant", "student"]
     assert estimate["models"]["student"]["params_total"] < estimate["models"]["teacher"]["params_total"]
@@ -154,17 +141,9 @@ def test_json_is_the_report_and_nothing_else_on_stdout(given, tmp_path):
 def test_without_an_output_directory_a_free_one_is_numbered(given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
-        assert kdcli(*given, "--to", "2x32").exit_code == 0
+        succeeds(*given, "--to", "2x32")
     first, second = sorted(p.name for p in (tmp_path / "runs").iterdir())
     assert second == first + "-2"
-
-
-def wrong(given, tmp_path, *arguments):
-    result = kdcli(*given, "-o", tmp_path / "out", *arguments)
-    assert not (tmp_path / "out").exists()
-    assert "Traceback" not in result.output
-    assert result.exit_code == 2
-    return said_by(result)
 
 
 @pytest.mark.parametrize(
@@ -189,14 +168,7 @@ def wrong(given, tmp_path, *arguments):
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(given, tmp_path, arguments, message):
-    assert message in wrong(given, tmp_path, *arguments)
-
-
-def test_an_occupied_directory_is_refused(given, tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine.txt").write_text("x")
-    result = kdcli(*given, "--to", "2x32", "-o", tmp_path / "out", "--overwrite")
-    assert (result.exit_code, [p.name for p in (tmp_path / "out").iterdir()]) == (2, ["mine.txt"])
+    assert message in refused(tmp_path, "distill", *given, *arguments)
 
 
 def test_a_full_disk_while_saving_leaves_no_half_model(given, tmp_path, monkeypatch):
@@ -207,10 +179,9 @@ def test_a_full_disk_while_saving_leaves_no_half_model(given, tmp_path, monkeypa
     result = kdcli(*given, "--to", "2x32", "-o", tmp_path / "out")
     assert result.exit_code == 3
     assert "the disk is full" in result.stderr
-    assert not (tmp_path / "out" / "model.safetensors").exists()
-    assert not (tmp_path / "out" / "config.json").exists()
+    assert not {"model.safetensors", "config.json"} & {p.name for p in (tmp_path / "out").iterdir()}
     monkeypatch.undo()
-    assert kdcli(*given, "--to", "2x32", "-o", tmp_path / "out", "--resume").exit_code == 0
+    succeeds(*given, "--to", "2x32", "-o", tmp_path / "out", "--resume")
 
 
 @pytest.fixture(scope="module")
@@ -230,16 +201,15 @@ def labelled(tmp_path_factory):
 
 
 def tasks_of(folder, *names):
-    overrides = {"max_steps": 8, "batch_size": 16, "lr": 0.003, "eval_every": 4, "checkpoint_every": 2, "log_every": 1}
-    asked = [part for k, v in overrides.items() for part in ("--set", f"eval.overrides.train.{k}={v}")]
-    asked += ["--set", "eval.overrides.data.max_length=16", "--set", f"eval.source={folder}"]
+    train = "{max_steps: 8, batch_size: 16, lr: 0.003, eval_every: 4, checkpoint_every: 2, log_every: 1}"
+    asked = ["--set", f"eval.overrides.train={train}", "--set", f"eval.source={folder}"]
+    asked += ["--set", "eval.overrides.data.max_length=16"]
     return [*asked, *(part for name in names for part in ("--eval-task", name))]
 
 
 def test_teacher_student_and_undistilled_student_are_fine_tuned_alike(given, labelled, tmp_path):
     out = tmp_path / "out"
-    result = kdcli(*given, *tasks_of(labelled, "own", "sst2"), "--to", "2x32", "--seed", "3", "-o", out)
-    assert result.exit_code == 0, result.output
+    result = succeeds(*given, *tasks_of(labelled, "own", "sst2"), "--to", "2x32", "--seed", "3", "-o", out)
     report = report_of(out)
     names = ["teacher", "student", "student undistilled"]
     assert [(e.task, e.model) for e in report.evaluations] == [(t, m) for t in ("own", "sst2") for m in names]
@@ -250,18 +220,15 @@ def test_teacher_student_and_undistilled_student_are_fine_tuned_alike(given, lab
         for name in names:
             alone = out / "downstream" / task / name.replace(" ", "-")
             inner = report_of(alone)
-            assert inner.recipe["train"]["seed"] == 3
-            assert inner.training.steps == 8
-            (evaluation,) = inner.evaluations
-            assert evaluation.metrics == report.quality[task][name]
+            assert (inner.recipe["train"]["seed"], inner.training.steps) == (3, 8)
+            assert [e.metrics for e in inner.evaluations] == [report.quality[task][name]]
             assert not (alone / "model.safetensors").exists()
     # What stands in the report is what fine-tuning the saved student by itself gives.
-    alone = own_files.kdcli(
+    own_files.succeeds(
         *("finetune", out, "--task", "own", "--data", labelled / "own", "-o", tmp_path / "alone"),
         *("--max-steps", "8", "--batch-size", "16", "--lr", "0.003", "--dtype", "fp32", "--seed", "3"),
         *("--set", "data.max_length=16", "--set", "measure.latency=false"),
     )
-    assert alone.exit_code == 0, alone.output
     inner = report_of(tmp_path / "alone")
     student = next(e for e in report.evaluations if (e.task, e.model) == ("own", "student"))
     assert inner.evaluations[0].model_dump(exclude={"model"}) == student.model_dump(exclude={"model"})
@@ -270,20 +237,17 @@ def test_teacher_student_and_undistilled_student_are_fine_tuned_alike(given, lab
 
 
 def test_the_scores_are_not_taken_again(given, labelled, tmp_path, monkeypatch):
-    """Cut while the student is fine-tuned, gone on with, and asked for once more."""
     out = tmp_path / "out"
     asked = [*given, *tasks_of(labelled, "own"), "--to", "2x32", "-o", out]
     assert own_files.interrupted(monkeypatch, "student", 5, "distill", *asked).exit_code == 130
     assert not (out / "report.json").exists()
-    teacher = out / "downstream" / "own" / "teacher"
-    before = times(teacher)
-    again = kdcli(*asked, "--resume")
-    assert again.exit_code == 0, again.output
-    assert times(teacher) == before
+    before = times(out / "downstream" / "own" / "teacher")
+    again = succeeds(*asked, "--resume")
+    assert times(out / "downstream" / "own" / "teacher") == before
     assert "teacher is done already" in again.stderr.replace("\n", " ")
     assert "resumed after step 4" in again.stderr
     everything = times(out)
-    assert kdcli(*asked, "--resume").exit_code == 0
+    succeeds(*asked, "--resume")
     assert times(out) == everything
 
 
@@ -300,7 +264,7 @@ def test_the_scores_are_not_taken_again(given, labelled, tmp_path, monkeypatch):
 )
 def test_a_task_that_cannot_be_evaluated_is_refused_before_training(given, labelled, tmp_path, arguments, message):
     for dry in ([], ["--dry-run"]):
-        stderr = wrong([*given, *tasks_of(labelled)], tmp_path, "--to", "2x32", *arguments, *dry)
+        stderr = refused(tmp_path, "distill", *given, *tasks_of(labelled), "--to", "2x32", *arguments, *dry)
         assert message in stderr
         # Nor was the corpus read, which may take hours.
         assert "tokenising the train text" not in stderr
@@ -316,38 +280,27 @@ def test_a_dry_run_checks_tasks_without_tokenising_them(given, labelled, tmp_pat
 
     monkeypatch.setattr(Features, "of", classmethod(counted))
     asked = [*given, *tasks_of(labelled, "own", "sst2"), "--to", "2x32", "-o", tmp_path / "out", "--dry-run", "--json"]
-    result = kdcli(*asked)
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["legs"][0]["steps"] == 6
+    assert json.loads(succeeds(*asked).stdout)["legs"][0]["steps"] == 6
     assert tokenised == [0, 0]
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
 def test_killed_at_a_random_step_and_resumed_is_bit_identical(given, tmp_path):
-    long = [*given, "--to", "2x32", "--max-steps", "60"]
-    assert kdcli(*long, "-o", tmp_path / "a").exit_code == 0
-    processes.killed_at_random("distill", *long, out=tmp_path / "b")
-    assert kdcli(*long, "-o", tmp_path / "b", "--resume").exit_code == 0
-    assert same_weights(tmp_path / "a", tmp_path / "b")
-    assert log_of(tmp_path / "a") == log_of(tmp_path / "b")
+    processes.killed_and_resumed(tmp_path, "distill", *given, "--to", "2x32", "--max-steps", "60")
 
 
 @pytest.mark.slow
 def test_two_processes_are_one_with_the_same_global_batch(given, tmp_path):
     plain = [*given, "--to", "2x32", "--set", "student.dropout=0.0", "--device", "cpu"]
-    assert kdcli(*plain, "-o", tmp_path / "one").exit_code == 0
+    succeeds(*plain, "-o", tmp_path / "one")
     # As a user types it; that other verbs join what was started is asked of two forked processes.
     asked = [sys.executable, "-m", "kdcli", "distill", *map(str, plain), "-o", tmp_path / "two", "--processes", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     two = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=240)
     assert two.returncode == 0, two.stderr
     assert two.stdout.count("model and report in") == 1
-    for one, other in zip(log_of(tmp_path / "one"), log_of(tmp_path / "two"), strict=True):
-        assert one.get("tokens") == other.get("tokens")
-        assert set(one) == set(other)
-        for key in set(one) - {"step", "tokens"}:
-            assert one[key] == pytest.approx(other[key], rel=1e-5, abs=1e-5)
+    own_files.same_logs(tmp_path / "one", tmp_path / "two", rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.slow
@@ -374,7 +327,7 @@ def test_one_of_several_processes_reports_what_is_wrong(given, tmp_path, to, mes
 
 def test_processes_of_srun_are_joined(given, tmp_path):
     asked = [*given, "--to", "2x32", "--set", "student.dropout=0.0", "--device", "cpu"]
-    assert kdcli(*asked, "-o", tmp_path / "one").exit_code == 0
+    succeeds(*asked, "-o", tmp_path / "one")
     stdout, _ = processes.two_ranks("distill", *asked, "-o", tmp_path / "two", slurm=True)
     assert stdout.count("model and report in") == 1
     one, two = (log_of(tmp_path / name)[-1] for name in ("one", "two"))
@@ -435,8 +388,7 @@ def test_the_embedded_teacher_needs_no_network_by_any_method(monkeypatch, method
 def test_the_embedded_default(tmp_path, monkeypatch):
     monkeypatch.setattr("kdcli.data.demo.EXAMPLES", 100)
     quick = ["--max-steps", "12", "--set", "measure.min_seconds=0.2"]
-    result = kdcli("demo", "--to", "2x64", "-o", tmp_path / "demo", *quick)
-    assert result.exit_code == 0, result.output
+    succeeds("demo", "--to", "2x64", "-o", tmp_path / "demo", *quick)
     report = report_of(tmp_path / "demo")
     assert set(report.quality) == {"demo-topic probe", "demo-order probe", "demo-coherence probe", "held-out loss"}
     assert report.models["student"].bytes < report.models["teacher"].bytes

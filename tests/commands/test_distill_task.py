@@ -1,12 +1,10 @@
 """`kdcli distill --task` from end to end on tiny models: what its stages leave, repeat and share."""
 
-from __future__ import annotations
-
 import own_files
 import processes
 import pytest
 import torch
-from own_files import interrupted, kdcli, log_of, report_of, said_by, same_weights, times, weights
+from own_files import interrupted, kdcli, log_of, refused, report_of, said_by, same_weights, succeeds, times, weights
 from transformers import AutoModelForSequenceClassification
 
 from kdcli.losses import inputs, methods, on_tasks
@@ -28,23 +26,17 @@ ON_TASKS = [m for m in methods() if "task" in inputs(m)]
 def done(asked, tmp_path_factory):
     """The directory of a distillation by TinyBERT, and the command's result."""
     out = tmp_path_factory.mktemp("done") / "out"
-    result = kdcli(*asked(), "-o", out)
-    assert result.exit_code == 0, result.output
-    return out, result
+    return out, succeeds(*asked(), "-o", out)
 
 
 def scores(folder):
-    """The scores of each model in a report."""
     return {e.model: e.metrics for e in report_of(folder).evaluations}
 
 
 def test_what_a_run_leaves(done):
     out, result = done
-    assert {p.name for p in out.iterdir()} == {
-        *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", "recipe.yaml"),
-        *("report.json", "report.md", "report.html", "latency.csv", "log.jsonl"),
-        *("start", "intermediate", "student-undistilled"),
-    }
+    stages = {"start", "intermediate", "student-undistilled"}
+    assert {p.name for p in out.iterdir()} == own_files.REPORT | own_files.MODEL | stages
     report = report_of(out)
     assert list(report.models) == ["teacher", STUDENT]
     assert [e.model for e in report.evaluations] == ["teacher", STUDENT, ALONE]
@@ -85,8 +77,7 @@ def test_the_student_without_a_teacher_is_what_fine_tuning_makes_of_it(done, ask
     # Rate and batch are those of `finetune`, steps and data those of the distillation.
     options = ["--max-steps", "8", "--dtype", "fp32", "--set", "data.max_length=24", "--set", "measure.latency=false"]
     data = given[given.index("--data") + 1]
-    alone = kdcli("finetune", out / "start", "--task", "own", "--data", data, *options, "-o", tmp_path / "alone")
-    assert alone.exit_code == 0, alone.output
+    succeeds("finetune", out / "start", "--task", "own", "--data", data, *options, "-o", tmp_path / "alone")
     assert scores(tmp_path / "alone") == {FINETUNED: scores(out)[ALONE]}
 
 
@@ -94,11 +85,9 @@ def test_the_teachers_signals_are_cached_and_gone_when_they_are_not_needed(done,
     out, result = done
     assert "computing the teacher's signals for 96 rows" in said_by(result)
     assert not (out / "signals").exists()
-    again = kdcli(*asked(), "-o", tmp_path / "again")
-    assert again.exit_code == 0
+    succeeds(*asked(), "-o", tmp_path / "again")
     assert same_weights(out, tmp_path / "again"), "the same command gives the same bits"
-    without = kdcli(*asked(), "--set", "cache_gb=0", "--set", "undistilled.use=false", "-o", tmp_path / "without")
-    assert without.exit_code == 0
+    without = succeeds(*asked(), "--set", "cache_gb=0", "--set", "undistilled.use=false", "-o", tmp_path / "without")
     assert "signals" not in said_by(without)
     a, b = weights(out / "intermediate"), weights(tmp_path / "without" / "intermediate")
     # Of Adam's steps only the sign is certain where a gradient is near zero; a step is 1e-3 at most.
@@ -114,8 +103,7 @@ def test_the_teachers_signals_are_cached_and_gone_when_they_are_not_needed(done,
 @pytest.mark.parametrize("method", ON_TASKS)
 def test_every_method_trains(asked, tmp_path, method):
     out = tmp_path / "out"
-    result = kdcli(*asked(), "--method", method, "--set", "undistilled.use=false", "-o", out)
-    assert result.exit_code == 0, result.output
+    succeeds(*asked(), "--method", method, "--set", "undistilled.use=false", "-o", out)
     recipe, (stage, kd) = report_of(out).recipe, on_tasks(method)
     assert {k: recipe["kd"][k] for k in kd} == kd, "as its authors had it"
     assert (out / "intermediate").exists() == (stage == "separate")
@@ -137,8 +125,7 @@ KINDS: dict[str, Kind] = {"pair": "class", "multi": "multi", "score": "score", "
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_task_is_learned(asked, tmp_path, kind, method):
     out = tmp_path / "out"
-    result = kdcli(*asked(kind), "--method", method, "--set", "undistilled.use=false", "-o", out)
-    assert result.exit_code == 0, result.output
+    succeeds(*asked(kind), "--method", method, "--set", "undistilled.use=false", "-o", out)
     log = [r for r in log_of(out) if "held_out" in r]
     assert log[-1]["held_out"]["kd"] < log[0]["held_out"]["kd"]
     model = AUTO_CLASS[KINDS[kind]].from_pretrained(out)
@@ -149,14 +136,13 @@ def test_every_kind_of_task_is_learned(asked, tmp_path, kind, method):
 @pytest.mark.parametrize(("stage", "method"), [("intermediate", "tinybert"), ("out", "tinybert"), ("out", "pkd")])
 def test_stopped_in_a_stage_and_gone_on_with_is_bit_identical(asked, tmp_path, monkeypatch, stage, method):
     arguments = [*asked(), "--method", method]
-    assert kdcli(*arguments, "-o", tmp_path / "whole").exit_code == 0
+    succeeds(*arguments, "-o", tmp_path / "whole")
     out = tmp_path / "out"
     assert interrupted(monkeypatch, stage, 5, *arguments, "-o", out).exit_code == 130
     assert not (out / "report.json").exists()
     finished = times(out / "start") | (times(out / "intermediate") if method == "tinybert" and stage == "out" else {})
     assert (out / "signals").exists(), "each of these stages reads its rows more than once"
-    again = kdcli(*arguments, "-o", out, "--resume")
-    assert again.exit_code == 0, again.output
+    again = succeeds(*arguments, "-o", out, "--resume")
     assert "resumed after step 3" in said_by(again)
     assert finished
     assert {p: p.stat().st_mtime_ns for p in finished} == finished, "a finished stage is not repeated"
@@ -172,12 +158,11 @@ def test_stopped_in_a_stage_and_gone_on_with_is_bit_identical(asked, tmp_path, m
 def test_stopped_while_the_student_without_a_teacher_is_trained(done, asked, tmp_path, monkeypatch):
     out = tmp_path / "out"
     assert interrupted(monkeypatch, "student-undistilled", 5, *asked(), "-o", out).exit_code == 130
-    assert kdcli(*asked(), "-o", out, "--resume").exit_code == 0
+    succeeds(*asked(), "-o", out, "--resume")
     assert same_weights(out, done[0])
     assert scores(out) == scores(done[0])
     before = times(out)
-    again = kdcli(*asked(), "-o", out, "--resume")
-    assert again.exit_code == 0
+    again = succeeds(*asked(), "-o", out, "--resume")
     assert "is done already" in said_by(again)
     assert times(out) == before
 
@@ -193,7 +178,7 @@ def test_stopped_while_the_student_without_a_teacher_is_trained(done, asked, tmp
 )
 def test_the_objective_may_be_left_out_or_joined(asked, tmp_path, settings, there, terms):
     out = tmp_path / "out"
-    assert kdcli(*asked(), *settings, "--set", "undistilled.use=false", "-o", out).exit_code == 0
+    succeeds(*asked(), *settings, "--set", "undistilled.use=false", "-o", out)
     assert (out / "intermediate").exists() == there
     assert all(set(r["terms"]) == terms for r in log_of(out) if r["step"])
     assert AutoModelForSequenceClassification.from_pretrained(out).config.num_hidden_layers == 2
@@ -202,13 +187,10 @@ def test_the_objective_may_be_left_out_or_joined(asked, tmp_path, settings, ther
 def test_the_student_may_be_brought(done, asked, tmp_path):
     brought = done[0] / "start"
     arguments = [*asked(to=None), "--student", brought]
-    assert kdcli(*arguments, "-o", tmp_path / "out").exit_code == 0
+    succeeds(*arguments, "-o", tmp_path / "out")
     assert not (tmp_path / "out" / "start").exists()
     assert same_weights(tmp_path / "out", done[0])
-    refused = kdcli(*arguments, "--to", "3x16", "-o", tmp_path / "no")
-    assert refused.exit_code == 2
-    assert "not 3x16" in said_by(refused)
-    assert not (tmp_path / "no").exists()
+    assert "not 3x16" in refused(tmp_path, *arguments, "--to", "3x16")
 
 
 def test_several_teachers_count_alike(asked, teacher_of, tmp_path):
@@ -217,8 +199,7 @@ def test_several_teachers_count_alike(asked, teacher_of, tmp_path):
     first = {}
     for name, teachers in {"one": [], "two": [other], "twice": [teacher_of("class")]}.items():
         also = [part for teacher in teachers for part in ("--also-teacher", teacher)]
-        result = kdcli(*asked(), *few, *also, "-o", tmp_path / name)
-        assert result.exit_code == 0, result.output
+        succeeds(*asked(), *few, *also, "-o", tmp_path / name)
         first[name] = log_of(tmp_path / name)[0]["held_out"]
     assert first["twice"] == pytest.approx(first["one"])
     assert first["two"]["task"] == pytest.approx(first["one"]["task"])
@@ -231,18 +212,13 @@ def test_several_teachers_count_alike(asked, teacher_of, tmp_path):
 @pytest.mark.parametrize("stage", ["intermediate", "."])
 def test_killed_at_a_random_step_of_a_stage_and_resumed_is_bit_identical(asked, tmp_path, stage):
     arguments = [*asked(), "--max-steps", "60", "--set", "undistilled.use=false"]
-    assert kdcli(*arguments, "-o", tmp_path / "a").exit_code == 0
-    out = tmp_path / "b"
-    processes.killed_at_random(*arguments, out=out, stage=stage)
-    assert kdcli(*arguments, "-o", out, "--resume").exit_code == 0
-    assert same_weights(tmp_path / "a", out)
-    assert log_of(tmp_path / "a") == log_of(out)
+    processes.killed_and_resumed(tmp_path, *arguments, stage=stage)
 
 
 @pytest.mark.slow
 def test_two_processes_are_one_with_the_same_global_batch(asked, tmp_path):
     arguments = [*asked(), "--set", "student.dropout=0.0", "--set", "undistilled.use=false", "--device", "cpu"]
-    assert kdcli(*arguments, "-o", tmp_path / "one").exit_code == 0
+    succeeds(*arguments, "-o", tmp_path / "one")
     processes.two_ranks(*arguments, "-o", tmp_path / "two")
     # Dropout of the prediction stage is drawn by each process for itself; the stage before has none.
     for one, other in zip(*(log_of(tmp_path / n / "intermediate") for n in ("one", "two")), strict=True):

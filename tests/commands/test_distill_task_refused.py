@@ -1,13 +1,11 @@
 """`kdcli distill --task` given what it cannot use: exit 2 or 3, one message, and nothing left behind."""
 
-from __future__ import annotations
-
 import errno
 
 import own_files
 import pytest
 from encoders import tiny_config
-from own_files import NAMES, kdcli, said_by, write
+from own_files import NAMES, kdcli, said_by, succeeds, write
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from kdcli.commands.distill.settings import TaskDistillRecipe
@@ -25,23 +23,13 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
-    """A model whose head names the classes; what it was trained for does not matter here."""
     return own_files.headed(tmp_path_factory.mktemp("teacher"), LABELS, num_hidden_layers=4)
 
 
 @pytest.fixture
 def refused(data, teacher, tmp_path):
-    """Run it with more arguments: its one message, after a check that it left nothing."""
-
-    def of(*more, code=2, given=(teacher,), to=("--to", "2x16")):
-        before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
-        result = kdcli("distill", *given, "--task", "own", "--data", data, *to, *QUICK, "-o", tmp_path / "out", *more)
-        assert result.exit_code == code, result.output
-        assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
-        assert "Traceback" not in result.output
-        assert result.stderr.count("error: ") == 1
-        assert result.stdout == ""
-        return said_by(result)
+    def of(*more, given=(teacher,), to=("--to", "2x16")):
+        return own_files.refused(tmp_path, "distill", *given, "--task", "own", "--data", data, *to, *QUICK, *more)
 
     return of
 
@@ -88,10 +76,8 @@ def test_a_recipe_that_cannot_be_is_refused_without_model_or_data(changes, messa
 
 @pytest.mark.parametrize("option", ["student", "general", "corpus", "also-teacher", "augment-only", "glove", "ablate"])
 def test_options_of_a_task_need_one(teacher, tmp_path, option):
-    result = kdcli("distill", teacher, "--to", "2x16", f"--{option}", "x", "-o", tmp_path / "out")
-    assert result.exit_code == 2
-    assert f"--{option} needs --task" in said_by(result)
-    assert not (tmp_path / "out").exists()
+    message = own_files.refused(tmp_path, "distill", teacher, "--to", "2x16", f"--{option}", "x")
+    assert f"--{option} needs --task" in message
 
 
 def test_a_teacher_that_was_not_fine_tuned_for_the_task(refused, tmp_path):
@@ -110,7 +96,7 @@ def test_a_teacher_with_another_order_of_labels(refused, tmp_path):
     swapped = own_files.headed(tmp_path / "swapped", LABELS[::-1], num_hidden_layers=4)
     message = refused(given=(swapped,))
     assert "in another order" in message
-    assert "head.label_map=[1, 0]" in message or "label_map" in message
+    assert "label_map" in message
     assert "in another order" in refused("--also-teacher", swapped)
     # With the mapping it would go on to the next mistake.
     assert "not a shape" in refused("--set", "head.label_map=[1, 0]", given=(swapped,), to=("--to", "banana"))
@@ -126,11 +112,10 @@ def test_models_with_another_vocabulary(refused, teacher, tmp_path):
     masked = tmp_path / "masked"
     AutoModelForMaskedLM.from_config(tiny_config("bert")).save_pretrained(masked)
     AutoTokenizer.from_pretrained(other).save_pretrained(masked)
-    message = refused("--augment", "--augment-model", masked)
-    assert f"augment.model {masked} has another vocabulary than teacher {teacher}" in message
+    message = f"augment.model {masked} has another vocabulary than teacher {teacher}"
+    assert message in refused("--augment", "--augment-model", masked)
     assert "has another vocabulary" in refused("--augment-model", masked, "--augment-only", tmp_path / "copies.jsonl")
-    plain = own_files.encoder(tmp_path / "plain")
-    assert "masked" in refused("--augment", "--augment-model", plain)
+    assert "masked" in refused("--augment", "--augment-model", own_files.encoder(tmp_path / "plain"))
 
 
 @pytest.mark.parametrize(
@@ -172,17 +157,14 @@ def test_a_disk_that_is_full(data, teacher, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("kdcli.teachers.cache._sync", full)
         result = kdcli(*arguments)
-    assert result.exit_code == 3
-    assert result.stderr.count("error: ") == 1
-    assert "full" in said_by(result)
+    assert (result.exit_code, result.stderr.count("error: "), "full" in said_by(result)) == (3, 1, True)
     assert not list((tmp_path / "out" / "signals").glob("*/*"))
     with monkeypatch.context() as patch:
         patch.setattr("transformers.modeling_utils.safe_save_file", full)
         result = kdcli(*arguments, "--resume")
-    assert result.exit_code == 3
-    assert "the disk is full" in said_by(result)
+    assert (result.exit_code, "the disk is full" in said_by(result)) == (3, True)
     assert not (tmp_path / "out" / "intermediate" / "model.safetensors").exists()
-    assert kdcli(*arguments, "--resume").exit_code == 0
+    succeeds(*arguments, "--resume")
 
 
 def test_a_cache_that_cannot_be_written(teacher, tmp_path, monkeypatch):
@@ -194,6 +176,5 @@ def test_a_cache_that_cannot_be_written(teacher, tmp_path, monkeypatch):
     data = write(tmp_path / "data.jsonl", rows)
     asked = ["distill", teacher, "--task", "own", "--data", data, *QUICK, "--glove", vectors]
     result = kdcli(*asked, "--augment-only", copies)
-    assert result.exit_code == 3, result.output
-    assert result.stderr.count("error: ") == 1
+    assert (result.exit_code, result.stderr.count("error: ")) == (3, 1), result.output
     assert not copies.exists()

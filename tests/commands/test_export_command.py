@@ -1,7 +1,5 @@
 """`kdcli export`: a directory whose README code runs, or none."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -11,16 +9,9 @@ import sys
 
 import pytest
 import torch
+import transformers
 from encoders import tiny_config, tiny_tokenizer
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-)
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from kdcli.backends import export as files
 from kdcli.commands.export import run as export
@@ -32,13 +23,10 @@ from kdcli.sparse.compact import compact
 NAMES = {0: "no", 1: "maybe", 2: "yes"}
 HEADS = {
     "class": (AutoModelForSequenceClassification, {"id2label": NAMES, "label2id": {v: k for k, v in NAMES.items()}}),
-    "multi": (
-        AutoModelForSequenceClassification,
-        {"id2label": NAMES, "problem_type": "multi_label_classification"},
-    ),
+    "multi": (AutoModelForSequenceClassification, {"id2label": NAMES, "problem_type": "multi_label_classification"}),
     "score": (AutoModelForSequenceClassification, {"num_labels": 1, "problem_type": "regression"}),
-    "tokens": (AutoModelForTokenClassification, {"id2label": NAMES}),
-    "span": (AutoModelForQuestionAnswering, {}),
+    "tokens": (transformers.AutoModelForTokenClassification, {"id2label": NAMES}),
+    "span": (transformers.AutoModelForQuestionAnswering, {}),
     "none": (AutoModel, {}),
 }
 ONE = "A first text.", "A second and somewhat longer one."
@@ -46,16 +34,13 @@ ONE = "A first text.", "A second and somewhat longer one."
 
 @pytest.fixture
 def saved(tmp_path):
-    """Save a tiny model with a head."""
-
     def save(head, **changes):
         auto, settings = HEADS.get(head, (head, {}))
         torch.manual_seed(0)
-        folder = tmp_path / "source"
         config = tiny_config("bert", num_hidden_layers=1, initializer_range=0.3, **settings | changes)
-        auto.from_config(config).save_pretrained(folder)
-        tiny_tokenizer().save_pretrained(folder)
-        return folder
+        for part in (auto.from_config(config), tiny_tokenizer()):
+            part.save_pretrained(tmp_path / "source")
+        return tmp_path / "source"
 
     return save
 
@@ -66,7 +51,6 @@ def exported(source, folder, **changes):
 
 
 def code_of(folder):
-    """The README's lines of Python."""
     (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text("utf-8"), re.DOTALL)
     return code
 
@@ -109,9 +93,8 @@ def test_readme_prints_what_torch_computes(head, format, saved, tmp_path):
 
 def test_what_a_directory_holds(saved, tmp_path):
     done = exported(saved("class"), tmp_path / "out", int8=True)
-    alone = subprocess.run(
-        [sys.executable, "-c", code_of(done.folder)], cwd=done.folder, capture_output=True, text=True
-    )
+    code = [sys.executable, "-c", code_of(done.folder)]
+    alone = subprocess.run(code, cwd=done.folder, capture_output=True, text=True)
     assert (alone.returncode, alone.stdout.strip()) == (0, snippet(done.folder)), alone.stderr
     names = {f.name for f in done.folder.iterdir()}
     assert names >= {"model.onnx", "config.json", "tokenizer.json", "tokenizer_config.json", "README.md", "export.json"}
@@ -189,10 +172,8 @@ def test_default_directory_is_numbered(saved, tmp_path, monkeypatch):
     source = saved("none")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(export, "export_onnx", quick)
-    assert [exported(source, None).folder.as_posix() for _ in range(2)] == [
-        "runs/export-source-onnx",
-        "runs/export-source-onnx-2",
-    ]
+    both = [exported(source, None).folder.as_posix() for _ in range(2)]
+    assert both == ["runs/export-source-onnx", "runs/export-source-onnx-2"]
     assert exported(source, None, overwrite=True).folder.name == "export-source-onnx-2"
     assert exported(source, None, int8=True).folder.name == "export-source-onnx-int8"
 

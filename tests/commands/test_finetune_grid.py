@@ -1,7 +1,5 @@
 """`kdcli finetune --grid --seeds`: every run has its own directory; the best mean over seeds is chosen."""
 
-from __future__ import annotations
-
 import math
 
 import own_files
@@ -27,10 +25,8 @@ def given(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(given, tmp_path_factory):
-    """The grid, run without interruption."""
     out = tmp_path_factory.mktemp("grid") / "out"
-    result = succeeds(*given, "-o", out)
-    return out, result
+    return out, succeeds(*given, "-o", out)
 
 
 def test_every_run_reports_itself(whole):
@@ -61,17 +57,14 @@ def test_the_setting_of_the_best_mean_is_chosen_and_its_best_seed(whole):
         for lr in ("0.0003", "0.003")
         for seed in (5, 6)
     ]
-    assert report.evaluations == runs[best].evaluations
-    assert report.curve == runs[best].curve
-    assert report.training == runs[best].training
+    for part in ("evaluations", "curve", "training"):
+        assert getattr(report, part) == getattr(runs[best], part)
     # Mean and sample standard deviation of both settings are shown.
     for lr in ("0.0003", "0.003"):
         a, b = (scores[f"lr={lr},seed={s}"] for s in (5, 6))
         deviation = math.sqrt(((a - means[lr]) ** 2 + (b - means[lr]) ** 2) / (2 - 1))
-        shown = f"{means[lr]:.4f} ± {deviation:.2g}"
-        assert shown in (out / "report.md").read_text("utf-8")
-        assert shown in (out / "report.html").read_text("utf-8")
-        assert shown in result.stdout
+        for text in (*((out / name).read_text("utf-8") for name in ("report.md", "report.html")), result.stdout):
+            assert f"{means[lr]:.4f} ± {deviation:.2g}" in text
     assert "chosen by accuracy (validation; mean over its seeds)" in " ".join(result.stdout.split())
 
 
@@ -106,8 +99,7 @@ def test_only_the_chosen_model_is_kept(given, whole, tmp_path):
 def test_a_finished_grid_is_not_repeated_and_another_grid_is_refused(given, whole):
     out, _ = whole
     before = times(out)
-    again = kdcli(*given, "-o", out, "--resume")
-    assert again.exit_code == 0
+    again = succeeds(*given, "-o", out, "--resume")
     assert "is done already" in again.stderr
     assert "0.003" in again.stdout
     changed = [o.replace("3e-4,3e-3", "3e-4,1e-3") if isinstance(o, str) else o for o in given]
@@ -146,8 +138,7 @@ def test_a_cut_grid_resumes_without_repeating_a_finished_run(given, whole, tmp_p
 
 
 def test_seeds_without_a_grid(given, tmp_path):
-    at = given.index("--grid")
-    result = succeeds(*given[:at], "--max-steps", "4", "--seeds", "3", "-o", tmp_path / "out")
+    result = succeeds(*given[: given.index("--grid")], "--max-steps", "4", "--seeds", "3", "-o", tmp_path / "out")
     selection = report_of(tmp_path / "out").selection
     assert ([r.seed for r in selection.runs], selection.settings) == ([0, 1, 2], {})
     values = [r.metrics["accuracy"] for r in selection.runs]
@@ -156,16 +147,14 @@ def test_seeds_without_a_grid(given, tmp_path):
 
 
 def test_several_keys_make_every_combination_and_keep_may_be_one(given, tmp_path):
-    at = given.index("--grid")
     grid = ["--grid", "batch_size=8,16", "--grid", "keep=last,best", "--max-steps", "2"]
-    succeeds(*given[:at], *grid, "-o", tmp_path / "out")
+    succeeds(*given[: given.index("--grid")], *grid, "-o", tmp_path / "out")
     names = sorted(p.name for p in (tmp_path / "out" / "runs").iterdir())
     assert names == [f"batch_size={b},keep={k},seed=0" for b in (16, 8) for k in ("best", "last")]
 
 
 def test_a_grid_of_one_value_trains_with_it_in_the_directory_itself(given, tmp_path):
-    at = given.index("--grid")
-    succeeds(*given[:at], "--grid", "lr=1e-4", "--max-steps", "1", "-o", tmp_path / "out")
+    succeeds(*given[: given.index("--grid")], "--grid", "lr=1e-4", "--max-steps", "1", "-o", tmp_path / "out")
     report = report_of(tmp_path / "out")
     assert (report.recipe["train"]["lr"], report.selection) == (1e-4, None)
     assert not (tmp_path / "out" / "runs").exists()
@@ -174,10 +163,8 @@ def test_a_grid_of_one_value_trains_with_it_in_the_directory_itself(given, tmp_p
 @pytest.fixture
 def two_sets(tmp_path):
     """A task with two sets; all labels of the second are wrong, so a model is right on one of them only."""
-    rows = [
-        {"premise": r["text"], "hypothesis": r["text"], "label": i % 2}
-        for i, r in enumerate(own_files.rows("class", 96))
-    ]
+    texts = [r["text"] for r in own_files.rows("class", 96)]
+    rows = [{"premise": text, "hypothesis": text, "label": i % 2} for i, text in enumerate(texts)]
     rare = {"premise": "w40", "hypothesis": "w40", "label": 2}
     own_files.write(tmp_path / "data" / "train.jsonl", [*rows, rare])
     own_files.write(tmp_path / "data" / "validation_matched.jsonl", rows[:24])

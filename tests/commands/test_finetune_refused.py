@@ -3,15 +3,13 @@
 Messages on single rows and files are tested in tests/data.
 """
 
-from __future__ import annotations
-
 import json
 
 import own_files
 import pytest
 import torch
 from accelerate import Accelerator
-from own_files import QUICK, kdcli, report_of, said_by, succeeds, write
+from own_files import QUICK, refused, report_of, succeeds, write
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from kdcli.commands.finetune.run import check_grid
@@ -33,18 +31,6 @@ def data(tmp_path):
     return own_files.own(tmp_path / "data", "class", n=64, judged=16)
 
 
-def refused(tmp_path, *arguments):
-    """The only message of a refused command, which wrote nothing."""
-    before = sorted(tmp_path.rglob("*"))
-    result = kdcli("finetune", *arguments, "-o", tmp_path / "out")
-    assert result.exit_code == 2, result.output
-    assert sorted(tmp_path.rglob("*")) == before
-    assert "Traceback" not in result.output
-    assert result.stderr.count("error: ") == 1
-    assert result.stdout == ""
-    return said_by(result)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -64,19 +50,19 @@ def refused(tmp_path, *arguments):
 )
 def test_a_bad_command_line(encoder, data, tmp_path, arguments, message):
     places = {"MODEL": encoder, "DATA": data}
-    assert message in refused(tmp_path, *(places.get(a, a) for a in arguments), *QUICK)
+    assert message in refused(tmp_path, "finetune", *(places.get(a, a) for a in arguments), *QUICK)
 
 
 def test_a_bad_row_and_a_damaged_file(encoder, data, tmp_path):
-    assert "no model given" in refused(tmp_path)
+    assert "no model given" in refused(tmp_path, "finetune")
     options = [encoder, "--task", "own", "--data", data, *QUICK]
     lines = own_files.rows("class", 16)
     path = write(data / "validation.jsonl", [*lines[:7], lines[7] | {"label": "wild"}])
-    message = refused(tmp_path, *options)
+    message = refused(tmp_path, "finetune", *options)
     assert f"{path}:8:" in message
     assert "must be one of 0 (brisk), 1 (calm), got 'wild'" in message
     (data / "train.jsonl").write_bytes(b"\n\n")
-    assert f"{data / 'train.jsonl'} holds no rows" in refused(tmp_path, *options)
+    assert f"{data / 'train.jsonl'} holds no rows" in refused(tmp_path, "finetune", *options)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +95,8 @@ def session():
 
 
 def test_a_set_to_choose_on_must_be_there(encoder, session, data, tmp_path):
-    rows = [
-        {"premise": r["text"], "hypothesis": "w1", "label": i % 3} for i, r in enumerate(own_files.rows("class", 32))
-    ]
+    texts = [r["text"] for r in own_files.rows("class", 32)]
+    rows = [{"premise": text, "hypothesis": "w1", "label": i % 3} for i, text in enumerate(texts)]
     for name in ("train", "validation_matched", "validation_mismatched"):
         write(tmp_path / "mnli" / f"{name}.jsonl", rows)
     for task, source, there in (("mnli", tmp_path / "mnli", "matched, mismatched"), ("own", data, "there is only one")):
@@ -137,8 +122,7 @@ def test_without_a_validation_split_a_tenth_is_held_back(encoder, session, data,
 
 def misplaced(lines, numbers):
     for number in numbers:
-        start = lines[number]["answers"]["answer_start"][0]
-        lines[number]["answers"]["answer_start"] = [start + 1]
+        lines[number]["answers"]["answer_start"][0] += 1
     return lines
 
 
@@ -160,7 +144,7 @@ def test_a_checkpoint_with_the_labels_in_another_order(data, tmp_path):
     """Without `head.label_map` its head would start wrong about every example."""
     model = own_files.headed(tmp_path / "model", ("calm", "brisk"))
     options = [model, "--task", "own", "--data", data, *QUICK]
-    message = refused(tmp_path, *options)
+    message = refused(tmp_path, "finetune", *options)
     assert "has the labels of own in another order: 0 calm, 1 brisk; the data: 0 brisk, 1 calm" in message
     assert "--set head.label_map='[1, 0]'" in message
     succeeds("finetune", *options, "--set", "head.label_map=[1, 0]", "--max-steps", "2", "-o", tmp_path / "out")

@@ -1,7 +1,5 @@
 """Recipes of distilling on a task: what lies beneath what, the stages' own values, lists of variants."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -165,10 +163,8 @@ def test_what_is_set_beats_the_recipe_of_text():
 
 
 def test_the_stage_on_text_takes_method_and_loss_of_the_task_where_it_has_no_recipe():
-    recipe = asked(
-        sets=["loss.layers=top", "general.overrides.train.lr=1e-3"], task="own", general__use=True, general__source="x"
-    ).recipe
-    of_text = general_recipe(recipe).recipe
+    sets = ["loss.layers=top", "general.overrides.train.lr=1e-3"]
+    of_text = general_recipe(asked(sets=sets, task="own", general__use=True, general__source="x").recipe).recipe
     assert (of_text.method, of_text.loss, of_text.data.source) == ("tinybert", {"layers": "top"}, "x")
     assert (of_text.train.lr, of_text.teacher, of_text.assistant) == (1e-3, "t", "none")
     with pytest.raises(UsageError, match=r"did you mean 'train\.lr'"):
@@ -217,10 +213,7 @@ def test_variants_of_ones_own(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("warm: {kd.temperature: 4.0}\nlong: {train: {epochs: 9.0}}\n", "utf-8")
     assert ablations(str(file)) == {"full": {}, "warm": {"kd.temperature": 4.0}, "long": {"train.epochs": 9.0}}
-    for text, message in (
-        ("warm: 4\n", "'warm' must hold a mapping"),
-        ("- warm\n", "must hold a mapping of recipe keys"),
-    ):
+    for text, message in (("warm: 4", "'warm' must hold a mapping"), ("- warm", "must hold a mapping of recipe keys")):
         file.write_text(text, "utf-8")
         with pytest.raises(UsageError, match=message):
             ablations(str(file))

@@ -1,7 +1,5 @@
 """From outputs to evaluations: predictions in the order of the examples, metrics per set, the worst examples."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -23,10 +21,8 @@ SQUAD2 = Task("squad_v2", "span", ("question", "context"), ("f1", "exact"), labe
 
 def texts(labels):
     """Examples with texts of all lengths, the longest early."""
-    return [
-        Example(f"f:{i}", f"e{i}", (" ".join(f"w{(i + j) % 50}" for j in range(9 - (4 * i) % 9)),), label)
-        for i, label in enumerate(labels)
-    ]
+    made = (" ".join(f"w{(i + j) % 50}" for j in range(9 - (4 * i) % 9)) for i in range(len(labels)))
+    return [Example(f"f:{i}", f"e{i}", (text,), n) for i, (text, n) in enumerate(zip(made, labels, strict=True))]
 
 
 def evaluator_of(task, sets, choose_on=None, max_length=64, tokenizer=None, stride=8):
@@ -36,7 +32,6 @@ def evaluator_of(task, sets, choose_on=None, max_length=64, tokenizer=None, stri
 
 
 def in_rows(evaluator, outputs):
-    """Outputs of the examples in row order."""
     return [np.asarray(outputs[i], dtype=np.float32) for i in evaluator.features.rows.example]
 
 
@@ -70,8 +65,7 @@ def test_a_class_has_probabilities_and_a_loss():
     one, two = predicted(evaluator, [logits_of(0.5, 0.3, 0.2) + 7.0, logits_of(0.5, 0.3, 0.2)])
     assert (one.value, one.shown) == (0, "yes")
     assert one.scores == pytest.approx([0.5, 0.3, 0.2], abs=1e-6)
-    assert one.error == pytest.approx(-math.log(0.2), abs=1e-5)
-    assert two.error == pytest.approx(-math.log(0.5), abs=1e-5)
+    assert [one.error, two.error] == pytest.approx([-math.log(0.2), -math.log(0.5)], abs=1e-5)
 
 
 def test_several_labels_are_those_above_one_half():
@@ -85,9 +79,7 @@ def test_several_labels_are_those_above_one_half():
     assert one.scores == pytest.approx(likely, abs=1e-6)
     expected = -(math.log(likely[0]) + math.log(1 - likely[1]) + math.log(likely[2])) / 3
     assert one.error == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_confident_mistake_among_several_labels_has_a_finite_error():
+    # A confident mistake has a finite error.
     (found,) = predicted(evaluator_of(MULTI, texts([(0,)])), [[-1000.0, 0.0, 1000.0]])
     assert 5 < found.error < math.inf
 
@@ -193,8 +185,7 @@ def test_each_set_has_a_confusion_matrix():
     of_yes = matched.per_class["yes"]
     assert (of_yes.precision, of_yes.recall, of_yes.support) == (1.0, 0.5, 2)
     assert mismatched.per_class["maybe"].support == 0
-    assert [one.id for one in matched.worst] == ["e3"]
-    assert [one.id for one in mismatched.worst] == ["e1"]
+    assert [one.id for one in (*matched.worst, *mismatched.worst)] == ["e3", "e1"]
 
 
 def test_worst_examples_are_wrong_ones_by_error():
@@ -207,9 +198,8 @@ def test_worst_examples_are_wrong_ones_by_error():
         assert [one.id for one in report.worst] == ids
     (report,) = evaluations(evaluator, outputs, 1)
     (worst,) = report.worst
-    assert (worst.label, worst.predicted) == ("yes", "no")
+    assert (worst.label, worst.predicted, worst.texts) == ("yes", "no", list(evaluator.features.examples[4].texts))
     assert worst.badness == pytest.approx(-math.log(0.01), abs=1e-4)
-    assert worst.texts == list(evaluator.features.examples[4].texts)
 
 
 @pytest.mark.parametrize(
@@ -224,16 +214,14 @@ def test_right_predictions_are_never_worst_examples(task, labels, outputs):
     assert evaluations(evaluator_of(task, texts(labels)), outputs)[0].worst == []
 
 
+# The first is right and unsure, so its loss is the largest.
+UNSURE = [[0.01, -0.01, -0.01], [-0.5, 3.0, 0.5], [0.01, -9.0, -9.0]]
+
+
 @pytest.mark.parametrize(
     ("task", "labels", "outputs", "shown"),
     [
-        # The first is right and unsure, so its loss is the largest.
-        (
-            MULTI,
-            [(0,), (1,), ()],
-            [[0.01, -0.01, -0.01], [-0.5, 3.0, 0.5], [0.01, -9.0, -9.0]],
-            [("e1", "art", "art, war"), ("e2", "(none)", "sport")],
-        ),
+        (MULTI, [(0,), (1,), ()], UNSURE, [("e1", "art", "art, war"), ("e2", "(none)", "sport")]),
         (SCORE, [1.0, 2.0], [[1.0], [3.14159]], [("e1", "2", "3.14")]),
     ],
 )
@@ -272,8 +260,7 @@ def test_answers_come_from_the_windows():
     wrong[row][context] = 9.0
     (report,) = evaluator.evaluations("student", "validation", evaluator.features.predictions(wrong), 5)
     (mistake,) = Evaluation.model_validate(report).worst
-    assert (mistake.id, mistake.label, mistake.predicted) == ("short", "cat", "the")
-    assert mistake.badness == 1.0
+    assert (mistake.id, mistake.label, mistake.predicted, mistake.badness) == ("short", "cat", "the", 1.0)
     assert report["metrics"]["exact"] < right["metrics"]["exact"]
 
 
@@ -297,9 +284,8 @@ def test_no_answer_is_shown_if_it_is_likelier():
 
 def test_the_set_of_a_span_task_is_its_language():
     task = Task("mlqa", "span", ("question", "context"), ("f1", "exact"), label="answers")
-    evaluator = evaluator_of(
-        task, {n: [asking("the cat ran", "cat")] for n in ("en", "de")}, tokenizer=tokenizer_of("word pieces")
-    )
+    sets = {n: [asking("the cat ran", "cat")] for n in ("en", "de")}
+    evaluator = evaluator_of(task, sets, tokenizer=tokenizer_of("word pieces"))
     assert [evaluator.language(name) for name in ("en", "de", "")] == ["en", "de", "en"]
     assert two_sets().language("matched") == "en"
 
@@ -311,8 +297,7 @@ def test_a_withheld_label_gives_a_prediction_without_error(task, output):
     given = ("w1", "w2") if task is TAGS else ("w1",)
     evaluator = evaluator_of(task, [Example("f:1", "a", given, None)])
     (found,) = predicted(evaluator, [output])
-    assert found.error == 0.0
-    assert found.shown is not None
+    assert (found.error, found.shown is None) == (0.0, False)
     assert shown_label(task, evaluator.features.examples[0]) is None
 
 

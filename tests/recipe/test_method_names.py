@@ -1,7 +1,5 @@
 """Methods are the files of a package, read without importing them."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import sys

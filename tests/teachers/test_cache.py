@@ -1,7 +1,5 @@
 """The teacher's signals on disk: equal to the live ones up to rounding; damaged files are computed again."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random
@@ -44,16 +42,9 @@ def rows_of(lengths=LENGTHS, kind="class", seed=0, types=True):
         "tokens": rng.integers(0, 3, total),
         "span": rng.integers(0, 2, (len(lengths), 2)),
     }[kind]
-    return Encoded(
-        ids_T=rng.integers(5, 60, total).astype(np.int32),
-        types_T=rng.integers(0, 2, total).astype(np.int8) if types else None,
-        ends=np.cumsum(lengths),
-        labels=labels,
-        example=np.arange(len(lengths)),
-        truncated=0,
-        pad_id=0,
-        kind=kind,
-    )
+    ids, segments = rng.integers(5, 60, total).astype(np.int32), rng.integers(0, 2, total).astype(np.int8)
+    how = {"labels": labels, "example": np.arange(len(lengths)), "truncated": 0, "pad_id": 0, "kind": kind}
+    return Encoded(ids_T=ids, types_T=segments if types else None, ends=np.cumsum(lengths), **how)
 
 
 def headed(kind="class", model_type="bert", dtype=torch.float32):
@@ -64,16 +55,9 @@ def headed(kind="class", model_type="bert", dtype=torch.float32):
 
 
 def opened(folder, rows, needs=EVERYTHING, *, teacher=None, log=None, limit=1 << 30, fingerprint="f"):
-    return SignalStore.open(
-        folder,
-        rows,
-        teacher or capture(headed(rows.kind), needs),
-        needs=needs,
-        fingerprint=fingerprint,
-        device=CPU,
-        limit_bytes=limit,
-        log=([] if log is None else log).append,
-    )
+    how = {"needs": needs, "fingerprint": fingerprint, "device": CPU, "limit_bytes": limit}
+    log = [] if log is None else log
+    return SignalStore.open(folder, rows, teacher or capture(headed(rows.kind), needs), **how, log=log.append)
 
 
 def tensors_of(signals):
@@ -90,7 +74,6 @@ def same(some, others):
 
 
 def store_of(folder):
-    """The directory of the only store."""
     (store,) = (p for p in folder.iterdir() if p.is_dir())
     return store
 
@@ -118,11 +101,8 @@ def test_cached_signals_are_the_live_ones(tmp_path, kind, model_type, monkeypatc
         assert len(ours) == 10
         real = live.mask.bool()
         for name, x in theirs.items():
-            assert ours[name].dtype == torch.float32
-            assert ours[name].shape == x.shape
-            ours_real, theirs_real = ours[name], x
-            if name[0] in "qkv":
-                ours_real, theirs_real = ours_real.transpose(1, 2), theirs_real.transpose(1, 2)
+            assert (ours[name].dtype, ours[name].shape) == (torch.float32, x.shape)
+            ours_real, theirs_real = (t.transpose(1, 2) if name[0] in "qkv" else t for t in (ours[name], x))
             if name != "logits" or kind in ("tokens", "span"):
                 assert (ours_real[~real] == 0).all()
                 ours_real, theirs_real = ours_real[real], theirs_real[real]
@@ -147,11 +127,8 @@ def test_no_signal_reaches_the_model_and_the_batch_is_as_before(tmp_path):
     expected = rows.batch(np.arange(3))
     batch = store.batch(np.arange(3))
     assert len(store) == len(rows)
-    extra = batch.keys() - expected.keys()
-    assert extra
-    assert all(key.startswith("teacher.") for key in extra)
-    student = headed()
-    seen = []
+    assert {key.split(".")[0] for key in batch.keys() - expected.keys()} == {"teacher"}
+    student, seen = headed(), []
     student.register_forward_pre_hook(lambda module, args, kwargs: seen.append(set(kwargs)), with_kwargs=True)
     listening = capture(student, Needs(logits=True))
     listening(batch)
@@ -207,12 +184,9 @@ def test_the_teacher_reads_every_row_once_and_what_is_there_is_only_read(tmp_pat
     assert logged(log, "computing")
     log.clear()
 
-    def written():
-        return {path: path.stat().st_mtime_ns for path in (tmp_path, *tmp_path.rglob("*"))}
-
-    before = written()
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path, *tmp_path.rglob("*"))}
     assert same(first, cached(opened(tmp_path, rows_of(), teacher=teacher, log=log), range(8)))
-    assert written() == before
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path, *tmp_path.rglob("*"))} == before
     assert teacher.read == len(LENGTHS) + 2
     assert not logged(log, "computing")
 
@@ -360,8 +334,7 @@ def test_memory_that_suffices_for_fewer_rows(tmp_path):
     limit = 40
     expected = cached(opened(tmp_path / "a", rows_of()), range(8))
     actual = cached(opened(tmp_path / "b", rows_of(), teacher=Small(capture(headed(), EVERYTHING))), range(8))
-    for name, x in expected.items():
-        torch.testing.assert_close(actual[name], x, rtol=2.0**-7, atol=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=2.0**-7, atol=1e-5)
     limit = 20
     with pytest.raises(MachineError, match="out of memory"):
         opened(tmp_path / "c", rows_of(), teacher=Small(capture(headed(), EVERYTHING)))
@@ -376,11 +349,7 @@ class Echo(nn.Module):
 
 
 @settings(max_examples=40)
-@given(
-    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=9),
-    at_once=st.integers(1, 40),
-    data=st.data(),
-)
+@given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=9), at_once=st.integers(1, 40), data=st.data())
 def test_every_row_has_its_own_signals_and_zeros_behind(tmp_path_factory, lengths, at_once, data):
     rows = rows_of(lengths)
     indices = np.array(data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=6)))

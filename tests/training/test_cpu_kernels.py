@@ -1,7 +1,5 @@
 """Training on a CPU: the rate, scale and gradients of dropout, attention in bfloat16, and that nothing else changes."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What needs a CUDA device: the losses there are those of the CPU, and every verb that computes runs on it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,8 +1,7 @@
 """Devices and number formats, on cards this machine does not have: torch.cuda's answers are made up."""
 
-from __future__ import annotations
-
 import contextlib
+import re
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ def card(monkeypatch):
         ones = torch.ones
 
         def fake_ones(*size, device=None):
-            if failure:
+            if failure and device is not None:
                 raise RuntimeError(failure)
             return ones(*size)
 
@@ -58,9 +57,8 @@ def driver(no_card, monkeypatch, tmp_path):
     """A function that puts a driver here whose cards torch.cuda cannot use, and says why; None: built without CUDA."""
 
     def make(version: str, models: list[str], failure: str | None) -> None:
-        (tmp_path / "version").write_text(
-            f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Sat Oct  7 2023\n"
-        )
+        of_driver = f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Sat Oct  7 2023\n"
+        (tmp_path / "version").write_text(of_driver)
         for number, model in enumerate(models):
             of_card = tmp_path / "gpus" / f"0000:0{number}:00.0"
             of_card.mkdir(parents=True)
@@ -88,8 +86,7 @@ def test_without_a_card():
     for wanted in ("cuda", "cuda:1"):
         with pytest.raises(MachineError, match="no CUDA device here") as caught:
             choose_device(wanted)
-        assert caught.value.exit_code == 3
-        assert "--device cpu" in str(caught.value.hint)
+        assert (caught.value.exit_code, "--device cpu" in str(caught.value.hint)) == (3, True)
 
 
 def test_with_a_card(card):
@@ -106,16 +103,14 @@ def test_card_without_kernels_gets_the_line_to_install(card, name, index):
     with pytest.raises(MachineError, match=r"no kernel image is available for execution on the device$") as caught:
         choose_device("auto")
     assert all(part in caught.value.message for part in (name, ".".join(map(str, CARDS[name])), "sm_90"))
-    assert str(caught.value.hint).startswith("pip install torch==")
-    assert index in str(caught.value.hint)
+    assert re.match(rf"pip install torch==.*{index}", str(caught.value.hint))
 
 
 def test_card_that_fails_for_another_reason_is_not_told_to_reinstall(card):
     card("H200", "CUDA error: all CUDA-capable devices are busy or unavailable")
     with pytest.raises(MachineError, match="busy or unavailable") as caught:
         choose_device("cuda")
-    assert "nvidia-smi" in str(caught.value.hint)
-    assert "pip" not in str(caught.value.hint)
+    assert ("nvidia-smi" in str(caught.value.hint), "pip" in str(caught.value.hint)) == (True, False)
 
 
 @pytest.mark.usefixtures("no_card")
@@ -143,9 +138,8 @@ def test_no_driver(monkeypatch, cuda, said):
 )
 def test_pytorch_without_cuda_beside_a_driver(driver, models, lines):
     driver("580.159.03", models, None)
-    with pytest.raises(
-        MachineError, match=r"is built without CUDA, but there is an NVIDIA driver 580\.159\.03 for"
-    ) as caught:
+    message = r"is built without CUDA, but there is an NVIDIA driver 580\.159\.03 for"
+    with pytest.raises(MachineError, match=message) as caught:
         choose_device("cuda")
     assert all(model in caught.value.message for model in models)
     hint = str(caught.value.hint)
@@ -164,8 +158,7 @@ def test_driver_too_old(driver):
     assert hint.startswith("update the driver, or install a PyTorch that it serves: pip install torch==2.7.1")
     assert "cu118" in hint
     found = examine().facts
-    assert "too old" in found["devices"]["cuda"]
-    assert "cu118" in found["devices"]["cuda"]
+    assert all(part in found["devices"]["cuda"] for part in ("too old", "cu118"))
     assert found["devices_known_as_of"] == device_table()["as_of"]
 
 
@@ -187,16 +180,8 @@ def test_doctor_of_a_card_that_works(card, name, capability, dtype):
 
 
 @pytest.mark.parametrize(("name", "index"), [("K80", "cu118"), ("P100", "cu126"), ("V100", "cu126")])
-def test_doctor_of_a_card_without_kernels(card, monkeypatch, name, index):
-    card(name)
-    ones = torch.ones
-
-    def only_on_the_processor(*size, device=None):
-        if device is not None:
-            raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
-        return ones(*size)
-
-    monkeypatch.setattr(torch, "ones", only_on_the_processor)
+def test_doctor_of_a_card_without_kernels(card, name, index):
+    card(name, "CUDA error: no kernel image is available for execution on the device")
     found = examine().facts["devices"]
     assert found["cpu"].startswith("works; ")
     assert "no kernel image" in found["cuda:0"]
@@ -204,51 +189,31 @@ def test_doctor_of_a_card_without_kernels(card, monkeypatch, name, index):
 
 
 @pytest.mark.parametrize(
-    ("built", "capability", "expected"),
+    ("has_kernels", "builds"),
     [
-        (["sm_80"], (8, 6), True),
-        (["sm_86"], (8, 0), False),
-        (["sm_80"], (9, 0), False),
-        (["sm_80", "compute_80"], (9, 0), True),
-        (["compute_90"], (8, 0), False),
-        (["sm_90a"], (9, 0), True),
-        (["sm_120"], (12, 0), True),
-        (["sm_120"], (1, 2), False),
-        ([], (6, 0), False),
+        (True, {"sm_80": (8, 6), "sm_80 compute_80": (9, 0), "sm_90a": (9, 0), "sm_120": (12, 0)}),
+        (False, {"sm_86": (8, 0), "sm_80": (9, 0), "compute_90": (8, 0), "sm_120": (1, 2), "": (6, 0)}),
     ],
 )
-def test_which_builds_have_kernels(built, capability, expected):
-    assert device_file._has_kernels(built, *capability) is expected
+def test_which_builds_have_kernels(has_kernels, builds):
+    assert {b: device_file._has_kernels(b.split(), *c) for b, c in builds.items()} == dict.fromkeys(builds, has_kernels)
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        ("K80", torch.float32),
-        ("P100", torch.float32),
-        ("V100", torch.float16),
-        ("T4", torch.float16),
-        ("A100", torch.bfloat16),
-        ("B200", torch.bfloat16),
-    ],
+    ("names", "dtype"),
+    [(("K80", "P100"), torch.float32), (("V100", "T4"), torch.float16), (("A100", "B200"), torch.bfloat16)],
 )
-def test_auto_dtype_of_a_card(card, name, dtype):
-    assert choose_dtype("auto", card(name)) is dtype
+def test_auto_dtype_of_a_card(card, names, dtype):
+    assert {choose_dtype("auto", card(name)) for name in names} == {dtype}
 
 
-def test_emulated_bf16_is_refused(card):
+def test_a_dtype_that_is_not_there_is_refused(card):
     with pytest.raises(MachineError, match="V100 has no bf16"):
         choose_dtype("bf16", card("V100"))
     assert choose_dtype("fp32", card("V100")) is torch.float32
     assert choose_dtype("bf16", card("A100")) is torch.bfloat16
-
-
-def test_fp16_on_a_cpu_is_refused():
     with pytest.raises(MachineError, match="fp16 training needs a CUDA device"):
         choose_dtype("fp16", CPU)
-
-
-def test_unknown_dtype_suggests_the_nearest():
     with pytest.raises(UsageError, match=r"unknown dtype 'bf61'; allowed: auto, fp32, bf16, fp16; did you mean 'bf16'"):
         choose_dtype("bf61", CPU)
 

@@ -1,7 +1,5 @@
 """The training loop: the same numbers whatever the micro-batch, the interruption or the number of students."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -10,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -74,9 +73,7 @@ def make_schedule(**changes):
 
 
 def run(nets, tmp_path=None, step=None, **changes):
-    run_dir = None
-    if tmp_path is not None:
-        run_dir = RunDir.claim(tmp_path / "run", "x: 1\n", resume=True)
+    run_dir = tmp_path and RunDir.claim(tmp_path / "run", "x: 1\n", resume=True)
     return train(session_of(), job_of(nets, step), make_schedule(**changes), run_dir)
 
 
@@ -129,11 +126,8 @@ def test_parameters_move_at_their_own_pace():
     # Adam's first step is the rate itself, whatever the gradient, plus the decay.
     net = Net()
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    paces = {
-        "net.embed.weight": ParamGroup(0.5),
-        "net.out.weight": ParamGroup(0.1, decayed=False),
-        "net.out.bias": ParamGroup(2.0),
-    }
+    paces = {"net.embed.weight": ParamGroup(0.5), "net.out.weight": ParamGroup(0.1, decayed=False)}
+    paces["net.out.bias"] = ParamGroup(2.0)
     job = dataclasses.replace(job_of({"net": net}), param_group=paces.__getitem__)
     train(session_of(), job, make_schedule(steps=1, warmup_steps=0, lr=0.01, weight_decay=0.3), None)
     for name, lr, decay in (("embed.weight", 0.005, 0.3), ("out.weight", 0.001, 0.0), ("out.bias", 0.02, 0.0)):
@@ -222,9 +216,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capfd):
     with pytest.raises(KeyboardInterrupt):
         run({"net": broken}, tmp_path / "b", stopping_at(broken, 11))
     last = tmp_path / "b" / "run" / "checkpoints" / "step-00000008" / "tensors.safetensors"
-    data = bytearray(last.read_bytes())
-    data[-5] ^= 0xFF
-    last.write_bytes(bytes(data))
+    last.write_bytes(last.read_bytes()[:-5])
     outcome = run({"net": again}, tmp_path / "b")
     assert outcome.resumed_from_step == 4
     assert torch.equal(weights(whole), weights(again))
@@ -261,29 +253,26 @@ def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(capfd):
     run({"net": tight}, step=small_memory)
     torch.testing.assert_close(weights(whole), weights(tight), atol=1e-6, rtol=1e-5)
     said = capfd.readouterr().err
-    assert "micro-batch halved to 4" in said
-    assert "micro-batch halved to 2" in said
+    assert all(f"micro-batch halved to {size}" in said for size in (4, 2))
 
 
-def test_out_of_memory_with_one_sequence_is_said(tmp_path):
-    def never(batch):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), MachineError, "one sequence at a time"),
+        (RuntimeError("shapes do not match"), RuntimeError, "shapes do not match"),
+    ],
+)
+def test_an_error_with_one_sequence_is_said_as_what_it_is(error, kind, message):
     net = Net()
 
     def only_in_training(batch):
-        return never(batch) if net.training else StepLoss(net(batch), {"net": net(batch)})
+        if net.training:
+            raise error
+        return StepLoss(net(batch), {"net": net(batch)})
 
-    with pytest.raises(MachineError, match="one sequence at a time"):
+    with pytest.raises(kind, match=message):
         run({"net": net}, step=only_in_training)
-
-
-def test_another_runtime_error_is_not_taken_for_lack_of_memory():
-    def broken(batch):
-        raise RuntimeError("shapes do not match")
-
-    with pytest.raises(RuntimeError, match="shapes do not match"):
-        run({"net": Net()}, step=broken)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -309,7 +298,7 @@ def test_frozen_parameters_stay():
     assert torch.equal(net.embed.weight, before)
 
 
-def test_bf16_trains(tmp_path):
+def test_bf16_trains():
     net = Net()
     outcome = train(session_of(torch.bfloat16), job_of({"net": net}), make_schedule(), None)
     assert outcome.loss_last < 0.7 * outcome.loss_first
@@ -334,17 +323,14 @@ class Held(Rows):
 
 def judged_job(net, metrics, n=21):
     """A job whose outputs are the examples' own numbers and tokens; `metrics` gets them."""
-    job = job_of({"net": net})
 
     def step(batch):
         loss = net(batch)
-        outputs = None
-        if "number" in batch:
-            # As with labels of words, outputs are as wide as the batch was padded.
-            outputs = batch["number"][:, None] + batch["attention_mask"].double() / 2
+        # As with labels of words, outputs are as wide as the batch was padded.
+        outputs = batch["number"][:, None] + batch["attention_mask"].double() / 2 if "number" in batch else None
         return StepLoss(loss, {"net": loss}, outputs)
 
-    return dataclasses.replace(job, step=step, held_out=Held(n), compute_metrics=metrics, best="score")
+    return dataclasses.replace(job_of({"net": net}, step), held_out=Held(n), compute_metrics=metrics, best="score")
 
 
 class TestJudge:
@@ -431,7 +417,7 @@ class TestJudge:
                     raise KeyboardInterrupt
                 return whole.order.indices(step)
 
-            return dataclasses.replace(whole, order=Order(indices))
+            return dataclasses.replace(whole, order=SimpleNamespace(indices=indices))
 
         results = []
         for side, stops in (("whole", [None]), ("cut", [cut, None])):
@@ -453,13 +439,6 @@ class TestJudge:
 
         with pytest.raises(MachineError, match=r"best\.safetensors cannot be read"):
             self.train(tmp_path, metrics)
-
-
-class Order:
-    """An order of examples that is watched."""
-
-    def __init__(self, indices):
-        self.indices = indices
 
 
 ENDING = """
@@ -484,15 +463,9 @@ def test_a_process_leaves_its_group_before_it_ends_whatever_it_ends_with():
         port = free.getsockname()[1]
     common = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     common |= {"ACCELERATE_USE_CPU": "true"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", ENDING],
-            env=common | {"RANK": rank, "LOCAL_RANK": rank},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in "01"
-    ]
+    command, how = [sys.executable, "-c", ENDING], {"stdout": subprocess.PIPE, "text": True}
+    environments = [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+    processes = [subprocess.Popen(command, env=environment, **how) for environment in environments]
     said = [process.communicate(timeout=120)[0] for process in processes]
     assert said == ["group at work: True\ngroup at the very end: False\n"] * 2
     assert [process.returncode for process in processes] == [3, 3]

@@ -1,7 +1,5 @@
 """The processes that kdcli starts itself: how they end, and what it makes of it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
