@@ -1,8 +1,6 @@
 """The application, and the one place where an error becomes a message and an exit code."""
 
-import importlib
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -60,21 +58,6 @@ def _options(
     if version:
         typer.echo(f"kdcli {__version__}")
         raise typer.Exit
-
-
-FIRST = ("distill", "prune", "cotrain", "finetune", "evaluate", "benchmark", "export", "mask")
-"""The order of the verbs in help; a verb that is not named here follows."""
-
-
-def _verbs() -> list[str]:
-    """Folders of `kdcli/commands` with a `cli.py`: one a verb."""
-    found = [path.parent.name for path in (Path(__file__).parents[1] / "commands").glob("*/cli.py")]
-    return sorted(found, key=lambda verb: (FIRST.index(verb) if verb in FIRST else len(FIRST), verb))
-
-
-for _verb in _verbs():
-    importlib.import_module(f"kdcli.commands.{_verb}.cli")
-importlib.import_module("kdcli.cli.about")
 
 
 def main() -> None:
