@@ -170,7 +170,7 @@ def test_a_question_that_is_too_long_is_cut(kind, question):
 
 
 @pytest.mark.parametrize(
-    ("length", "stride", "hint"), [(40, 20, "0 to 16"), (6, 0, "nothing is left"), (60, -1, "0 t")]
+    ("length", "stride", "hint"), [(40, 20, "0 to 16"), (6, 0, "nothing is left"), (60, -1, "0 to")]
 )
 def test_a_stride_that_leaves_no_room_is_refused(length, stride, hint):
     with pytest.raises(UsageError, match=hint):
