@@ -67,7 +67,7 @@ def run_command(
     run = prepare(resolved, invocation, session)
     if invocation.dry_run:
         return dry_run(session, run)
-    claim(session, run.folder, resolved, invocation)
+    claim(session, run.folder, run.resolved, invocation)
     track(session, run.folder)
     run_stages(session, run)
     session.wait()
