@@ -26,8 +26,9 @@ demo: $(STAMP) ## distil the embedded teacher into a 2x64 student: no network, n
 # One single-threaded process a core: the models of the tests are too small for more.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout 600 -n auto --dist worksteal
 # The fast tier is chosen by file: whole commands, latency workers, exports, browsers and kills are left to `make test`.
-SLOW = tests/commands tests/bench tests/backends tests/report tests/teachers tests/models/test_load.py \
-	tests/metrics/test_bootstrap.py tests/data/test_corpus.py tests/test_project.py
+SLOW = tests/commands tests/bench tests/backends tests/report tests/teachers tests/test_project.py \
+	tests/models/test_load.py tests/models/test_heads.py tests/models/test_label_words.py tests/sparse/test_compact.py \
+	tests/training/test_processes.py tests/metrics/test_bootstrap.py tests/data/test_corpus.py tests/data/test_demo.py
 
 check: lint ## lint, types and the fast tier of the tests: under a minute
 	$(PYTEST) -x $(addprefix --ignore=,$(SLOW))
