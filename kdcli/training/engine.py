@@ -9,8 +9,6 @@ of times, and all ranks can halve their micro-batch and repeat a step when one r
 """
 
 import math
-import resource
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +24,7 @@ from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
 from kdcli.training.cpu_kernels import fast_cpu_kernels
 from kdcli.training.evaluation import CPU_MICRO_BATCH, evaluate_batches, to_device
 from kdcli.training.launch import Session
-from kdcli.training.memory import is_out_of_memory
+from kdcli.training.memory import is_out_of_memory, peak_so_far
 from kdcli.training.processes import stop_requests
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
@@ -131,13 +129,7 @@ class _Run:
             self.after(outcome.best_step)
         outcome.steps = last
         outcome.tokens_per_second = outcome.tokens / outcome.seconds if outcome.seconds else 0.0
-        peak = (
-            torch.cuda.max_memory_allocated()
-            if self.device.type == "cuda"
-            # Kilobytes on Linux, bytes on macOS.
-            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        )
-        peaks = self.session.sum_over_ranks(torch.tensor([float(peak)], dtype=torch.float64))
+        peaks = self.session.sum_over_ranks(torch.tensor([float(peak_so_far(self.device))], dtype=torch.float64))
         outcome.peak_memory_bytes = int(peaks[0])
         return outcome
 

@@ -1,10 +1,12 @@
 """Peak memory of one call, and the errors that mean out of memory."""
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -25,6 +27,18 @@ def peak_of(call: Callable[[], Any], device: torch.device) -> int | None:
         return None
     call()
     return max(0, _status("VmHWM") - before)
+
+
+def peak_so_far(device: torch.device) -> int:
+    """Bytes that this process has held at most: allocated on CUDA, resident elsewhere."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated())
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource  # Windows has no such module.
+
+    # Kilobytes on Linux, bytes on macOS.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

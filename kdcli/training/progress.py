@@ -32,6 +32,7 @@ class Progress:
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("{task.fields[facts]}"),
+            TextColumn("elapsed"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
