@@ -250,6 +250,7 @@ class Job:
         batch_weight: how much a batch counts in the mean over the global batch: its real tokens, its rows.
         compute_metrics: `outputs` of everything held out, float32, in its order -> metrics.
         best: the metric that selects the weights to keep; None keeps the last.
+        best_from: the first step whose weights may be selected.
         param_group: name of a parameter (module name first) -> how it is trained; None trains all alike.
         on_step_end: called with the number of finished steps: before the first (or next) step, and after each.
     """
@@ -262,6 +263,7 @@ class Job:
     batch_weight: Callable[[Batch], float]
     compute_metrics: Callable[[Sequence[np.ndarray[Any, Any]]], Mapping[str, float]] | None = None
     best: str | None = None
+    best_from: int = 1
     param_group: Callable[[str], ParamGroup] | None = None
     on_step_end: Callable[[int], None] | None = None
 

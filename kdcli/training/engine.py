@@ -256,7 +256,7 @@ class _Run:
 
     def _keep_best(self, step: int, metrics: Mapping[str, float]) -> None:
         """Save the weights if they are the best so far; a resumed run repeats this at the same steps."""
-        if self.job.best is None or self.run is None or step == 0:
+        if self.job.best is None or self.run is None or step < self.job.best_from:
             return
         value = metrics[self.job.best]
         if self.best is None or value > self.best[0]:

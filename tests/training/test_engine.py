@@ -365,6 +365,13 @@ class TestJudge:
         assert torch.equal(weights(judged), weights(kept))
         assert not torch.equal(weights(judged), weights(plain))
 
+    def test_evaluations_before_the_first_step_that_counts_are_not_kept(self, tmp_path):
+        values = iter([0.9, 0.8, 0.1, 0.2])
+        net = Net(dropout=0.3)
+        job = dataclasses.replace(judged_job(net, lambda _: {"score": next(values)}), best_from=6)
+        outcome = train(session_of(), job, make_schedule(), RunDir.claim(tmp_path / "run", "x: 1\n", resume=True))
+        assert outcome.best_step == 12
+
     @pytest.mark.parametrize(
         ("scores", "best"),
         [

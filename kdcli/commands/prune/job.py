@@ -127,7 +127,17 @@ def _job(
 
     examples = plain.examples if taught is None else taught.examples
     job = replace(plain, step=step, on_step_end=on_step_end, param_group=pruner.param_group, examples=examples)
-    return job, schedule
+    best, first = plain.best if pruner.density else None, first_at_final_density(pruner, schedule.steps)
+    return replace(job, best=best, best_from=first), schedule
+
+
+def first_at_final_density(pruner: Pruner, steps: int) -> int:
+    """The first step after which the density is the one asked for; the last one if it cannot be asked for. Scores
+    before it are those of larger models."""
+    if pruner.density is None:
+        return steps
+    final = pruner.density(steps)
+    return next(done for done in range(1, steps + 1) if pruner.density(done) == final)
 
 
 def _last_layer(model: PreTrainedModel) -> Needs:
@@ -143,10 +153,14 @@ def _first_token(signals: Signals) -> Tensor:
 def _warnings(recipe: PruneRecipe, pruner: Pruner, steps: int) -> list[str]:
     """What to know about a method and a number of steps before hours are spent on them."""
     if pruner.density is None:
+        last = [
+            "keep: best has no effect here, for no two evaluations have the same density: the last weights are kept"
+        ]
         return [
+            *(last if recipe.keep == "best" else []),
             f"{recipe.method} here has no density that can be asked for: its regularizer, its learning rate of "
             f"scores and the number of steps decide how much goes, and sparsity {recipe.sparsity[0]:g} is what it is "
-            "compared with"
+            "compared with",
         ]
     densities = [pruner.density(done) for done in range(steps + 1)]
     most = max((a - b for a, b in itertools.pairwise(densities)), default=0.0)

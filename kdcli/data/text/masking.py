@@ -53,9 +53,7 @@ class Masked:
     examples: Examples
     vocabulary: MaskVocabulary
     share: float  # of a row's tokens that are chosen, at least one
-    whole_words: (
-        bool  # the pieces of a word, `LONGEST_WORD` at most, are chosen together; as near to the share as that gets
-    )
+    whole_words: bool  # pieces of a word, `LONGEST_WORD` at most, are chosen together; as near to the share as they get
     static: bool  # all passes have the same masks
     seed: int
 
