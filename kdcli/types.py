@@ -141,7 +141,7 @@ class Signals:
     Attributes:
         mask: attention mask, [B, L] or [B, 1, L, L]; None if every token is real.
         q, k, v: layer -> [B, A, L, K], after rotary embedding; grouped key/value heads repeated to A.
-        hidden: layer -> [B, L, D]; 0 is the embedding output.
+        hidden: layer -> [B, L, D]; 0 is the embedding output, the last is the model's `last_hidden_state`.
         logits: [B, C]; [B, L, C] of tokens; [B, L, 2] of spans (start, end); [P, V] of labelled tokens, row by row.
         labels: the batch's labels, if any; see `Kind`.
     """
