@@ -5,6 +5,7 @@ A method's file defines, and nothing else has to be registered:
 * `Settings`: keys of the recipe's `loss:` section; unknown keys are errors.
 * `objective(settings, teacher, student)`: the loss for two shapes, a `kdcli.types.Objective`. A ValueError says why the
   two cannot be compared.
+* `OVER`: what each of its terms is a mean over, so that no term depends on the size of micro-batches.
 * `INPUTS`: what it learns from: `text`, `masked` (text with masked tokens, through masked language models), `task`
   (labelled examples).
 * with `task`: `STAGE`, `separate` (before the prediction stage) or `joint` (added to its loss), and `KD`, the `kd:`

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from kdcli.losses.vocabulary import labels_of, masked_ce
 from kdcli.recipe.sections import Section
-from kdcli.types import ModelShape, Needs, Objective, Signals
+from kdcli.types import Count, ModelShape, Needs, Objective, Signals
 
+OVER: dict[str, Count] = {"mlm": "labels"}
 INPUTS = frozenset({"masked"})
 
 
@@ -28,4 +29,4 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         return {"mlm": masked_ce(of_student.logits, labels_of(of_student))}
 
     needs = Needs(masked_logits=True)
-    return Objective(teacher_needs=Needs(), student_needs=needs, projections=nn.ModuleDict(), terms=terms)
+    return Objective(teacher_needs=Needs(), student_needs=needs, projections=nn.ModuleDict(), terms=terms, over=OVER)

@@ -26,8 +26,9 @@ from kdcli.losses.layer_map import strategy_map
 from kdcli.losses.relation import regroup, relation_kl
 from kdcli.losses.states import masked_mse
 from kdcli.recipe.sections import Section
-from kdcli.types import ModelShape, Needs, Objective, Signals
+from kdcli.types import Count, ModelShape, Needs, Objective, Signals
 
+OVER: dict[str, Count] = {"attention": "tokens", "value": "tokens", "hidden": "tokens"}
 INPUTS = frozenset({"text", "task"})
 STAGE = "separate"
 KD = {"weight": 1.0, "temperature": 1.0}
@@ -88,4 +89,4 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         return {name: torch.stack(values).mean() for name, values in named.items()}
 
     t_needs, s_needs = needs(frozenset(layer_map.values())), needs(frozenset(layer_map))
-    return Objective(teacher_needs=t_needs, student_needs=s_needs, projections=projections, terms=terms)
+    return Objective(teacher_needs=t_needs, student_needs=s_needs, projections=projections, terms=terms, over=OVER)

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from kdcli.losses.relation import regroup, relation_kl
 from kdcli.recipe.sections import Section
-from kdcli.types import ModelShape, Needs, Objective, Signals
+from kdcli.types import Count, ModelShape, Needs, Objective, Signals
 
+OVER: dict[str, Count] = {"query": "tokens", "key": "tokens", "value": "tokens"}
 INPUTS = frozenset({"text", "task"})
 STAGE = "separate"
 KD = {"weight": 1.0, "temperature": 1.0}
@@ -61,4 +62,4 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         return named
 
     t_needs, s_needs = (Needs(*(frozenset({layer}),) * 3) for layer in (n, m))
-    return Objective(teacher_needs=t_needs, student_needs=s_needs, projections=nn.ModuleDict(), terms=terms)
+    return Objective(teacher_needs=t_needs, student_needs=s_needs, projections=nn.ModuleDict(), terms=terms, over=OVER)

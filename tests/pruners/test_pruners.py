@@ -20,7 +20,7 @@ from kdcli.pruners.pruner import kept_share, progress, ramp
 from kdcli.training.engine import train
 from kdcli.training.launch import Session, start
 from kdcli.training.run_dir import RunDir
-from kdcli.types import Job, Schedule, StepLoss
+from kdcli.types import Job, Schedule, StepLoss, Term
 
 CPU, KINDS = torch.device("cpu"), ["bert", "modernbert", "distilbert"]
 STEPS, DENSITY = 8, 0.4
@@ -80,10 +80,10 @@ def trained(method, kind, folder=None, stop_after=None, **settings):
         terms = {"task": task_loss(model, batch)} | pruner.terms()
         if pruner.contrast is not None and len(batch["labels"]) == 16:
             terms |= pruner.contrast(first_states(model, batch), others, batch["labels"])
-        return StepLoss(torch.stack(list(terms.values())).sum(), terms)
+        return StepLoss({name: Term(value, "rows") for name, value in terms.items()})
 
     on = {"param_group": pruner.param_group, "on_step_end": pruner.after}
-    job = Job({"model": model}, step, Rows(), All(), None, batch_weight=lambda batch: len(batch["labels"]), **on)
+    job = Job({"model": model}, step, Rows(), All(), None, **on)
     schedule = Schedule(STEPS, 16, lr, 0, stop_after=stop_after, micro_batch_size=16, checkpoint_every=100)
     run = RunDir.claim(folder, "x: 1\n", resume=True) if folder else None
     outcome = train(Session(start(CPU, torch.float32), CPU), job, schedule, run)

@@ -23,7 +23,7 @@ from kdcli.models.layout import layout_for
 from kdcli.pruners import Pruner, build_pruner, cap
 from kdcli.teachers.task_teacher import CachedSignals, cached_signals, kd_terms, store_in
 from kdcli.teachers.teacher import Teacher
-from kdcli.types import Batch, Job, Needs, Schedule, Signals, StepLoss
+from kdcli.types import Batch, Job, Needs, Schedule, Signals, StepLoss, Term
 
 TRACE = "pruning.json"  # Density and scores over training, in the run directory until the report is written
 TRACE_POINTS, BINS = 20, 40  # Points of the density curve; bars of a histogram of scores
@@ -109,7 +109,7 @@ def _job(
 
     def step(batch: Batch) -> StepLoss:
         # The method's terms come first: backward runs them last, when the activations are freed.
-        own = pruner.terms() if torch.is_grad_enabled() else {}
+        own = {name: Term(value, "rows") for name, value in pruner.terms().items()} if torch.is_grad_enabled() else {}
         # The teacher before the model: it takes keys out of the batch that no model accepts.
         of_teacher = taught.signals(batch) if taught is not None and "labels" in batch else None
         loss, signals = task_loss(kind, student, batch)
@@ -117,9 +117,9 @@ def _job(
         if signals.labels is not None and contrast is not None and pretrained is not None:
             states = {cap.PRETRAINED: _first_token(pretrained.signals(batch))}
             states |= {cap.FINETUNED: _first_token(of_teacher)} if of_teacher is not None else {}
-            terms |= contrast(_first_token(signals), states, signals.labels if kind == "class" else None)
-        terms |= own
-        return StepLoss(torch.stack([t.float() for t in terms.values()]).sum(), terms, signals.logits)
+            contrasts = contrast(_first_token(signals), states, signals.labels if kind == "class" else None)
+            terms |= {name: Term(value, "rows") for name, value in contrasts.items()}
+        return StepLoss(terms | own, signals.logits)
 
     def on_step_end(done: int) -> None:
         pruner.after(done)
