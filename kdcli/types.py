@@ -294,6 +294,9 @@ class Job:
         best: the metric that selects the weights to keep; None keeps the last.
         best_from: the first step whose weights may be selected.
         param_group: name of a parameter (module name first) -> how it is trained; None trains all alike.
+        shared: micro-batch on the device -> tensors [B, ...] that the losses of the whole batch read, without
+            gradients. `step` finds those of all rows of all processes, [rows, ...], under the same names in its batch,
+            and the places of its own rows among them, [B], as `own_rows`; none of them in evaluations.
         on_step_end: called with the number of finished steps: before the first (or next) step, and after each.
     """
 
@@ -306,6 +309,7 @@ class Job:
     best: str | None = None
     best_from: int = 1
     param_group: Callable[[str], ParamGroup] | None = None
+    shared: Callable[[Batch], Mapping[str, Tensor]] | None = None
     on_step_end: Callable[[int], None] | None = None
 
 

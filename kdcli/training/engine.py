@@ -171,17 +171,20 @@ class _Run:
     def _gradients(self, step: int, micros: Sequence[Batch], totals: Mapping[Count, float]) -> dict[str, Tensor] | None:
         """Accumulate this rank's share of the global mean's gradient; None when any rank ran out of memory. `totals`:
         counts of the global batch."""
+        shared = self._shared(micros)
+        if shared is None:
+            return None
         sums: dict[str, Tensor] = {}
         out_of_memory = False
         # torch.manual_seed formats the stack once for every absent accelerator type: half a millisecond.
         seed_generator = torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
         try:
-            for number, micro in enumerate(micros):
+            for number, (micro, of_all) in enumerate(zip(micros, shared, strict=True)):
                 seed_generator(_mix(self.schedule.seed, step, self.accelerator.process_index, number))
                 # A batch may count nothing, such as words from which the tokenizer makes no token.
                 shares = {over: count / (totals[over] or 1.0) for over, count in counts_of(micro).items()}
                 with self.accelerator.autocast(), fast_cpu_kernels(self.device, self.job.modules.values()):
-                    loss = self.job.step(to_device(self.device, micro))
+                    loss = self.job.step(to_device(self.device, micro) | of_all)
                 weighted = [total * shares[over] for over, total in loss.totals().items()]
                 self.accelerator.backward(torch.stack(weighted).sum())
                 for name, over, value in loss.parts():
@@ -192,6 +195,35 @@ class _Run:
                 raise
             out_of_memory = True
         return None if self.session.any_rank(out_of_memory) else sums
+
+    def _shared(self, micros: Sequence[Batch]) -> list[Batch] | None:
+        """What the loss of each micro-batch reads of all rows (`Job.shared`); None when any rank ran out of memory."""
+        if self.job.shared is None:
+            return [{} for _ in micros]
+        parts: list[Mapping[str, Tensor]] = []
+        out_of_memory = False
+        try:
+            with torch.no_grad():
+                parts = [self.job.shared(to_device(self.device, micro)) for micro in micros]
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            out_of_memory = True
+        if self.session.any_rank(out_of_memory):
+            return None
+        ranks = torch.zeros(self.accelerator.num_processes, dtype=torch.float64)
+        ranks[self.accelerator.process_index] = sum(len(micro["input_ids"]) for micro in micros)
+        sizes = [int(size) for size in self.session.sum_over_ranks(ranks).tolist()]
+        begin = sum(sizes[: self.accelerator.process_index])
+        of_all = {}
+        for name in parts[0]:
+            own = torch.cat([part[name] for part in parts])
+            whole = own.new_zeros(sum(sizes), *own.shape[1:])
+            whole[begin : begin + len(own)] = own
+            of_all[name] = self.session.sum_over_ranks(whole)
+        places = torch.arange(begin, begin + sizes[self.accelerator.process_index], device=self.device)
+        own_rows = torch.split(places, [len(micro["input_ids"]) for micro in micros])
+        return [of_all | {"own_rows": own} for own in own_rows]
 
     def _halve(self, step: int) -> None:
         self.optimizer.zero_grad(set_to_none=True)

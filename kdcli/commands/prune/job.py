@@ -3,7 +3,7 @@
 import copy
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ def _job(
         # Whole states, of which only the first token's are read, would fill the store.
         store = store_in(folder, recipe.cache_gb) if folder is not None and not contrast else None
         taught = cached_signals(teacher, task, needs, passes, store)
-    pretrained: Teacher | None = None
+    shared: Callable[[Batch], Mapping[str, Tensor]] | None = None
     if contrast is not None:
         student.needs = student.needs | _last_layer(headed.model)
         # Nothing is removed yet: the folded copy is the model as it was loaded.
@@ -107,6 +107,12 @@ def _job(
         encoder = prepare_teacher(untouched.base_model.to(task.session.device), torch.float32)
         pretrained = Teacher(str(recipe.model), capture(encoder, _last_layer(encoder)))
 
+        def shared(batch: Batch) -> Mapping[str, Tensor]:
+            found = {cap.PRETRAINED: _first_token(pretrained.signals(batch))}
+            if taught is not None:
+                found[cap.FINETUNED] = _first_token(taught.signals(batch))
+            return found | ({cap.CLASSES: batch["labels"]} if kind == "class" else {})
+
     def step(batch: Batch) -> StepLoss:
         # The method's terms come first: backward runs them last, when the activations are freed.
         own = {name: Term(value, "rows") for name, value in pruner.terms().items()} if torch.is_grad_enabled() else {}
@@ -114,10 +120,8 @@ def _job(
         of_teacher = taught.signals(batch) if taught is not None and "labels" in batch else None
         loss, signals = task_loss(kind, student, batch)
         terms = dict(kd_terms(kind, recipe.kd, loss, signals, [of_teacher] if of_teacher else []))
-        if signals.labels is not None and contrast is not None and pretrained is not None:
-            states = {cap.PRETRAINED: _first_token(pretrained.signals(batch))}
-            states |= {cap.FINETUNED: _first_token(of_teacher)} if of_teacher is not None else {}
-            contrasts = contrast(_first_token(signals), states, signals.labels if kind == "class" else None)
+        if contrast is not None and "own_rows" in batch:
+            contrasts = contrast(_first_token(signals), batch["own_rows"], batch)
             terms |= {name: Term(value, "rows") for name, value in contrasts.items()}
         return StepLoss(terms | own, signals.logits)
 
@@ -128,7 +132,7 @@ def _job(
     examples = plain.examples if taught is None else taught.examples
     job = replace(plain, step=step, on_step_end=on_step_end, param_group=pruner.param_group, examples=examples)
     best, first = plain.best if pruner.density else None, first_at_final_density(pruner, schedule.steps)
-    return replace(job, best=best, best_from=first), schedule
+    return replace(job, best=best, best_from=first, shared=shared), schedule
 
 
 def first_at_final_density(pruner: Pruner, steps: int) -> int:
