@@ -434,3 +434,18 @@ def test_without_a_density_to_ask_for_the_last_weights_are_kept_and_that_is_said
     assert any("keep: best has no effect" in note and "last weights are kept" in note for note in report.notes)
     assert not any("were kept" in note for note in report.notes)
     assert log_of(tmp_path / "out")[-1]["metrics"]["accuracy"] == score(tmp_path / "out")["accuracy"]
+
+
+@pytest.mark.slow
+def test_two_processes_contrast_the_rows_of_both(given, task, tmp_path):
+    """The terms of the first step are those of one process, whatever each process and micro-batch holds of a batch."""
+    base = own_files.encoder(tmp_path / "base", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    teacher = own_files.headed(tmp_path / "teacher", tuple(sorted(NAMES)), seed=3)
+    quick = given[given.index("--dtype") :]
+    how = ["prune", base, *task, "--method", "cap", "--teacher", teacher, *quick, "--max-steps", "1"]
+    succeeds(*how, "-o", tmp_path / "one")
+    processes.two_ranks(*how, "-o", tmp_path / "two")
+    one, two = (next(r for r in log_of(tmp_path / name) if r["step"] == 1) for name in ("one", "two"))
+    assert set(one["terms"]) == {"task", "kd", "unsupervised", "supervised"}
+    assert two["terms"] == pytest.approx(one["terms"], rel=1e-5)
+    assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
