@@ -31,6 +31,13 @@ def inputs(method: str) -> frozenset[str]:
     return kinds
 
 
+def masks_text(method: str, settings: Mapping[str, Any]) -> bool:
+    """Whether a method reads masked text: always, or because `masked_lm_weight` in its settings adds that loss. Raises
+    UsageError: see `check_settings`."""
+    checked: Any = check_settings(method, settings)
+    return "masked" in inputs(method) or getattr(checked, "masked_lm_weight", 0.0) > 0
+
+
 def on_tasks(method: str) -> tuple[str, dict[str, float]]:
     """`STAGE` and `KD` of a method; UsageError if there is no such method or it does not learn from tasks."""
     if "task" not in inputs(method):

@@ -19,7 +19,7 @@ from kdcli.data.text.corpus import Corpus, open_corpus
 from kdcli.data.text.masking import Masked, PassOrder, check_share, tokens_of
 from kdcli.downstream.compare import DOWNSTREAM, Tasks, opened, scored
 from kdcli.errors import UsageError
-from kdcli.losses import build_objective, check_settings, inputs
+from kdcli.losses import build_objective, check_settings, inputs, masks_text
 from kdcli.metrics.probe import probe_demo
 from kdcli.models.card import describe, describe_source
 from kdcli.models.layout import layout_for
@@ -116,15 +116,18 @@ def prepare_text(resolved: Resolved[DistillRecipe], invocation: Invocation, sess
 
 
 def _is_masked(recipe: DistillRecipe) -> bool:
-    return "masked" in inputs(recipe.method)
+    return masks_text(recipe.method, recipe.loss)
 
 
 def _load(recipe: DistillRecipe, source: str, session: Session) -> LoadedModel:
-    """An encoder, with its masked-language-model head if the method reads masked text."""
+    """An encoder, with its masked-language-model head if the loss reads masked text."""
     if not _is_masked(recipe):
         return load_encoder(source, trust_remote_code=session.trust_remote_code)
+    # A teacher whose predictions are not learned needs no head.
+    bare = "masked" not in inputs(recipe.method)
     otherwise = "methods that need no masked-language-model head: minilm, minilmv2, tinybert"
-    return load_masked_lm(source, otherwise=otherwise, trust_remote_code=session.trust_remote_code)
+    otherwise = "set loss.masked_lm_weight=0" if bare else otherwise
+    return load_masked_lm(source, otherwise=otherwise, bare=bare, trust_remote_code=session.trust_remote_code)
 
 
 @dataclass(eq=False)
