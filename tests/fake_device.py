@@ -68,7 +68,7 @@ if __name__ == "__main__":
             with fake.FakeTensorMode():
                 try:
                     step(*case.split(" of "))
-                except Exception as error:  # noqa: BLE001
+                except Exception as error:
                     print(f"error: {case}: {type(error).__name__}: {str(error)[:300]}")
                 else:
                     print(case)
