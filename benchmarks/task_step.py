@@ -101,7 +101,8 @@ def with_logits(teacher: PreTrainedModel, student: PreTrainedModel) -> Objective
         return {**layers.terms(t, s), "soft": soft_loss("class", t.logits, s.logits, s.labels, None, 1.0)}
 
     t_needs, s_needs = (replace(needs, logits=True) for needs in (layers.teacher_needs, layers.student_needs))
-    return replace(layers, teacher_needs=t_needs, student_needs=s_needs, terms=terms)
+    over = {**layers.over, "soft": "rows"}
+    return replace(layers, teacher_needs=t_needs, student_needs=s_needs, terms=terms, over=over)
 
 
 def kdcli_way(session: Session, student: Student, rows: Examples, lengths: np.ndarray, group: int, signals) -> Way:
@@ -109,10 +110,9 @@ def kdcli_way(session: Session, student: Student, rows: Examples, lengths: np.nd
 
     def step(batch: Batch) -> StepLoss:
         of_teacher = signals(batch)
-        terms = student(batch, of_teacher)
-        return StepLoss(torch.stack(list(terms.values())).sum(), terms)
+        return StepLoss(student(batch, of_teacher))
 
-    job = Job({"student": student}, step, rows, order, None, real_tokens)
+    job = Job({"student": student}, step, rows, order, None)
 
     def go(steps: int) -> tuple[int, float]:
         schedule = Schedule(steps, BATCH, 5e-5, 0, micro_batch_size=group, log_every=10**6, checkpoint_every=10**6)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 Batch = dict[str, Tensor]
@@ -31,6 +32,10 @@ Kind = Literal["class", "multi", "score", "tokens", "span"]
 
 IGNORED = -100
 """Label of a token that counts nowhere."""
+
+Count = Literal["rows", "tokens", "labels"]
+"""What a mean is taken over: rows; tokens that are no padding; labels that are not IGNORED."""
+COUNTS: tuple[Count, ...] = get_args(Count)
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,7 @@ class Signals:
     Attributes:
         mask: attention mask, [B, L] or [B, 1, L, L]; None if every token is real.
         q, k, v: layer -> [B, A, L, K], after rotary embedding; grouped key/value heads repeated to A.
-        hidden: layer -> [B, L, D]; 0 is the embedding output.
+        hidden: layer -> [B, L, D]; 0 is the embedding output, the last is the model's `last_hidden_state`.
         logits: [B, C]; [B, L, C] of tokens; [B, L, 2] of spans (start, end); [P, V] of labelled tokens, row by row.
         labels: the batch's labels, if any; see `Kind`.
     """
@@ -163,6 +168,7 @@ class Objective:
         teacher_needs, student_needs: signals to capture.
         projections: learned matrices of the run, never part of the saved student.
         terms: pure function (teacher, student) -> named scalars whose sum is the loss.
+        over: what each term is a mean over.
         notes: facts for the user about how the two shapes are compared.
     """
 
@@ -170,16 +176,53 @@ class Objective:
     student_needs: Needs
     projections: nn.Module
     terms: Callable[[Signals, Signals], Mapping[str, Tensor]]
+    over: Mapping[str, Count]
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class StepLoss:
-    """A step's result: the scalar to minimise, its named terms, and `outputs` [B, ...] for `Job.compute_metrics`."""
+class Term:
+    """A scalar of a loss that is a mean over the rows, tokens or labels of a batch. A term that is the same for every
+    batch may take any of them. `weight` is that in the loss; the log shows the term without it."""
 
-    total: Tensor
-    terms: Mapping[str, Tensor]
+    value: Tensor
+    over: Count
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class StepLoss:
+    """A step's result: the terms whose weighted sum is minimised, a single one named `loss`; and `outputs` [B, ...] for
+    `Job.compute_metrics`."""
+
+    terms: Mapping[str, Term]
     outputs: Tensor | None = None
+
+    def totals(self) -> dict[Count, Tensor]:
+        """The weighted sum of the terms over each count. The mean over several batches is that of each total, weighted
+        by its own count."""
+        groups: dict[Count, list[Tensor]] = {}
+        for term in self.terms.values():
+            if term.weight:
+                groups.setdefault(term.over, []).append(term.weight * term.value.float())
+        return {over: torch.stack(values).sum() for over, values in groups.items()}
+
+    def parts(self) -> list[tuple[str, Count, Tensor]]:
+        """Name, count and value of everything that is logged; `loss` has a part for each count."""
+        parts = [("loss", over, total) for over, total in self.totals().items()]
+        return parts + [(name, term.over, term.value) for name, term in self.terms.items() if name != "loss"]
+
+    @property
+    def total(self) -> Tensor:
+        """The loss of a single batch."""
+        return torch.stack(list(self.totals().values())).sum()
+
+
+def counts_of(batch: Batch) -> dict[Count, float]:
+    """How many rows, tokens and labels a batch has."""
+    labels = batch.get("labels")
+    of_labels = 0.0 if labels is None else float((labels != IGNORED).sum())
+    return {"rows": float(len(batch["input_ids"])), "tokens": real_tokens(batch), "labels": of_labels}
 
 
 class Examples(Protocol):
@@ -245,12 +288,15 @@ class Job:
     Attributes:
         modules: each clipped and checkpointed on its own, so modules trained together move as they would alone; only
             parameters that require a gradient are trained.
-        step: batch on the device -> loss, a mean over what `batch_weight` counts; also called for the held-out loss,
-            with the modules in eval mode and without gradients.
-        batch_weight: how much a batch counts in the mean over the global batch: its real tokens, its rows.
+        step: batch on the device -> loss; also called for the held-out loss, with the modules in eval mode and without
+            gradients.
         compute_metrics: `outputs` of everything held out, float32, in its order -> metrics.
         best: the metric that selects the weights to keep; None keeps the last.
+        best_from: the first step whose weights may be selected.
         param_group: name of a parameter (module name first) -> how it is trained; None trains all alike.
+        shared: micro-batch on the device -> tensors [B, ...] that the losses of the whole batch read, without
+            gradients. `step` finds those of all rows of all processes, [rows, ...], under the same names in its batch,
+            and the places of its own rows among them, [B], as `own_rows`; none of them in evaluations.
         on_step_end: called with the number of finished steps: before the first (or next) step, and after each.
     """
 
@@ -259,10 +305,11 @@ class Job:
     examples: Examples
     order: Order
     held_out: Examples | None
-    batch_weight: Callable[[Batch], float]
     compute_metrics: Callable[[Sequence[np.ndarray[Any, Any]]], Mapping[str, float]] | None = None
     best: str | None = None
+    best_from: int = 1
     param_group: Callable[[str], ParamGroup] | None = None
+    shared: Callable[[Batch], Mapping[str, Tensor]] | None = None
     on_step_end: Callable[[int], None] | None = None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from kdcli.bench.latency import Latency, Subject
 from kdcli.downstream import task as downstream
-from kdcli.downstream.settings import FinetuneRecipe
+from kdcli.downstream.settings import FinetuneRecipe, TaskRecipe
 from kdcli.downstream.task import PreparedTask, TrainedModel, order_and_schedule
 from kdcli.models.card import describe
 from kdcli.models.heads import AUTO_CLASS, TaskModel
@@ -94,7 +94,7 @@ def write_finetune_report(
     )
 
 
-def chosen_on(task: PreparedTask, recipe: FinetuneRecipe) -> str:
+def chosen_on(task: PreparedTask, recipe: TaskRecipe) -> str:
     """Words for what evaluations and runs are chosen on."""
     several = "the mean over all sets of " if len(task.data.sets) > 1 else ""
     return f"{recipe.choose_on} {task.data.split}" if recipe.choose_on else f"{several}{task.data.split}"

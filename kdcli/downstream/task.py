@@ -16,7 +16,7 @@ from kdcli.data.tasks import OWN
 from kdcli.downstream.predictions import Evaluator, Features, Prediction
 from kdcli.downstream.settings import FinetuneRecipe, LabelledSettings, TaskRecipe
 from kdcli.errors import UsageError
-from kdcli.losses.hard import hard_loss, labelled
+from kdcli.losses.hard import counted, hard_loss
 from kdcli.models.capture import Capture, capture, params_without_grad
 from kdcli.models.heads import GENERIC, TaskModel, load_for_task
 from kdcli.models.label_words import load_with_label_words
@@ -25,7 +25,7 @@ from kdcli.models.shape import positions_of
 from kdcli.training.evaluation import evaluate
 from kdcli.training.launch import Session, make_schedule
 from kdcli.training.progress import Progress
-from kdcli.types import Batch, Examples, Job, Kind, Needs, Order, Outcome, Schedule, Signals, StepLoss, Task
+from kdcli.types import Batch, Examples, Job, Kind, Needs, Order, Outcome, Schedule, Signals, StepLoss, Task, Term
 
 GROUP, SHORT = 8, 20  # rows padded together; twice as many if the mean row has at most `SHORT` tokens
 MISPLACED_ALLOWED = 0.01  # share of answers missing from their context; above it the data are wrong, no annotator
@@ -183,13 +183,10 @@ def _job(evaluator: Evaluator, headed: TaskModel, examples: Examples, order: Ord
 
     def step(batch: Batch) -> StepLoss:
         loss, signals = task_loss(kind, model, batch)
-        return StepLoss(loss, {}, signals.logits)
-
-    def weight(batch: Batch) -> float:
-        return labelled(kind, batch["labels"]) if "labels" in batch else float(len(batch["input_ids"]))
+        return StepLoss({"loss": Term(loss, counted(kind))}, signals.logits)
 
     rows, metrics = evaluator.features.rows, evaluator.metrics
-    return Job({"model": model}, step, examples, order, rows, weight, compute_metrics=metrics, best=best)
+    return Job({"model": model}, step, examples, order, rows, compute_metrics=metrics, best=best)
 
 
 def task_loss(kind: Kind, model: Capture, batch: Batch) -> tuple[Tensor, Signals]:

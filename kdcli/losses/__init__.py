@@ -5,6 +5,7 @@ A method's file defines, and nothing else has to be registered:
 * `Settings`: keys of the recipe's `loss:` section; unknown keys are errors.
 * `objective(settings, teacher, student)`: the loss for two shapes, a `kdcli.types.Objective`. A ValueError says why the
   two cannot be compared.
+* `OVER`: what each of its terms is a mean over, so that no term depends on the size of micro-batches.
 * `INPUTS`: what it learns from: `text`, `masked` (text with masked tokens, through masked language models), `task`
   (labelled examples).
 * with `task`: `STAGE`, `separate` (before the prediction stage) or `joint` (added to its loss), and `KD`, the `kd:`
@@ -28,6 +29,13 @@ def inputs(method: str) -> frozenset[str]:
     """What a method learns from; UsageError if there is no such method."""
     kinds: frozenset[str] = _METHODS.module(method).INPUTS
     return kinds
+
+
+def masks_text(method: str, settings: Mapping[str, Any]) -> bool:
+    """Whether a method reads masked text: always, or because `masked_lm_weight` in its settings adds that loss. Raises
+    UsageError: see `check_settings`."""
+    checked: Any = check_settings(method, settings)
+    return "masked" in inputs(method) or getattr(checked, "masked_lm_weight", 0.0) > 0
 
 
 def on_tasks(method: str) -> tuple[str, dict[str, float]]:

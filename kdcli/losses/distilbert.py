@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from kdcli.losses.states import cosine_distance
 from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
 from kdcli.recipe.sections import Section
-from kdcli.types import ModelShape, Needs, Objective, Signals
+from kdcli.types import Count, ModelShape, Needs, Objective, Signals
 
+OVER: dict[str, Count] = {"soft": "labels", "mlm": "labels", "hidden": "tokens"}
 INPUTS = frozenset({"masked"})
 
 
@@ -61,4 +62,4 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
     t_last, s_last = (frozenset({net.layers} if settings.hidden_weight else ()) for net in (teacher, student))
     t_needs = Needs(hidden=t_last, masked_logits=settings.soft_weight > 0)
     s_needs = Needs(hidden=s_last, masked_logits=settings.soft_weight + settings.mlm_weight > 0)
-    return Objective(teacher_needs=t_needs, student_needs=s_needs, projections=nn.ModuleDict(), terms=terms)
+    return Objective(teacher_needs=t_needs, student_needs=s_needs, projections=nn.ModuleDict(), terms=terms, over=OVER)

@@ -4,11 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kdcli.types import IGNORED, Kind
+from kdcli.types import IGNORED, Count, Kind
 
 
 def hard_loss(kind: Kind, logits: Tensor, labels: Tensor, mask_BL: Tensor | None) -> Tensor:
-    """Mean over what `labelled` counts, a float32 scalar: cross-entropy; `multi`: binary cross-entropy, a mean over
+    """Mean over what `counted` names, a float32 scalar: cross-entropy; `multi`: binary cross-entropy, a mean over
     classes; `score`: squared error; `span`: the mean of the cross-entropies of first and last token. `logits`: `class`
     and `multi` [B, C]; `score` [B, 1]; `tokens` [B, L, C]; `span` [B, L, 2]. `labels`: see `kdcli.types.Kind`.
     `mask_BL`: 1 = real token."""
@@ -29,6 +29,6 @@ def hard_loss(kind: Kind, logits: Tensor, labels: Tensor, mask_BL: Tensor | None
     return F.cross_entropy(logits, labels)
 
 
-def labelled(kind: Kind, labels: Tensor) -> float:
-    """Weight of a batch in a mean: its labelled words for `tokens`, otherwise its rows."""
-    return float((labels != IGNORED).sum()) if kind == "tokens" else float(len(labels))
+def counted(kind: Kind) -> Count:
+    """What losses against a task's labels are means over: labelled words for `tokens`, otherwise rows."""
+    return "labels" if kind == "tokens" else "rows"

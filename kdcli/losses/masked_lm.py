@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from kdcli.losses.vocabulary import labels_of, masked_ce
 from kdcli.recipe.sections import Section
-from kdcli.types import ModelShape, Needs, Objective, Signals
+from kdcli.types import Count, ModelShape, Needs, Objective, Signals
 
+OVER: dict[str, Count] = {"mlm": "labels"}
 INPUTS = frozenset({"masked"})
 
 
@@ -24,8 +25,15 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
     """Cross-entropy at the masked tokens; the teacher is not run."""
 
     def terms(of_teacher: Signals, of_student: Signals) -> dict[str, Tensor]:
-        assert of_student.logits is not None
-        return {"mlm": masked_ce(of_student.logits, labels_of(of_student))}
+        return masked_lm_term(1.0, of_student)
 
     needs = Needs(masked_logits=True)
-    return Objective(teacher_needs=Needs(), student_needs=needs, projections=nn.ModuleDict(), terms=terms)
+    return Objective(teacher_needs=Needs(), student_needs=needs, projections=nn.ModuleDict(), terms=terms, over=OVER)
+
+
+def masked_lm_term(weight: float, student: Signals) -> dict[str, Tensor]:
+    """The term `mlm` of a loss, a mean over masked tokens; nothing with weight 0."""
+    if not weight:
+        return {}
+    assert student.logits is not None
+    return {"mlm": weight * masked_ce(student.logits, labels_of(student))}

@@ -23,18 +23,22 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from kdcli.losses.layer_map import strategy_map
+from kdcli.losses.masked_lm import masked_lm_term
 from kdcli.losses.relation import regroup, relation_kl
 from kdcli.losses.states import masked_mse
 from kdcli.recipe.sections import Section
-from kdcli.types import ModelShape, Needs, Objective, Signals
+from kdcli.types import Count, ModelShape, Needs, Objective, Signals
 
+OVER: dict[str, Count] = {"attention": "tokens", "value": "tokens", "hidden": "tokens", "mlm": "labels"}
 INPUTS = frozenset({"text", "task"})
 STAGE = "separate"
 KD = {"weight": 1.0, "temperature": 1.0}
 
 
 class Settings(Section):
-    """`value`, `layers: uniform` and `hidden: relation` are the paper's ablations."""
+    """`value`, `layers: uniform` and `hidden: relation` are the paper's ablations. `masked_lm_weight` adds the loss of
+    `kdcli.losses.masked_lm`: both models then read masked text. It is 0, for the authors found that it slightly hurts;
+    take it for a student that must predict words too."""
 
     value: Literal["relation", "mse", "none"] = "relation"
     layers: Literal["last", "uniform"] = "last"
@@ -42,6 +46,7 @@ class Settings(Section):
     attention_weight: float = Field(1.0, ge=0)
     value_weight: float = Field(1.0, ge=0)
     hidden_weight: float = Field(1.0, ge=0)
+    masked_lm_weight: float = Field(0.0, ge=0)
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
@@ -85,7 +90,9 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
                 h_S_BLD = projections["hidden"](s.hidden[m]) if "hidden" in projections else s.hidden[m]
                 hidden = masked_mse(t.hidden[n], h_S_BLD, s.mask)
                 named.setdefault("hidden", []).append(settings.hidden_weight * hidden)
-        return {name: torch.stack(values).mean() for name, values in named.items()}
+        means = {name: torch.stack(values).mean() for name, values in named.items()}
+        return means | masked_lm_term(settings.masked_lm_weight, s)
 
-    t_needs, s_needs = needs(frozenset(layer_map.values())), needs(frozenset(layer_map))
-    return Objective(teacher_needs=t_needs, student_needs=s_needs, projections=projections, terms=terms)
+    t_needs = needs(frozenset(layer_map.values()))
+    s_needs = needs(frozenset(layer_map)) | Needs(masked_logits=settings.masked_lm_weight > 0)
+    return Objective(teacher_needs=t_needs, student_needs=s_needs, projections=projections, terms=terms, over=OVER)

@@ -15,10 +15,12 @@ layer it learns. It costs a third relation, of more and narrower heads.
 from pydantic import Field
 from torch import Tensor, nn
 
+from kdcli.losses.masked_lm import masked_lm_term
 from kdcli.losses.relation import regroup, relation_kl
 from kdcli.recipe.sections import Section
-from kdcli.types import ModelShape, Needs, Objective, Signals
+from kdcli.types import Count, ModelShape, Needs, Objective, Signals
 
+OVER: dict[str, Count] = {"query": "tokens", "key": "tokens", "value": "tokens", "mlm": "labels"}
 INPUTS = frozenset({"text", "task"})
 STAGE = "separate"
 KD = {"weight": 1.0, "temperature": 1.0}
@@ -26,13 +28,14 @@ KD = {"weight": 1.0, "temperature": 1.0}
 
 class Settings(Section):
     """`relation_heads: null` is heads of the teacher's width / 16 (48 for base, 64 for large); `teacher_layer: null` is
-    the last one, or 21 of 24."""
+    the last one, or 21 of 24. `masked_lm_weight` is that of `kdcli.losses.minilm`."""
 
     relation_heads: int | None = Field(None, gt=0)
     teacher_layer: int | None = Field(None, gt=0)
     query_weight: float = Field(1.0, ge=0)
     key_weight: float = Field(1.0, ge=0)
     value_weight: float = Field(1.0, ge=0)
+    masked_lm_weight: float = Field(0.0, ge=0)
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
@@ -58,7 +61,8 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         ):
             x_T, x_S = regroup(x_T, heads), regroup(x_S, heads)
             named[name] = weight * relation_kl(x_T, x_T, x_S, x_S, s.mask)
-        return named
+        return named | masked_lm_term(settings.masked_lm_weight, s)
 
     t_needs, s_needs = (Needs(*(frozenset({layer}),) * 3) for layer in (n, m))
-    return Objective(teacher_needs=t_needs, student_needs=s_needs, projections=nn.ModuleDict(), terms=terms)
+    s_needs |= Needs(masked_logits=settings.masked_lm_weight > 0)
+    return Objective(teacher_needs=t_needs, student_needs=s_needs, projections=nn.ModuleDict(), terms=terms, over=OVER)

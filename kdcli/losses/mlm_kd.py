@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from kdcli.losses.vocabulary import soft_kl
 from kdcli.recipe.sections import Section
-from kdcli.types import ModelShape, Needs, Objective, Signals
+from kdcli.types import Count, ModelShape, Needs, Objective, Signals
 
+OVER: dict[str, Count] = {"soft": "labels"}
 INPUTS = frozenset({"masked"})
 
 
@@ -35,4 +36,4 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         return {"soft": soft_kl(t.logits, s.logits, settings.temperature)}
 
     needs = Needs(masked_logits=True)
-    return Objective(teacher_needs=needs, student_needs=needs, projections=nn.ModuleDict(), terms=terms)
+    return Objective(teacher_needs=needs, student_needs=needs, projections=nn.ModuleDict(), terms=terms, over=OVER)

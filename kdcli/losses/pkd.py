@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from kdcli.losses.layer_map import Strategy, strategy_map, written_map
 from kdcli.losses.states import projection
 from kdcli.recipe.sections import Section
-from kdcli.types import ModelShape, Needs, Objective, Signals
+from kdcli.types import Count, ModelShape, Needs, Objective, Signals
 
+OVER: dict[str, Count] = {"patience": "rows"}
 INPUTS = frozenset({"task"})
 STAGE = "joint"
 KD = {"weight": 0.5, "temperature": 5.0}
@@ -62,4 +63,4 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         return {"patience": settings.weight * torch.stack(errors).mean()}
 
     t_needs, s_needs = Needs(hidden=frozenset(pairs.values())), Needs(hidden=frozenset(pairs))
-    return Objective(teacher_needs=t_needs, student_needs=s_needs, projections=projections, terms=terms)
+    return Objective(teacher_needs=t_needs, student_needs=s_needs, projections=projections, terms=terms, over=OVER)

@@ -70,7 +70,7 @@ class _MadeForward(torch.autograd.Function):
 
 
 class _RelationKL(_MadeForward):
-    """x, y -> scalar; ∂/∂scores = (p_S - p_T)/(A · rows)."""
+    """x, y -> scalar; ∂/∂scores = w (p_S - p_T), w = 1/(A · rows) for real rows and 0 for others."""
 
     @staticmethod
     def forward(
@@ -78,7 +78,9 @@ class _RelationKL(_MadeForward):
     ) -> Tensor:
         (batch, heads, length, _), device = student_x.shape, student_x.device
         bias, real_BL = _bias_and_rows(mask)
-        scale = 1.0 / max(1, heads * (batch * length if real_BL is None else int(real_BL.sum())))
+        # The number of rows stays on the device: reading it would wait for everything that the device still computes.
+        weight_BL = None if real_BL is None else real_BL / (heads * real_BL.sum().clamp(min=1))
+        scale = 1.0 / max(1, heads * batch * length) if weight_BL is None else 1.0
         s_scale, t_scale = student_x.shape[-1] ** -0.5, teacher_x.shape[-1] ** -0.5
         gradients = _empty_gradients(ctx, student_x, student_y)
         total = torch.zeros((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
@@ -99,15 +101,15 @@ class _RelationKL(_MadeForward):
                 # log p = score - log Z and Σ p_T = 1: each log Z enters once per row, as max score - log max p.
                 row_kl = (s_scores.amax(-1) - p_s.amax(-1).log()) - (t_scores.amax(-1) - p_t.amax(-1).log())
                 t_scores -= s_scores
-                if real_BL is None:
+                if weight_BL is None:
                     total += torch.dot(p_t.view(-1), t_scores.view(-1)) + row_kl.sum()
                 else:
                     row_kl += torch.linalg.vecdot(p_t, t_scores)
-                    total += (row_kl * real_BL[sequences, None, :]).sum()
+                    total += (row_kl * weight_BL[sequences, None, :]).sum()
                 if gradients is not None:
                     error = p_s.sub_(p_t)
-                    if real_BL is not None:
-                        error *= real_BL[sequences, None, :, None]
+                    if weight_BL is not None:
+                        error *= weight_BL[sequences, None, :, None]
                     _product(error, s_y, scale * s_scale, out=gradients[0][block])
                     _product(error.transpose(-1, -2), s_x, scale * s_scale, out=gradients[1][block])
         if gradients is not None:

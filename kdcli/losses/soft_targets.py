@@ -29,13 +29,13 @@ class Settings(Section):
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
     """No terms: the training on the task adds labels and soft targets."""
-    return Objective(teacher_needs=Needs(), student_needs=Needs(), projections=nn.ModuleDict(), terms=lambda t, s: {})
+    return Objective(Needs(), Needs(), nn.ModuleDict(), terms=lambda t, s: {}, over={})
 
 
 def soft_loss(
     kind: Kind, teacher: Tensor, student: Tensor, labels: Tensor, mask_BL: Tensor | None, temperature: float
 ) -> Tensor:
-    """Mean over what `kdcli.losses.hard.labelled` counts, a float32 scalar; no gradient reaches the teacher. Shapes are
+    """Mean over what `kdcli.losses.hard.counted` names, a float32 scalar; no gradient reaches the teacher. Shapes are
     those of `hard_loss`; T > 0. `labels` are read for `tokens` only, to select the labelled words."""
     teacher, student = teacher.detach().float(), student.float()
     if kind == "score":

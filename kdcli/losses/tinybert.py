@@ -26,8 +26,9 @@ from kdcli.losses.layer_map import layer_map
 from kdcli.losses.relation import regroup, score_mse
 from kdcli.losses.states import masked_mse, projection
 from kdcli.recipe.sections import Section
-from kdcli.types import ModelShape, Needs, Objective, Signals
+from kdcli.types import Count, ModelShape, Needs, Objective, Signals
 
+OVER: dict[str, Count] = {"embedding": "tokens", "hidden": "tokens", "attention": "tokens"}
 INPUTS = frozenset({"text", "task"})
 STAGE = "separate"
 KD = {"weight": 1.0, "temperature": 1.0}
@@ -85,6 +86,7 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         student_needs=Needs(q=s_scores, k=s_scores, hidden=frozenset(states)),
         projections=projections,
         terms=terms,
+        over=OVER,
         notes=(f"{counts}: both are compared regrouped into {heads}",) if scores and regrouped else (),
     )
 

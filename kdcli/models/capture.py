@@ -146,7 +146,7 @@ class Capture(nn.Module):
     def _hook_hidden(self, recorder: _Recorder, hooks: ExitStack) -> None:
         if not self.needs.hidden:
             return
-        done = 0
+        done, last, norm = 0, len(self.layers), self.layout.final_norm
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             if done == 0:
@@ -155,11 +155,17 @@ class Capture(nn.Module):
         def after(module: nn.Module, args: Any, output: Any) -> None:
             nonlocal done
             done += 1
-            recorder.record("hidden", done, lambda: output if isinstance(output, Tensor) else output[0])
+            if norm is None or done < last:
+                recorder.record("hidden", done, lambda: output if isinstance(output, Tensor) else output[0])
+
+        def normed(module: nn.Module, args: Any, output: Tensor) -> None:
+            recorder.record("hidden", last, lambda: output)
 
         hooks.callback(self.layers[0].register_forward_pre_hook(before, with_kwargs=True).remove)
         for layer in dict.fromkeys(self.layers):
             hooks.callback(layer.register_forward_hook(after).remove)
+        if norm is not None:
+            hooks.callback(self.model.base_model.get_submodule(norm).register_forward_hook(normed).remove)
 
     def _hook_labelled(self, labels_BL: Tensor | None, hooks: ExitStack) -> None:
         """Hand the head the labelled tokens only, as one row: it works token by token, over a whole vocabulary."""

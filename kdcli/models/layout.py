@@ -29,6 +29,7 @@ class Layout:
     up: str = "intermediate.dense"
     down: str = "output.dense"
     gate: str | None = None
+    final_norm: str | None = None  # normalises the last layer's output where layers begin with their norms (pre-norm)
     embeddings: tuple[str, ...] = ("embeddings.", "embeddings_project.")  # prefixes of what counts as embeddings
     interface: bool = True  # attention goes through transformers' attention interface; else the linears are hooked
     fused: Literal["blocks", "heads"] | None = None  # row order of a fused q/k/v: [3, A, K] or [A, 3, K]
@@ -85,11 +86,12 @@ LAYOUTS: dict[str, Layout] = {
     "splinter": _HOOKED,
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
-    "xlm-roberta-xl": replace(_ROBERTA, compact=False),
+    "xlm-roberta-xl": replace(_ROBERTA, compact=False, final_norm="encoder.LayerNorm"),
     "camembert": _ROBERTA,
     "data2vec-text": _ROBERTA,
-    "roberta-prelayernorm": replace(_ROBERTA, compact=False),
-    "esm": Layout(rotary="halves", position_offset=True, leaks=_LEAKS, head=_DENSE),
+    "roberta-prelayernorm": replace(_ROBERTA, compact=False, final_norm="LayerNorm"),
+    "esm": Layout(
+        rotary="halves", position_offset=True, leaks=_LEAKS, head=_DENSE, final_norm="encoder.emb_layer_norm_after"),
     "mobilebert": Layout(leaks="its embeddings join each token with its neighbours"),
     "albert": Layout(
         layers="encoder.albert_layer_groups.0.albert_layers", shared=True,
@@ -101,8 +103,9 @@ LAYOUTS: dict[str, Layout] = {
         down="ffn.lin2"),
     "modernbert": Layout(
         layers="layers", rotary="halves", local=True, head_norm=True, pooling="cls", fused="blocks",
-        q="attn.Wqkv", k="attn.Wqkv", v="attn.Wqkv", o="attn.Wo", up="mlp.Wi", gate="mlp.Wi", down="mlp.Wo"),
-    "eurobert": replace(_LLAMA_LIKE, head=("dense", "gelu"), pooling="bos"),
+        q="attn.Wqkv", k="attn.Wqkv", v="attn.Wqkv", o="attn.Wo", up="mlp.Wi", gate="mlp.Wi", down="mlp.Wo",
+        final_norm="final_norm"),
+    "eurobert": replace(_LLAMA_LIKE, head=("dense", "gelu"), pooling="bos", final_norm="norm"),
     "nomic_bert": replace(_LLAMA_LIKE, head=_POOLER),
     "mpnet": replace(
         _HOOKED, position_offset=True, other_term="relative position bias", head=_DENSE,
@@ -120,7 +123,7 @@ LAYOUTS: dict[str, Layout] = {
         _HOOKED, rotary="pairs", positions="encoder.embed_positions", head=("classifier.dense", "hidden_act")),
     "convbert": replace(
         _HOOKED, leaks="its convolution runs over neighbouring tokens", head=("classifier.dense", "hidden_act")),
-    "megatron-bert": replace(_HOOKED, head=_POOLER),
+    "megatron-bert": replace(_HOOKED, head=_POOLER, final_norm="encoder.ln"),
     "rembert": replace(_HOOKED, embeddings=("embeddings.", "encoder.embedding_hidden_mapping_in."), head=_POOLER),
 }
 # fmt: on

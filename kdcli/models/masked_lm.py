@@ -6,14 +6,15 @@ import torch
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 
 from kdcli.errors import UsageError
-from kdcli.models.load import LoadedModel, load_config, load_tokenizer, load_weights
+from kdcli.models.load import LoadedModel, load_config, load_encoder, load_tokenizer, load_weights
 from kdcli.models.reduce import copy_head
 from kdcli.models.shape import InitializedStudent, shape_of
 
 
-def load_masked_lm(source: str, *, otherwise: str, trust_remote_code: bool = False) -> LoadedModel:
-    """Load a masked language model and its tokenizer; the encoder is its `base_model`. Raises UsageError: see
-    `load_encoder`; or the type or checkpoint has no such head, with `otherwise` as hint."""
+def load_masked_lm(source: str, *, otherwise: str, bare: bool = False, trust_remote_code: bool = False) -> LoadedModel:
+    """Load a masked language model and its tokenizer; the encoder is its `base_model`. `bare`: load a checkpoint
+    without such a head as an encoder. Raises UsageError: see `load_encoder`; or the type or checkpoint has no such
+    head, with `otherwise` as hint."""
     config = load_config(source, trust_remote_code=trust_remote_code)
     if type(config) not in AutoModelForMaskedLM._model_mapping:
         raise UsageError(f"{config.model_type} has no masked-language-model head in transformers", otherwise)
@@ -21,6 +22,8 @@ def load_masked_lm(source: str, *, otherwise: str, trust_remote_code: bool = Fal
     named = (config.architectures or [expected])[0]
     # A `ForPreTraining` checkpoint has this head beside others (BERT) or another one instead (ELECTRA).
     if named != expected and not named.endswith("ForPreTraining"):
+        if bare:
+            return load_encoder(source, trust_remote_code=trust_remote_code)
         raise UsageError(f"{source} is {named}, without a masked-language-model head", otherwise)
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     try:
@@ -38,20 +41,22 @@ def student_with_head(
     seed: int = 0,
 ) -> InitializedStudent:
     """Put a student encoder under a head of its teacher's class, tied to its embeddings if the configuration says so.
-    `teacher`: a masked language model. `built`: a student of its `base_model`, which becomes part of the new model,
-    without its pooler. `init`: `teacher` copies the head's weights in the dimensions that the student keeps. `seed`: of
-    random weights."""
-    encoder = built.model
+    `teacher`: a masked language model; or an encoder of a type that has such a head, which is then random. `built`: a
+    student of its `base_model`, which becomes part of the new model, without its pooler. `init`: `teacher` copies the
+    head's weights in the dimensions that the student keeps. `seed`: of random weights."""
+    encoder, headed = built.model, teacher.base_model is not teacher
+    model_class = type(teacher) if headed else AutoModelForMaskedLM._model_mapping[type(encoder.config)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = type(teacher)(encoder.config).float()
+        model: PreTrainedModel = model_class(encoder.config).float()
     for name, _ in list(encoder.named_children()):
         if getattr(model.base_model, name, None) is None:
             setattr(encoder, name, None)
     setattr(model, model.base_model_prefix, encoder)
     model.tie_weights()
-    if init == "random":
-        return InitializedStudent(model, [*built.notes, "head initialised at random"])
+    if init == "random" or not headed:
+        reason = "" if headed else ": the teacher has no masked-language-model head"
+        return InitializedStudent(model, [*built.notes, f"head initialised at random{reason}"])
     left = copy_head(teacher, model)
     note = f", except {', '.join(left)}, which start at random" if left else ""
     return InitializedStudent(model, [*built.notes, f"head initialised from the teacher's{note}"])

@@ -9,8 +9,8 @@ over the last layer's first states ([CLS]) of one batch, z those of the pruned m
 Left out: snapshots of earlier densities and the queue of negatives. Without a fine-tuned model or without classes, the
 term that needs them is absent.
 
-Relations: `movement` plus a contrastive loss. Take it with a fine-tuned `teacher` and a wide micro-batch: rows are
-the negatives. Each step costs a further forward pass of the pre-trained model.
+Relations: `movement` plus a contrastive loss. Take it with a fine-tuned `teacher` and a wide batch: its rows are the
+negatives, whatever the micro-batch. Each step costs a further forward pass of the pre-trained and the fine-tuned model.
 
     method: cap
     teacher: runs/finetuned
@@ -29,7 +29,7 @@ from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner
 
 DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9)
 
-PRETRAINED, FINETUNED = "pretrained", "finetuned"  # Keys of the states that `contrast` compares with
+PRETRAINED, FINETUNED, CLASSES = "pretrained", "finetuned", "classes"  # Keys of what `contrast` compares with
 
 
 class Settings(movement.Settings):
@@ -44,24 +44,25 @@ def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps:
     """Put masks on a model; arguments as in `kdcli.pruners.movement`. The command calls `contrast`."""
     built, tau = movement.pruner(settings, model, density=density, steps=steps, lr=lr), settings.contrast_temperature
 
-    def contrast(cls_BD: Tensor, others: Mapping[str, Tensor], labels_B: Tensor | None) -> dict[str, Tensor]:
-        """Weighted terms of one batch, from first states of the pruned model and the others, and int64 classes."""
+    def contrast(cls_BD: Tensor, own_B: Tensor, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weighted terms of some rows, from their first states; `own_B` are their places in `whole`: first states
+        [E, D] of the others, and int64 classes [E] if there are any, of all E rows of the batch."""
         terms = {}
-        if PRETRAINED in others and settings.unsupervised:
-            own = torch.eye(len(cls_BD), dtype=torch.bool, device=cls_BD.device)
-            terms["unsupervised"] = settings.unsupervised * contrastive(cls_BD, others[PRETRAINED], own, tau)
-        if FINETUNED in others and labels_B is not None and settings.supervised:
-            alike = labels_B[:, None] == labels_B
-            terms["supervised"] = settings.supervised * contrastive(cls_BD, others[FINETUNED], alike, tau)
+        if PRETRAINED in whole and settings.unsupervised:
+            itself_BE = own_B[:, None] == torch.arange(len(whole[PRETRAINED]), device=own_B.device)
+            terms["unsupervised"] = settings.unsupervised * contrastive(cls_BD, whole[PRETRAINED], itself_BE, tau)
+        if FINETUNED in whole and CLASSES in whole and settings.supervised:
+            alike_BE = whole[CLASSES][own_B][:, None] == whole[CLASSES]
+            terms["supervised"] = settings.supervised * contrastive(cls_BD, whole[FINETUNED], alike_BE, tau)
         return terms
 
     built.contrast = contrast
     return built
 
 
-def contrastive(z_BD: Tensor, other_BD: Tensor, alike: Tensor, temperature: float) -> Tensor:
-    """InfoNCE from one model's states to another's, which get no gradient; a mean over rows, in float32. `alike`: [B,
-    B] bool, which states of the other are positives of a row: at least its own."""
-    other_BD = F.normalize(other_BD.detach().float(), dim=-1)
-    log_p = (F.normalize(z_BD.float(), dim=-1) @ other_BD.T / temperature).log_softmax(-1)
-    return -(log_p * alike).sum(-1).div(alike.sum(-1)).mean()
+def contrastive(z_BD: Tensor, other_ED: Tensor, alike_BE: Tensor, temperature: float) -> Tensor:
+    """InfoNCE from one model's states to E states of another, which get no gradient; a mean over B rows, in float32.
+    `alike_BE`: bool, which states of the other are positives of a row: at least its own."""
+    other_ED = F.normalize(other_ED.detach().float(), dim=-1)
+    log_p_BE = (F.normalize(z_BD.float(), dim=-1) @ other_ED.T / temperature).log_softmax(-1)
+    return -(log_p_BE * alike_BE).sum(-1).div(alike_BE.sum(-1)).mean()

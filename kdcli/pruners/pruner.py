@@ -41,7 +41,7 @@ class Pruner:
     score_lr: float = 1.0  # a factor of the schedule's rate, as is `weight_lr`
     weight_lr: float = 1.0
     regularise: Callable[[int], dict[str, Tensor]] | None = None  # weighted terms of the next step's loss
-    contrast: Callable[[Tensor, Mapping[str, Tensor], Tensor | None], dict[str, Tensor]] | None = None  # see `cap`
+    contrast: Callable[[Tensor, Tensor, Mapping[str, Tensor]], dict[str, Tensor]] | None = None  # see `cap`
     done: int = 0
 
     @torch.no_grad()

@@ -9,11 +9,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # Least size of the sample; of n scores it has n^⅔, so that the sample and its bracket cost about the same.
 SAMPLE = 1024
 MASKINGS = ("local", "global", "proportional")  # Names of the masking functions that keep a given density, see `select`
+SMALL = 1e-30  # Mean sigmoid below which float32 loses digits
 WIDTH = 4.0  # Half the bracket in standard deviations of the sampled rank. A k-th score outside it only costs time
 
 
@@ -59,7 +61,7 @@ def proportional(
     for kind in dict.fromkeys(kinds[name] for name in scores):
         names = [name for name in scores if kinds[name] == kind]
         sizes = [scores[n].numel() for n in names]
-        means = [float((scores[n].float() / temperature).sigmoid().mean()) for n in names]
+        means = [_log_mean_sigmoid(scores[n].float() / temperature) for n in names]
         ideal |= dict(zip(names, shares(sizes, means, density), strict=True))
     counts = apportion(ideal, round(density * sum(s.numel() for s in scores.values())))
     return {name: keep_top(s, max(1, counts[name])) for name, s in scores.items()}
@@ -72,20 +74,33 @@ def threshold(scores: Mapping[str, Tensor], tau: float) -> dict[str, Tensor]:
     return _raise_empty(scores, {name: s > limit for name, s in scores.items()})
 
 
-def shares(sizes: Sequence[int], weights: Sequence[float], density: float) -> list[float]:
-    """How many of `sizes` to keep: density · Σ sizes in all, densities in proportion to `weights` and none above 1."""
+def shares(sizes: Sequence[int], log_weights: Sequence[float], density: float) -> list[float]:
+    """How many of `sizes` to keep: density · Σ sizes in all, densities in proportion to the weights, whose logarithms
+    are finite, and none above 1."""
     left, open_ = density * sum(sizes), list(range(len(sizes)))
     kept = [float(size) for size in sizes]
     while open_:
+        # Relative to the largest that is left: weights may be too small for a number.
+        largest = max(log_weights[i] for i in open_)
+        weights = {i: math.exp(log_weights[i] - largest) for i in open_}
         factor = left / sum(sizes[i] * weights[i] for i in open_)
         if not (full := [i for i in open_ if factor * weights[i] > 1]):
             for i in open_:
                 kept[i] = factor * weights[i] * sizes[i]
             break
-        # A full one leaves more for the others, whose factor can only grow: no full one is ever reopened.
+        # A full one leaves more for the others, whose share can only grow: no full one is ever reopened.
         left -= sum(sizes[i] for i in full)
         open_ = [i for i in open_ if i not in full]
     return kept
+
+
+def _log_mean_sigmoid(scores: Tensor) -> float:
+    """log mean σ(S)."""
+    mean = float(scores.sigmoid().mean())
+    if mean > SMALL:
+        return math.log(mean)
+    # Slower, but nothing underflows.
+    return float(F.logsigmoid(scores).double().logsumexp((0, 1))) - math.log(scores.numel())
 
 
 def apportion(ideal: Mapping[str, float], total: int) -> dict[str, int]:

@@ -104,8 +104,8 @@ class _Part:
 
 def _kept_if_few(kept: Tensor) -> Tensor | None:
     """Indices of the kept rows or columns, at least one; None when too few are empty to skip them."""
-    # The row of zeros counts as kept.
-    if (~kept).sum() - 1 < SKIP_ABOVE * len(kept):
+    # The row of zeros counts as kept, and so does the one that stays where all are empty.
+    if len(kept) - max(1, int(kept.sum())) - 1 < SKIP_ABOVE * len(kept):
         return None
     return kept.nonzero()[:, 0] if kept.any() else torch.zeros(1, dtype=torch.long)
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kdcli.downstream.task import PreparedTask
 from kdcli.errors import UsageError
+from kdcli.losses.hard import counted
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.models.card import weights_hash
 from kdcli.models.heads import TaskModel, load_for_task
@@ -18,7 +19,7 @@ from kdcli.recipe.sections import KdSettings
 from kdcli.teachers.cache import SignalStore
 from kdcli.teachers.teacher import Teacher
 from kdcli.training.progress import Progress
-from kdcli.types import Batch, Examples, Kind, Needs, Signals
+from kdcli.types import Batch, Examples, Kind, Needs, Signals, Term
 
 SIGNALS = "signals"  # Directory of a run for cached signals, while a stage reads them
 
@@ -82,17 +83,17 @@ def delete_signals(folder: Path) -> None:
 
 def kd_terms(
     kind: Kind, kd: KdSettings, hard: Tensor, student: Signals, teachers: Sequence[Signals]
-) -> Mapping[str, Tensor]:
+) -> Mapping[str, Term]:
     """The terms of a loss against labels and teachers: `(1 - weight) * hard + weight * soft`. `soft` is the mean over
     the teachers. Its gradient is that of the loss against their mean distribution. `hard`: the loss against the labels,
     the only term if there are no teachers or labels. `student`, `teachers`: with logits."""
     if not teachers or student.labels is None:
-        return {"task": hard}
+        return {"task": Term(hard, counted(kind))}
     logits, how = _logits(student), (student.labels, student.mask, kd.temperature)
     zero = logits.new_zeros((), dtype=hard.dtype)
     soft = sum((soft_loss(kind, _logits(t), logits, *how) for t in teachers), zero)
     terms = {"task": (1 - kd.weight, hard), "kd": (kd.weight, soft / len(teachers))}
-    return {name: weight * value for name, (weight, value) in terms.items() if weight}
+    return {name: Term(weight * value, counted(kind)) for name, (weight, value) in terms.items() if weight}
 
 
 def _logits(signals: Signals) -> Tensor:

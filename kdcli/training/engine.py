@@ -1,7 +1,8 @@
 """THE training loop. It knows no loss, pruner, model or task.
 
-One optimiser step: order.indices(step) -> this rank's share -> micro-batches -> step -> gradients, weighted so that
-their sum is the gradient of the mean over the *global* batch -> sum over ranks -> clip each module -> AdamW.
+One optimiser step: order.indices(step) -> this rank's share -> micro-batches -> step -> gradients, each term weighted
+by what it counts, so that their sum is the gradient of the mean over the *global* batch -> sum over ranks -> clip each
+module -> AdamW.
 
 Every random choice is a pure function of (seed, step, rank, micro-batch): a resumed run repeats an uninterrupted one
 bit for bit without stored generator state. The engine sums gradients itself, so a step may call any module any number
@@ -28,7 +29,7 @@ from kdcli.training.memory import is_out_of_memory, peak_so_far
 from kdcli.training.processes import stop_requests
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.types import Batch, Job, Outcome, ParamGroup, Schedule, real_tokens
+from kdcli.types import COUNTS, Batch, Count, Job, Outcome, ParamGroup, Schedule, counts_of
 
 SKIPS_ALLOWED = 50
 """Consecutive steps that the fp16 loss scaler may skip, halving its scale, before the run counts as diverged."""
@@ -142,9 +143,9 @@ class _Run:
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_factor"]
         self.modules.train(True)
-        counted = torch.tensor([[self.job.batch_weight(m), real_tokens(m)] for m in micros], dtype=torch.float64)
-        weight, tokens = self.session.sum_over_ranks(counted.sum(0)).tolist()
-        while (sums := self._gradients(step, micros, weight)) is None:
+        counted = torch.tensor([list(counts_of(m).values()) for m in micros], dtype=torch.float64)
+        totals = dict(zip(COUNTS, self.session.sum_over_ranks(counted.sum(0)).tolist(), strict=True))
+        while (sums := self._gradients(step, micros, totals)) is None:
             self._halve(step)
             micros = self._micros(mine)
         names, values = list(sums), torch.stack(list(sums.values())).double()
@@ -154,7 +155,7 @@ class _Run:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.after(step)
-        self.outcome.tokens += int(tokens)
+        self.outcome.tokens += int(totals["tokens"])
         total = losses.pop("loss")
         self.outcome.loss_first = total if self.outcome.loss_first is None else self.outcome.loss_first
         self.outcome.loss_last = total
@@ -167,28 +168,62 @@ class _Run:
         parts = np.array_split(indices, math.ceil(len(indices) / self.micro))
         return [self.job.examples.batch(part) for part in parts]
 
-    def _gradients(self, step: int, micros: Sequence[Batch], weight: float) -> dict[str, Tensor] | None:
-        """Accumulate this rank's share of the global mean's gradient; None when any rank ran out of memory."""
+    def _gradients(self, step: int, micros: Sequence[Batch], totals: Mapping[Count, float]) -> dict[str, Tensor] | None:
+        """Accumulate this rank's share of the global mean's gradient; None when any rank ran out of memory. `totals`:
+        counts of the global batch."""
+        shared = self._shared(micros)
+        if shared is None:
+            return None
         sums: dict[str, Tensor] = {}
         out_of_memory = False
         # torch.manual_seed formats the stack once for every absent accelerator type: half a millisecond.
         seed_generator = torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
         try:
-            for number, micro in enumerate(micros):
+            for number, (micro, of_all) in enumerate(zip(micros, shared, strict=True)):
                 seed_generator(_mix(self.schedule.seed, step, self.accelerator.process_index, number))
-                # A batch may weigh nothing, such as words from which the tokenizer makes no token.
-                share = self.job.batch_weight(micro) / (weight or 1.0)
+                # A batch may count nothing, such as words from which the tokenizer makes no token.
+                shares = {over: count / (totals[over] or 1.0) for over, count in counts_of(micro).items()}
                 with self.accelerator.autocast(), fast_cpu_kernels(self.device, self.job.modules.values()):
-                    loss = self.job.step(to_device(self.device, micro))
-                self.accelerator.backward(loss.total * share)
-                for name, value in ({"loss": loss.total} | dict(loss.terms)).items():
-                    part = value.detach().float() * share
+                    loss = self.job.step(to_device(self.device, micro) | of_all)
+                weighted = [total * shares[over] for over, total in loss.totals().items()]
+                self.accelerator.backward(torch.stack(weighted).sum())
+                for name, over, value in loss.parts():
+                    part = value.detach().float() * shares[over]
                     sums[name] = sums[name] + part if name in sums else part
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             out_of_memory = True
         return None if self.session.any_rank(out_of_memory) else sums
+
+    def _shared(self, micros: Sequence[Batch]) -> list[Batch] | None:
+        """What the loss of each micro-batch reads of all rows (`Job.shared`); None when any rank ran out of memory."""
+        if self.job.shared is None:
+            return [{} for _ in micros]
+        parts: list[Mapping[str, Tensor]] = []
+        out_of_memory = False
+        try:
+            with torch.no_grad():
+                parts = [self.job.shared(to_device(self.device, micro)) for micro in micros]
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            out_of_memory = True
+        if self.session.any_rank(out_of_memory):
+            return None
+        ranks = torch.zeros(self.accelerator.num_processes, dtype=torch.float64)
+        ranks[self.accelerator.process_index] = sum(len(micro["input_ids"]) for micro in micros)
+        sizes = [int(size) for size in self.session.sum_over_ranks(ranks).tolist()]
+        begin = sum(sizes[: self.accelerator.process_index])
+        of_all = {}
+        for name in parts[0]:
+            own = torch.cat([part[name] for part in parts])
+            whole = own.new_zeros(sum(sizes), *own.shape[1:])
+            whole[begin : begin + len(own)] = own
+            of_all[name] = self.session.sum_over_ranks(whole)
+        places = torch.arange(begin, begin + sizes[self.accelerator.process_index], device=self.device)
+        own_rows = torch.split(places, [len(micro["input_ids"]) for micro in micros])
+        return [of_all | {"own_rows": own} for own in own_rows]
 
     def _halve(self, step: int) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -256,7 +291,7 @@ class _Run:
 
     def _keep_best(self, step: int, metrics: Mapping[str, float]) -> None:
         """Save the weights if they are the best so far; a resumed run repeats this at the same steps."""
-        if self.job.best is None or self.run is None or step == 0:
+        if self.job.best is None or self.run is None or step < self.job.best_from:
             return
         value = metrics[self.job.best]
         if self.best is None or value > self.best[0]:

@@ -10,7 +10,7 @@ from accelerate.utils import gather_object
 from kdcli.errors import MachineError
 from kdcli.training.launch import Session
 from kdcli.training.memory import is_out_of_memory
-from kdcli.types import Batch, Examples, Job
+from kdcli.types import COUNTS, Batch, Count, Examples, Job, counts_of
 
 CPU_MICRO_BATCH = 32
 """Sequences at once on a CPU: more take more memory and no less time."""
@@ -45,19 +45,20 @@ def evaluate_batches(session: Session, job: Job, examples: Examples, micro: int)
     """Evaluate this rank's share of the examples and gather all; None when any rank ran out of memory."""
     accelerator = session.accelerator
     share = np.arange(len(examples))[accelerator.process_index :: accelerator.num_processes]
-    sums: dict[str, float] = {}
+    sums: dict[tuple[str, Count], float] = {}
+    counted = dict.fromkeys(COUNTS, 0.0)
     outputs: list[tuple[int, np.ndarray[Any, Any]]] = []
-    weight, out_of_memory = 0.0, False
+    out_of_memory = False
     try:
         for begin in range(0, len(share), micro):
             indices = share[begin : begin + micro]
             batch = examples.batch(indices)
             with torch.no_grad(), accelerator.autocast():
                 loss = job.step(to_device(session.device, batch))
-            batch_weight = job.batch_weight(batch)
-            weight += batch_weight
-            for name, value in ({"loss": loss.total} | dict(loss.terms)).items():
-                sums[name] = sums.get(name, 0.0) + float(value) * batch_weight
+            counts = counts_of(batch)
+            counted = {over: counted[over] + counts[over] for over in COUNTS}
+            for name, over, value in loss.parts():
+                sums[name, over] = sums.get((name, over), 0.0) + float(value) * counts[over]
             if job.compute_metrics is not None and loss.outputs is not None:
                 outputs += zip(indices.tolist(), loss.outputs.float().cpu().numpy(), strict=True)
     except RuntimeError as error:
@@ -66,10 +67,12 @@ def evaluate_batches(session: Session, job: Job, examples: Examples, micro: int)
         out_of_memory = True
     if session.any_rank(out_of_memory):
         return None
-    ranks = gather_object([(sums, weight, outputs)])
-    total = sum(weight for _, weight, _ in ranks)
-    names = next(rank_sums for rank_sums, _, _ in ranks if rank_sums)
-    losses = {name: sum(rank_sums.get(name, 0.0) for rank_sums, _, _ in ranks) / total for name in names}
+    ranks = gather_object([(sums, counted, outputs)])
+    totals = {over: sum(rank_counted[over] for _, rank_counted, _ in ranks) or 1.0 for over in COUNTS}
+    losses: dict[str, float] = {}
+    for name, over in next(rank_sums for rank_sums, _, _ in ranks if rank_sums):
+        mean = sum(rank_sums.get((name, over), 0.0) for rank_sums, _, _ in ranks) / totals[over]
+        losses[name] = losses.get(name, 0.0) + mean
     ordered = sorted((pair for _, _, rank_outputs in ranks for pair in rank_outputs), key=lambda pair: pair[0])
     return EvaluationOutput(losses, [output for _, output in ordered])
 

@@ -13,7 +13,7 @@ import processes
 import pytest
 import torch
 from own_files import log_of, refused, report_of, said_by, same_weights, times, weights
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from kdcli.downstream.predictions import Features
 from kdcli.training.processes import fan_out, take_slurm
@@ -105,6 +105,7 @@ def test_the_assistant_can_be_chosen(given, tmp_path, choice, expected):
         (["--to", "3x16", "--set", "loss.hidden=mse"], {"attention", "value", "hidden"}),
         (["--to", "3x16@2", "--method", "minilmv2", "--set", "loss.relation_heads=8"], {"query", "key", "value"}),
         (["--to", "2x32", "--set", "data.pack_isolated=true"], None),
+        (["--to", "3x16", "--set", "loss.masked_lm_weight=0.5"], {"attention", "value", "mlm"}),
     ],
 )
 def test_every_form_of_the_loss_and_the_text_trains(given, tmp_path, more, terms):
@@ -112,6 +113,19 @@ def test_every_form_of_the_loss_and_the_text_trains(given, tmp_path, more, terms
     log = log_of(tmp_path / "out")
     assert log[-1]["held_out"]["loss"] < log[0]["held_out"]["loss"]
     assert terms is None or set(log[-1]["terms"]) == terms
+
+
+def test_a_masked_language_model_term_gives_student_and_assistant_a_head(given, tmp_path):
+    term = [*given, "--to", "2x16", "--set", "loss.masked_lm_weight=0.5", "-o", tmp_path / "out"]
+    succeeds(*term, "--dry-run")
+    said = said_by(succeeds(*term))
+    assert "assistant: head initialised at random: the teacher has no masked-language-model head" in said
+    assert "student: head initialised from the teacher's" in said
+    assert "no gradient reaches" not in said
+    for folder in (tmp_path / "out", tmp_path / "out" / "assistant-4x16"):
+        assert type(AutoModelForMaskedLM.from_pretrained(folder)).__name__ == "BertForMaskedLM"
+        assert "mlm" in log_of(folder)[-1]["held_out"]
+    assert "AutoModelForMaskedLM.from_pretrained" in (tmp_path / "out" / "README.md").read_text("utf-8")
 
 
 def test_a_dry_run_estimates_the_cost_and_leaves_nothing(given, tmp_path):

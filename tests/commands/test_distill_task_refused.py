@@ -42,6 +42,7 @@ def refused(data, teacher, tmp_path):
         (["--set", "loss.layers='0:0,1:9'"], "9"),
         (["--set", "loss.layer_weights=[1.0]"], "loss.layer_weights holds 1 numbers"),
         (["--set", "loss.layrs=top"], "unknown key 'loss.layrs' of method tinybert; did you mean 'layers'?"),
+        (["--method", "minilm", "--set", "loss.masked_lm_weight=1"], "the examples of a task are not masked"),
         (["--set", "intermediate.warmup_steps=2"], "leaves nothing of 2 steps"),
         (["--assistant", "none"], "--assistant belongs to distilling on text, not on a task"),
         (["--eval-task", "sst2"], "--eval-task belongs to distilling on text, not on a task"),

@@ -406,3 +406,46 @@ def test_two_processes_are_one_with_the_same_global_batch(given, tmp_path):
     for one, other in zip(log_of(tmp_path / "one"), log_of(tmp_path / "two"), strict=True):
         if "loss" in one:
             assert other["loss"] == pytest.approx(one["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("method", ["smp", "magnitude", "movement", "cap"])
+def test_the_best_weights_have_the_density_asked_for(given, tmp_path, method):
+    """Before the density is reached the model is larger and scores better."""
+    often = ["--set", "keep=best", "--set", "train.eval_every=3", "--set", "measure.latency=false"]
+    alone = ["--set", "head.words=null", "--lr", "1e-2"]
+    if method == "smp":
+        alone = ["--set", "pruner.warmup_fraction=0.8"]
+    succeeds(*given, *alone, "--method", method, "--sparsity", "0.99", *often, "-o", tmp_path / "out")
+    assert kept(tmp_path / "out") == pytest.approx(0.01, abs=1e-3)
+    scores = {r["step"]: r["metrics"]["accuracy"] for r in log_of(tmp_path / "out") if "metrics" in r}
+    (note,) = [note for note in report_of(tmp_path / "out").notes if "were kept" in note]
+    assert "from step 24 on" in note
+    best = max((step for step in scores if step >= 24), key=scores.__getitem__)
+    assert f"the weights of step {best} were kept" in note
+    # The first of equal scores would be kept.
+    assert max(score for step, score in scores.items() if 0 < step < 24) >= scores[best]
+
+
+@pytest.mark.parametrize("method", ["soft-movement", "l0"])
+def test_without_a_density_to_ask_for_the_last_weights_are_kept_and_that_is_said(given, tmp_path, method):
+    often = ["--set", "keep=best", "--set", "train.eval_every=10", "--set", "measure.latency=false"]
+    succeeds(*given, "--set", "head.words=null", "--method", method, *often, "-o", tmp_path / "out")
+    report = report_of(tmp_path / "out")
+    assert any("keep: best has no effect" in note and "last weights are kept" in note for note in report.notes)
+    assert not any("were kept" in note for note in report.notes)
+    assert log_of(tmp_path / "out")[-1]["metrics"]["accuracy"] == score(tmp_path / "out")["accuracy"]
+
+
+@pytest.mark.slow
+def test_two_processes_contrast_the_rows_of_both(given, task, tmp_path):
+    """The terms of the first step are those of one process, whatever each process and micro-batch holds of a batch."""
+    base = own_files.encoder(tmp_path / "base", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    teacher = own_files.headed(tmp_path / "teacher", tuple(sorted(NAMES)), seed=3)
+    quick = given[given.index("--dtype") :]
+    how = ["prune", base, *task, "--method", "cap", "--teacher", teacher, *quick, "--max-steps", "1"]
+    succeeds(*how, "-o", tmp_path / "one")
+    processes.two_ranks(*how, "-o", tmp_path / "two")
+    one, two = (next(r for r in log_of(tmp_path / name) if r["step"] == 1) for name in ("one", "two"))
+    assert set(one["terms"]) == {"task", "kd", "unsupervised", "supervised"}
+    assert two["terms"] == pytest.approx(one["terms"], rel=1e-5)
+    assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)

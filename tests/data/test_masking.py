@@ -6,7 +6,7 @@ import torch
 from encoders import tiny_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from kdcli.data.batches import BatchOrder
@@ -151,6 +151,47 @@ def test_what_begins_a_word_is_read_off_the_vocabulary(kind):
     assert (found.special_V.nonzero()[0].tolist(), found.mask_id) == (list(range(5)), MASK)
 
 
+def letters(text):
+    """A text as a byte-level vocabulary spells it."""
+    return pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text)[0][0]
+
+
+# In the order of a vocabulary: pieces, and whether each begins a word.
+SPACELESS = {
+    "SentencePiece": {
+        **{"▁我": True, "我们": True, "ひ": True, "ไทย": True, "ខ្មែរ": True, "ລາວ": True, "မြန်": True, "𠮷": True},
+        **{"ing": False, "，": False, "7": False, "й": False, "▁": True, "<0xE6>": True, "<0x88>": False},
+        # A vowel sign stands on the letter before it.
+        **{"ี": False, "<0x41>": False},
+    },
+    "byte-level": {
+        **{"Ġ" + letters("我"): True, letters("我们"): True, letters("ไทย"): True, letters("𠮷"): True, "ing": False},
+        # The first byte or two of a character, then bytes within one.
+        **{letters("我")[:1]: True, letters("我")[:2]: True, letters("我")[1:]: False, letters("我")[2:]: False},
+        **{letters("ไ")[:2]: True, letters("é")[:1]: False, letters("й"): False, "Ġthe": True, "Ġ": True},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", SPACELESS)
+def test_in_scripts_without_spaces_a_piece_begins_a_word(kind):
+    found = tokens_of(
+        subword(*SPACELESS[kind], *(f"{'▁' if kind == 'SentencePiece' else 'Ġ'}{n}" for n in range(20))), kind
+    )
+    assert dict(zip(SPACELESS[kind], found.begins_V[5:].tolist(), strict=False)) == SPACELESS[kind]
+
+
+@pytest.mark.parametrize("pieces", [["▁我", "们", "今", "天"], ["▁http", "://", "a", "7f"], ["▁བོད", "ཡིག", "་", "གི"]])
+def test_the_share_of_whole_words_is_bounded_where_no_space_ends_a_word(pieces):
+    tokens = tokens_of(subword(*pieces, *(f"▁{n}" for n in range(9))), "x")
+    ids = np.concatenate([np.full((50, 1), 5), np.random.default_rng(0).integers(6, 9, (50, 127))], 1)
+    share = chosen(masked(Rows(ids=ids), tokens=tokens, whole_words=True).batch(np.arange(50))).double().mean(1)
+    assert share.mean() == pytest.approx(0.15, abs=0.01)
+    # The nearest to 19.2 of 128 tokens by words of at most ten.
+    assert share.min() >= (19 - 5) / 128
+    assert share.max() <= (19 + 5) / 128
+
+
 def words_of(row, begins):
     """The words of a row as lists of places, special tokens left out, the plain way."""
     found, fresh = [], True
@@ -173,7 +214,8 @@ def test_whole_words_are_masked_as_near_to_the_share_as_they_get(seed, length, s
     rows = Rows(ids=np.where(drawn == 4, 3, drawn))
     found = chosen(masked(rows, tokens=tokens, share=share, whole_words=True, seed=seed).batch(np.arange(4)))
     for row, at in zip(rows.ids.tolist(), found.tolist(), strict=True):
-        words = words_of(row, tokens.begins_V)
+        # A word of more pieces is cut.
+        words = [word[at : at + 10] for word in words_of(row, tokens.begins_V) for at in range(0, len(word), 10)]
         taken = [word for word in words if at[word[0]]]
         # A word is masked with all of its pieces or with none, and nothing else is.
         assert sorted(p for word in taken for p in word) == [place for place, yes in enumerate(at) if yes]

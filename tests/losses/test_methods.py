@@ -14,13 +14,13 @@ from transformers import AutoModelForMaskedLM
 
 import kdcli.losses
 from kdcli.errors import UsageError
-from kdcli.losses import build_objective, check_settings, inputs, methods
+from kdcli.losses import build_objective, check_settings, inputs, masks_text, methods
 from kdcli.losses.relation import relation_kl
 from kdcli.losses.states import cosine_distance
 from kdcli.models.capture import capture
 from kdcli.models.masked_lm import student_with_head
 from kdcli.models.shape import build_student, parse_shape, shape_of
-from kdcli.types import IGNORED, ModelShape, Needs, Signals
+from kdcli.types import COUNTS, IGNORED, ModelShape, Needs, Signals
 
 TEACHER = ModelShape(layers=4, hidden=32, ffn=64, heads=4)
 STUDENT = ModelShape(layers=2, hidden=16, ffn=32, heads=4)
@@ -30,8 +30,8 @@ TINYBERT = [{"layers": "top", "share_projection": True}, {"layers": "0:0,1:3", "
 DISTILBERT = [{"temperature": 1.0, "soft_weight": 0.5, "mlm_weight": 0.25, "hidden_weight": 3.0}]
 DISTILBERT += [{weight: 0.0} for weight in ("soft_weight", "mlm_weight", "hidden_weight")]
 OF_LAYERS = {
-    "minilm": [{}, *MINILM, {"hidden": "mse", "hidden_weight": 0.5}],
-    "minilmv2": [{}, {"relation_heads": 8, "teacher_layer": 3}, {"value_weight": 0.0}],
+    "minilm": [{}, *MINILM, {"hidden": "mse", "hidden_weight": 0.5}, {"masked_lm_weight": 0.5}],
+    "minilmv2": [{}, {"relation_heads": 8, "teacher_layer": 3}, {"value_weight": 0.0}, {"masked_lm_weight": 2.0}],
     "pkd": [{}, {"layers": "last"}, {"layers": "0:0,2:4", "weight": 10.0}],
     "tinybert": [{}, *TINYBERT, {"embedding_weight": 0.0, "hidden_weight": 0.0}, {"attention_weight": 0.0}],
 }
@@ -110,6 +110,7 @@ def test_padding_changes_neither_value_nor_gradient(method, keys):
 def can_be_zero(method, keys):
     """No labels take part, and no learned matrix between values."""
     against_labels = method == "masked-lm" or (method == "distilbert" and keys.get("mlm_weight") != 0)
+    against_labels |= "masked_lm_weight" in keys
     return not against_labels and keys.get("value") != "mse"
 
 
@@ -133,6 +134,26 @@ def test_minilm_is_eq_6_plus_eq_9_of_the_last_layers():
     terms = made.terms(t, s)
     torch.testing.assert_close(terms["attention"], relation_kl(t.q[4], t.k[4], s.q[2], s.k[2], PADDED))
     torch.testing.assert_close(terms["value"], relation_kl(t.v[4], t.v[4], s.v[2], s.v[2], PADDED))
+
+
+@pytest.mark.parametrize("method", ["minilm", "minilmv2"])
+def test_a_masked_language_model_term_is_added_and_needs_nothing_more_of_the_teacher(method):
+    plain, made = build(method, {}), build(method, {"masked_lm_weight": 0.5})
+    assert made.teacher_needs == plain.teacher_needs
+    assert made.student_needs == plain.student_needs | Needs(masked_logits=True)
+    t, s = pair(made, STUDENT)
+    terms, labels = made.terms(t, s), LABELS[LABELS != IGNORED]
+    expected = -0.5 * s.logits.double().softmax(-1)[torch.arange(len(labels)), labels].log().mean()
+    assert terms.pop("mlm").item() == pytest.approx(expected.item(), rel=1e-5)
+    assert terms == plain.terms(t, s)
+    assert [masks_text(method, keys) for keys in ({}, {"masked_lm_weight": 0.5})] == [False, True]
+
+
+@pytest.mark.parametrize(("method", "keys"), CASES)
+def test_every_term_says_what_it_is_a_mean_over(method, keys):
+    made = build(method, keys)
+    assert set(made.terms(*pair(made, student_of(method)))) <= set(made.over)
+    assert set(made.over.values()) <= set(COUNTS)
 
 
 def test_minilmv2_bridges_other_head_counts():

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from references import kl_of_row, normal
 
-from kdcli.losses.hard import hard_loss, labelled
+from kdcli.losses.hard import counted, hard_loss
 from kdcli.losses.soft_targets import soft_loss
-from kdcli.types import IGNORED
+from kdcli.types import IGNORED, counts_of
 
 B, L, C, T = 5, 7, 4, 2.0
 REAL = [7, 3, 1, 5, 6]
@@ -118,7 +118,12 @@ def test_padding_and_ignored_tokens_do_not_matter(kind, seed, more, value):
         (soft_loss(kind, *wide, wide_labels, wide_mask, T), soft_loss(kind, teacher, student, labels, MASK, T)),
     ):
         torch.testing.assert_close(one, other)
-    assert labelled(kind, wide_labels) == labelled(kind, labels)
+    assert held(kind, wide_labels) == held(kind, labels)
+
+
+def held(kind, labels):
+    """How much of what its loss is a mean over a batch holds."""
+    return counts_of({"input_ids": torch.zeros(len(labels), 4), "labels": labels})[counted(kind)]
 
 
 def test_padding_gets_no_gradient_from_answers():
@@ -140,7 +145,7 @@ def test_without_a_labelled_word_the_losses_are_0_and_so_is_the_gradient():
     none = torch.full_like(labels, IGNORED)
     loss = hard_loss("tokens", logits.requires_grad_(), none, MASK)
     loss.backward()
-    assert loss.item() == soft_loss("tokens", teacher, logits, none, MASK, T).item() == labelled("tokens", none) == 0.0
+    assert loss.item() == soft_loss("tokens", teacher, logits, none, MASK, T).item() == held("tokens", none) == 0.0
     assert not logits.grad.any()
 
 
@@ -153,16 +158,16 @@ def test_micro_batches_weighed_by_what_they_hold_add_up_to_the_batch(kind, seed,
         labels[0] = IGNORED
     total = weight = 0.0
     for begin, end in itertools.pairwise([0, *sorted(set(cuts)), B]):
-        share = labelled(kind, labels[begin:end])
+        share = held(kind, labels[begin:end])
         total += share * hard_loss(kind, logits[begin:end], labels[begin:end], MASK[begin:end]).item()
         weight += share
-    assert weight == labelled(kind, labels)
+    assert weight == held(kind, labels)
     assert total / weight == pytest.approx(hard_loss(kind, logits, labels, MASK).item(), rel=1e-5)
 
 
 def test_rows_count_as_rows_and_words_as_words():
     for kind, labels in (("class", torch.arange(3)), ("multi", torch.zeros(3, 9)), ("span", torch.zeros(3, 2))):
-        assert labelled(kind, labels) == 3.0
-    assert labelled("tokens", torch.tensor([[IGNORED, 0, 1], [2, IGNORED, IGNORED]])) == 3.0
+        assert held(kind, labels) == 3.0
+    assert held("tokens", torch.tensor([[IGNORED, 0, 1], [2, IGNORED, IGNORED]])) == 3.0
     # Of many labels the loss is a mean over classes, not a sum.
     assert hard_loss("multi", torch.zeros(2, 8), torch.zeros(2, 8), None).item() == pytest.approx(math.log(2))

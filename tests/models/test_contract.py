@@ -6,7 +6,7 @@ from encoders import padded_batch, tiny_encoder, tiny_tokenizer
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from kdcli.losses import build_objective
-from kdcli.models.capture import capture, prepare_teacher
+from kdcli.models.capture import capture, params_without_grad, prepare_teacher
 from kdcli.models.layout import LAYOUTS, layout_for, linears
 from kdcli.models.load import load_encoder, save_model
 from kdcli.models.shape import build_student, parse_shape, shape_of
@@ -79,10 +79,22 @@ def test_the_layouts_rows_of_the_linears_give_the_captured_vectors(model):
 @torch.no_grad()
 def test_captured_hidden_states_are_the_models_own(model):
     batch, layers = padded_batch(model), len(layout_for(model.config).modules(model))
-    captured = capture(model, Needs(hidden=frozenset(range(layers))))(batch)
-    own = model(**batch, output_hidden_states=True).hidden_states
-    for n in range(layers):
-        torch.testing.assert_close(captured.hidden[n], own[n])
+    captured = capture(model, Needs(hidden=frozenset(range(layers + 1))))(batch)
+    alone = capture(model, Needs(hidden=frozenset({layers})))(batch).hidden
+    own = model(**batch, output_hidden_states=True)
+    for n in range(layers + 1):
+        torch.testing.assert_close(captured.hidden[n], own.hidden_states[n])
+    for last in (captured.hidden[layers], alone[layers]):
+        torch.testing.assert_close(last, own.last_hidden_state)
+
+
+def test_all_that_makes_the_last_hidden_state_gets_a_gradient(model):
+    """A final norm above all: without it a loss on the last state would leave it as it was."""
+    batch, layers = padded_batch(model), len(layout_for(model.config).modules(model))
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    own = model(**batch).last_hidden_state.square().sum()
+    captured = capture(model, Needs(hidden=frozenset({layers})))(batch).hidden[layers].square().sum()
+    assert params_without_grad(parameters, captured) == params_without_grad(parameters, own)
 
 
 @torch.no_grad()

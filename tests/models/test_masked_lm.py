@@ -49,6 +49,21 @@ def own_logits(model, batch):
     return model(**{k: v for k, v in batch.items() if k != "labels"}).logits
 
 
+def test_a_student_of_an_encoder_gets_a_random_head_and_that_is_said(model):
+    encoder = model.base_model
+    made = student_with_head(encoder, build_student(encoder, parse_shape("1x16", shape_of(model.config))), seed=3)
+    assert type(made.model) is type(model)
+    assert made.notes[-1] == "head initialised at random: the teacher has no masked-language-model head"
+    assert own_logits(made.model.eval(), batch_of()).isfinite().all()
+
+
+@pytest.mark.parametrize("headed", [True, False])
+def test_a_checkpoint_without_a_head_may_be_loaded_as_an_encoder(tmp_path, headed):
+    save_model(tiny_masked_lm("bert") if headed else tiny_encoder("bert"), tiny_tokenizer(), tmp_path)
+    found = load_masked_lm(str(tmp_path), otherwise="x", bare=True).model
+    assert type(found).__name__ == ("BertForMaskedLM" if headed else "BertModel")
+
+
 def test_these_are_the_types_with_a_head():
     assert [k for k in sorted(LAYOUTS) if type(tiny_config(k)) in AutoModelForMaskedLM._model_mapping] == TYPES
 

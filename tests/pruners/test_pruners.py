@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from kdcli.errors import UsageError
 from kdcli.pruners import build_pruner, check_settings, defaults, methods
-from kdcli.pruners.cap import FINETUNED, PRETRAINED, contrastive
+from kdcli.pruners.cap import CLASSES, FINETUNED, PRETRAINED, contrastive
 from kdcli.pruners.l0 import gates
 from kdcli.pruners.masked import is_score
 from kdcli.pruners.pruner import kept_share, progress, ramp
 from kdcli.training.engine import train
 from kdcli.training.launch import Session, start
 from kdcli.training.run_dir import RunDir
-from kdcli.types import Job, Schedule, StepLoss
+from kdcli.types import Job, Schedule, StepLoss, Term
 
 CPU, KINDS = torch.device("cpu"), ["bert", "modernbert", "distilbert"]
 STEPS, DENSITY = 8, 0.4
@@ -79,11 +79,11 @@ def trained(method, kind, folder=None, stop_after=None, **settings):
     def step(batch):
         terms = {"task": task_loss(model, batch)} | pruner.terms()
         if pruner.contrast is not None and len(batch["labels"]) == 16:
-            terms |= pruner.contrast(first_states(model, batch), others, batch["labels"])
-        return StepLoss(torch.stack(list(terms.values())).sum(), terms)
+            terms |= pruner.contrast(first_states(model, batch), torch.arange(16), others | {CLASSES: batch["labels"]})
+        return StepLoss({name: Term(value, "rows") for name, value in terms.items()})
 
     on = {"param_group": pruner.param_group, "on_step_end": pruner.after}
-    job = Job({"model": model}, step, Rows(), All(), None, batch_weight=lambda batch: len(batch["labels"]), **on)
+    job = Job({"model": model}, step, Rows(), All(), None, **on)
     schedule = Schedule(STEPS, 16, lr, 0, stop_after=stop_after, micro_batch_size=16, checkpoint_every=100)
     run = RunDir.claim(folder, "x: 1\n", resume=True) if folder else None
     outcome = train(Session(start(CPU, torch.float32), CPU), job, schedule, run)
@@ -233,10 +233,12 @@ def test_contrast_is_the_formula():
     log_p = exponents - np.log(np.exp(exponents).sum(1, keepdims=True))
     supervised = -np.mean([log_p[i, labels.numpy() == labels[i].item()].mean() for i in range(5)])
     assert contrastive(z, other, torch.eye(5, dtype=torch.bool), 0.1).item() == pytest.approx(-np.diag(log_p).mean())
-    terms = bound("cap").contrast(z, {PRETRAINED: other, FINETUNED: other}, labels)
+    whole = {PRETRAINED: other, FINETUNED: other, CLASSES: labels}
+    terms = bound("cap").contrast(z, torch.arange(5), whole)
     assert terms["supervised"].item() == pytest.approx(10 * supervised, rel=1e-5)
     assert terms["unsupervised"].item() == pytest.approx(-0.1 * np.diag(log_p).mean(), rel=1e-5)
-    assert set(bound("cap").contrast(z, {PRETRAINED: other, FINETUNED: other}, None)) == {"unsupervised"}
+    del whole[CLASSES]
+    assert set(bound("cap").contrast(z, torch.arange(5), whole)) == {"unsupervised"}
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_proportional_without_clipping_is_the_formula():
 
 def test_a_share_above_one_goes_to_the_others():
     # 0.6 · 3 / (0.9 + 0.5 + 0.1) = 1.2: 1.08, 0.6, 0.12; then 0.8 for 0.5 and 0.1.
-    assert shares([100, 100, 100], [0.9, 0.5, 0.1], 0.6) == pytest.approx([100, 66.66667, 13.33333])
+    assert shares([100, 100, 100], np.log([0.9, 0.5, 0.1]), 0.6) == pytest.approx([100, 66.66667, 13.33333])
     assert shares([100, 300], [0.5, 0.5], 1.0) == [100, 300]
 
 
@@ -149,3 +149,22 @@ def test_threshold_compares_the_sigmoid_and_leaves_no_matrix_empty():
     assert down_to_one(chosen) == ["1 of 2 matrices keep a single weight, the least a mask leaves them: 2.Q"]
     assert all(mask.all() for mask in threshold(scores, 0.0).values())
     assert down_to_one(threshold(scores, 0.0)) == []
+
+
+@given(
+    levels=st.lists(st.floats(-1e4, 100), min_size=1, max_size=6),
+    **{"seed": st.integers(0, 99), "density": st.floats(0.01, 1), "temperature": st.sampled_from([0.5, 1.0, 4.0])},
+)
+def test_a_kind_shares_by_mean_sigmoid_however_low_all_its_scores_are(levels, seed, density, temperature):
+    scores = {f"{n}.Q": random(seed + n, 20, 30) + level for n, level in enumerate(levels)}
+    kept = [int(mask.sum()) for mask in proportional(scores, dict.fromkeys(scores, "Q"), density, temperature).values()]
+    # The definition in float64 logarithms: those above 1 are full, largest first, and the others share what is left.
+    logs = [
+        float(np.logaddexp.reduce(-np.logaddexp(0, -s.double().numpy().ravel() / temperature))) for s in scores.values()
+    ]
+    order, left, ideal = np.argsort(logs)[::-1], density * 600 * len(logs), np.zeros(len(logs))
+    for place, n in enumerate(order):
+        share = left * np.exp(logs[n] - np.logaddexp.reduce([logs[i] for i in order[place:]]))
+        ideal[n] = min(600, share)
+        left -= ideal[n]
+    assert np.abs(np.maximum(ideal, 1) - kept).max() < 1.01

@@ -20,7 +20,7 @@ from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
 from kdcli.training.engine import train
 from kdcli.training.launch import Session, start
 from kdcli.training.run_dir import BEST, CHECKPOINTS, RunDir
-from kdcli.types import Job, ParamGroup, Schedule, StepLoss, real_tokens
+from kdcli.types import Job, ParamGroup, Schedule, StepLoss, Term
 
 CPU = torch.device("cpu")
 
@@ -61,10 +61,9 @@ def job_of(nets, step=None):
     rows = Rows()
 
     def together(batch):
-        terms = {name: net(batch) for name, net in nets.items()}
-        return StepLoss(torch.stack(list(terms.values())).sum(), terms)
+        return StepLoss({name: Term(net(batch), "tokens") for name, net in nets.items()})
 
-    return Job(nets, step or together, rows, BatchOrder(len(rows), 8, 0), Rows(9), real_tokens)
+    return Job(nets, step or together, rows, BatchOrder(len(rows), 8, 0), Rows(9))
 
 
 def make_schedule(**changes):
@@ -163,9 +162,9 @@ def test_a_batch_that_counts_nothing_moves_nothing():
     before = weights(net)
 
     def step(batch):
-        return StepLoss(0.0 * net(batch), {})
+        return StepLoss({"loss": Term(0.0 * net(batch), "labels")})
 
-    job = dataclasses.replace(job_of({"net": net}, step), held_out=None, batch_weight=lambda _: 0.0)
+    job = dataclasses.replace(job_of({"net": net}, step), held_out=None)
     outcome = train(session_of(), job, make_schedule(steps=2, warmup_steps=0, weight_decay=0.0), None)
     assert torch.equal(weights(net), before)
     assert outcome.loss_last == 0
@@ -188,7 +187,7 @@ def stopping_at(net, step):
             if seen[0] == step:
                 raise KeyboardInterrupt
         loss = net(batch)
-        return StepLoss(loss, {"net": loss})
+        return StepLoss({"net": Term(loss, "tokens")})
 
     return fail
 
@@ -232,7 +231,7 @@ def test_sigterm_leaves_a_checkpoint_to_resume_from(tmp_path):
         seen[0] += net.training
         if seen[0] == 6:
             signal.raise_signal(signal.SIGTERM)
-        return StepLoss(net(batch), {"net": net(batch)})
+        return StepLoss({"net": Term(net(batch), "tokens")})
 
     with pytest.raises(Stopped, match="stopped after step 6 of 12") as stopped:
         run({"net": net}, tmp_path / "b", terminate)
@@ -247,7 +246,7 @@ def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(capfd):
     def small_memory(batch):
         if len(batch["input_ids"]) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return StepLoss(tight(batch), {"net": tight(batch)})
+        return StepLoss({"net": Term(tight(batch), "tokens")})
 
     run({"net": whole})
     run({"net": tight}, step=small_memory)
@@ -269,7 +268,7 @@ def test_an_error_with_one_sequence_is_said_as_what_it_is(error, kind, message):
     def only_in_training(batch):
         if net.training:
             raise error
-        return StepLoss(net(batch), {"net": net(batch)})
+        return StepLoss({"net": Term(net(batch), "tokens")})
 
     with pytest.raises(kind, match=message):
         run({"net": net}, step=only_in_training)
@@ -282,7 +281,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(value):
 
     def burst(batch):
         loss = net(batch) * (value if net.training else 1.0)
-        return StepLoss(loss, {"relation": loss})
+        return StepLoss({"relation": Term(loss, "tokens")})
 
     with pytest.raises(DivergedError, match=r"diverged at step 1: .*relation") as diverged:
         run({"net": net}, step=burst)
@@ -328,7 +327,7 @@ def judged_job(net, metrics, n=21):
         loss = net(batch)
         # As with labels of words, outputs are as wide as the batch was padded.
         outputs = batch["number"][:, None] + batch["attention_mask"].double() / 2 if "number" in batch else None
-        return StepLoss(loss, {"net": loss}, outputs)
+        return StepLoss({"net": Term(loss, "tokens")}, outputs)
 
     return dataclasses.replace(job_of({"net": net}, step), held_out=Held(n), compute_metrics=metrics, best="score")
 
@@ -364,6 +363,13 @@ class TestJudge:
         run({"net": kept}, stop_after=1)
         assert torch.equal(weights(judged), weights(kept))
         assert not torch.equal(weights(judged), weights(plain))
+
+    def test_evaluations_before_the_first_step_that_counts_are_not_kept(self, tmp_path):
+        values = iter([0.9, 0.8, 0.1, 0.2])
+        net = Net(dropout=0.3)
+        job = dataclasses.replace(judged_job(net, lambda _: {"score": next(values)}), best_from=6)
+        outcome = train(session_of(), job, make_schedule(), RunDir.claim(tmp_path / "run", "x: 1\n", resume=True))
+        assert outcome.best_step == 12
 
     @pytest.mark.parametrize(
         ("scores", "best"),

@@ -13,7 +13,7 @@ from kdcli.errors import MachineError
 from kdcli.training import evaluation as held_out
 from kdcli.training.evaluation import CPU_MICRO_BATCH, evaluate, evaluate_batches, is_out_of_memory
 from kdcli.training.launch import Session
-from kdcli.types import Job, StepLoss
+from kdcli.types import Job, StepLoss, Term
 
 N = 77
 CPU = torch.device("cpu")
@@ -31,7 +31,9 @@ class Rows:
 
     def batch(self, indices):
         self.sizes.append(len(indices))
-        return {"input_ids": torch.from_numpy(np.asarray(indices))[:, None]}
+        numbers = torch.from_numpy(np.asarray(indices))[:, None]
+        mask = torch.arange(3) < weights(numbers)
+        return {"input_ids": numbers.expand(-1, 3), "attention_mask": mask.long()}
 
 
 def weights(numbers):
@@ -50,7 +52,9 @@ def step_of(model, room=None, outputs=True):
         mean = (numbers * weights(numbers)).sum() / weights(numbers).sum()
         square = (numbers**2 * weights(numbers)).sum() / weights(numbers).sum()
         found = torch.stack([numbers, -numbers], 1).bfloat16() if outputs == "half" else numbers[:, None]
-        return StepLoss(mean, {"square": square}, found if outputs else None)
+        terms = {"mean": Term(mean, "tokens"), "square": Term(square, "tokens", weight=0.0)}
+        terms["plain"] = Term(numbers.mean(), "rows", weight=2.0)
+        return StepLoss(terms, found if outputs else None)
 
     return step
 
@@ -63,7 +67,6 @@ def job_of(examples, judge=True, training=False, **how):
         examples=Rows(3),
         order=BatchOrder(3, 1, 0),
         held_out=examples,
-        batch_weight=lambda batch: float(weights(batch["input_ids"][:, 0].double()).sum()),
         compute_metrics=(lambda outputs: {"accuracy": 1.0}) if judge else None,
     )
 
@@ -74,7 +77,9 @@ def session():
 
 def expected():
     numbers = np.arange(N)
-    return {n: np.average(x, weights=weights(numbers)) for n, x in (("loss", numbers), ("square", numbers**2))}
+    found = {n: np.average(x, weights=weights(numbers)) for n, x in (("mean", numbers), ("square", numbers**2))}
+    found["plain"] = numbers.mean()
+    return found | {"loss": found["mean"] + 2 * found["plain"]}
 
 
 def test_losses_are_means_over_what_batches_weigh_and_outputs_come_in_order():

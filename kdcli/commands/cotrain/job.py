@@ -22,7 +22,7 @@ from kdcli.downstream.recipes import as_finetune
 from kdcli.downstream.run import WORST
 from kdcli.downstream.task import PreparedTask, build_job, freeze_unused, predict
 from kdcli.losses.ctcd import STUDENT, TEACHER, Weights, ctcd, reverse_kl
-from kdcli.losses.hard import hard_loss, labelled
+from kdcli.losses.hard import counted, hard_loss
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
 from kdcli.models.capture import Capture
@@ -32,7 +32,7 @@ from kdcli.teachers.teacher import Teacher
 from kdcli.training.launch import Session
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.types import Batch, Job, Needs, ParamGroup, Schedule, Signals, StepLoss
+from kdcli.types import Batch, Count, Job, Needs, ParamGroup, Schedule, Signals, StepLoss, Term
 
 PARTNERS = ("student-1", "student-2")  # Names of the two models beside a community teacher, where neither is one
 STANDALONE = "standalone"  # Directory of the comparison run, and suffix of its models' names
@@ -55,8 +55,10 @@ def weights_of(recipe: Recipe) -> Weights:
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses on one batch: `hard(logits)` against the labels, `soft(from, to)` between the models."""
+    """The losses on one batch: `hard(logits)` against the labels, `soft(from, to)` between the models; all are means
+    over `over`."""
 
+    over: Count
     hard: Callable[[Tensor], Tensor]
     soft: Callable[[Tensor, Tensor], Tensor]
     community: Callable[[Tensor, Tensor], Tensor] | None = None
@@ -80,17 +82,14 @@ class PairStep:
         signals = {role: model(batch) for role, model in self.models.items()}
         student = signals[STUDENT]
         if student.labels is None:
-            return StepLoss(student.logits.new_zeros(()), {}, student.logits)
+            return StepLoss({"loss": Term(student.logits.new_zeros(()), "rows")}, student.logits)
         logits, losses = {role: s.logits for role, s in signals.items()}, self.losses(student, batch)
         terms = ctcd(losses.hard, losses.soft, logits, self.weights, frozen, losses.community)
-        total = torch.stack([weight * value.float() for weight, value in terms.values()]).sum()
-        values = {name: value for name, (_, value) in terms.items()}
         if not torch.is_grad_enabled():
             # Held-out losses against the labels compare runs, also where nothing is learned from labels.
-            values |= {f"{role}/hard": losses.hard(logits[role]) for role in ROLES if f"{role}/hard" not in values}
-        split = {name.partition("/"): value for name, value in values.items()}
-        renamed = {f"{self.names[role]}/{term}": value for (role, _, term), value in split.items()}
-        return StepLoss(total, renamed, student.logits)
+            terms |= {f"{role}/hard": (0.0, losses.hard(logits[role])) for role in ROLES if f"{role}/hard" not in terms}
+        named = {name.partition("/"): Term(value, losses.over, weight) for name, (weight, value) in terms.items()}
+        return StepLoss({f"{self.names[role]}/{name}": term for (role, _, name), term in named.items()}, student.logits)
 
     def param_group(self, parameter: str) -> ParamGroup:
         """The learning rate of a parameter, relative to `train.lr`."""
@@ -134,6 +133,7 @@ class OnText:
         def losses(signals: Signals, batch: Batch) -> Losses:
             labels_P = labels_of(signals)
             return Losses(
+                "labels",
                 lambda logits_PV: masked_ce(logits_PV, labels_P),
                 lambda from_PV, to_PV: soft_kl(from_PV, to_PV, temperature),
                 lambda from_PV, to_PV: divergence(from_PV, to_PV, temperature),
@@ -142,8 +142,8 @@ class OnText:
         step = PairStep(recipe, pair.captured(recipe.dropout, needs), losses, community)
         step.freeze_idle(train.batch(np.arange(1)))
         order = PassOrder(BatchOrder(len(train), schedule.batch_size, schedule.seed))
-        job = Job(step.modules, step, train, order, held_out, lambda batch: labelled("tokens", batch["labels"]))
-        return replace(job, param_group=step.param_group), schedule, len(train) / schedule.batch_size
+        job = Job(step.modules, step, train, order, held_out, param_group=step.param_group)
+        return job, schedule, len(train) / schedule.batch_size
 
     def evaluate(self, pair: Pair, folder: Path) -> tuple[list[dict[str, Any]], Quality]:
         """Evaluations (none) and held-out losses of a finished run."""
@@ -192,6 +192,7 @@ class OnTask:
             labels, mask_BL = signals.labels, batch["attention_mask"]
             assert labels is not None
             return Losses(
+                counted(kind),
                 lambda logits: hard_loss(kind, logits, labels, mask_BL),
                 lambda of, to: soft_loss(kind, of, to, labels, mask_BL, recipe.temperature),
             )

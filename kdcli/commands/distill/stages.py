@@ -19,7 +19,7 @@ from kdcli.bench.latency import Subject
 from kdcli.commands.distill.augment import WordSource, augmented
 from kdcli.commands.distill.recipes import stage_settings, undistilled_recipe
 from kdcli.commands.distill.settings import TaskDistillRecipe
-from kdcli.commands.distill.student import Student, distill_job, freeze_unreached
+from kdcli.commands.distill.student import Student, distill_job, freeze_unreached, objective_terms
 from kdcli.commands.distill.text import HELD_OUT, TextRun, held_out_losses
 from kdcli.data.batches import BucketOrder
 from kdcli.downstream import task as downstream
@@ -293,7 +293,7 @@ def prediction_job(
         loss, student = downstream.task_loss(kind, captured, batch)
         terms = dict(kd_terms(kind, kd, loss, student, signals))
         if objective is not None and signals:
-            terms |= objective.terms(signals[0], student)
-        return StepLoss(torch.stack([t.float() for t in terms.values()]).sum(), terms, student.logits)
+            terms |= objective_terms(objective, signals[0], student)
+        return StepLoss(terms, student.logits)
 
     return replace(plain, modules=modules, step=step, examples=sources[0].examples), schedule

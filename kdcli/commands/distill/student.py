@@ -5,12 +5,12 @@ from functools import reduce
 from operator import or_
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from kdcli.models.capture import capture, params_without_grad
 from kdcli.training.progress import Progress
-from kdcli.types import Batch, Examples, Job, Needs, Objective, Order, Signals, StepLoss, real_tokens
+from kdcli.types import Batch, Examples, Job, Needs, Objective, Order, Signals, StepLoss, Term
 
 
 class Student(nn.Module):
@@ -26,8 +26,13 @@ class Student(nn.Module):
     def encoder(self) -> PreTrainedModel:
         return self.captured.model
 
-    def forward(self, batch: Batch, teacher: Signals) -> Mapping[str, Tensor]:
-        return self.objective.terms(teacher, self.captured(batch))
+    def forward(self, batch: Batch, teacher: Signals) -> Mapping[str, Term]:
+        return objective_terms(self.objective, teacher, self.captured(batch))
+
+
+def objective_terms(objective: Objective, teacher: Signals, student: Signals) -> dict[str, Term]:
+    """The terms of an objective, each with what it is a mean over."""
+    return {name: Term(value, objective.over[name]) for name, value in objective.terms(teacher, student).items()}
 
 
 def teacher_needs(students: Mapping[str, Student]) -> Needs:
@@ -40,7 +45,7 @@ def freeze_unreached(students: Mapping[str, Student], teacher: PreTrainedModel, 
     with torch.no_grad():
         signals = capture(teacher, teacher_needs(students))(batch)
     for name, student in students.items():
-        loss = torch.stack(list(student(batch, signals).values())).sum()
+        loss = StepLoss(student(batch, signals)).total
         unreached = params_without_grad(dict(student.named_parameters()), loss)
         for parameter in unreached:
             student.get_parameter(parameter).requires_grad_(False)
@@ -58,16 +63,15 @@ def distill_job(
     examples: Examples,
     order: Order,
     held_out: Examples,
-    batch_weight: Callable[[Batch], float] = real_tokens,
 ) -> Job:
     """The job of several students of one teacher; `signals` gives the teacher's for a batch."""
 
     def step(batch: Batch) -> StepLoss:
         teacher = signals(batch)
-        terms: dict[str, Tensor] = {}
+        terms: dict[str, Term] = {}
         for name, student in students.items():
             prefix = f"{name}/" if len(students) > 1 else ""
-            terms |= {f"{prefix}{term}": value for term, value in student(batch, teacher).items()}
-        return StepLoss(torch.stack(list(terms.values())).sum(), terms)
+            terms |= {f"{prefix}{name}": term for name, term in student(batch, teacher).items()}
+        return StepLoss(terms)
 
-    return Job(students, step, examples, order, held_out, batch_weight)
+    return Job(students, step, examples, order, held_out)

@@ -14,7 +14,7 @@ from kdcli.disk import write_atomic
 from kdcli.downstream.recipes import as_finetune
 from kdcli.downstream.task import PreparedTask, order_and_schedule, prepare
 from kdcli.errors import UsageError
-from kdcli.losses import on_tasks
+from kdcli.losses import masks_text, on_tasks
 from kdcli.models.heads import TaskModel
 from kdcli.models.load import load_encoder, load_tokenizer
 from kdcli.models.shape import parse_shape, shape_of
@@ -48,6 +48,11 @@ def check_task(recipe: TaskDistillRecipe) -> None:
     if recipe.general.use and recipe.student.source is not None:
         raise UsageError("--student brings a student, and the stage on text would make one", "leave one of them out")
     on_tasks(recipe.method)
+    if masks_text(recipe.method, recipe.loss):
+        raise UsageError(
+            "loss.masked_lm_weight: the examples of a task are not masked",
+            "leave it out; for the stage on text set general.overrides.loss.masked_lm_weight",
+        )
     stage_settings(recipe)
     undistilled_recipe(recipe, STUDENT)
 

@@ -19,8 +19,7 @@ from kdcli.data.text.corpus import Corpus, open_corpus
 from kdcli.data.text.masking import Masked, PassOrder, check_share, tokens_of
 from kdcli.downstream.compare import DOWNSTREAM, Tasks, opened, scored
 from kdcli.errors import UsageError
-from kdcli.losses import build_objective, check_settings, inputs
-from kdcli.losses.hard import labelled
+from kdcli.losses import build_objective, check_settings, inputs, masks_text
 from kdcli.metrics.probe import probe_demo
 from kdcli.models.card import describe, describe_source
 from kdcli.models.layout import layout_for
@@ -36,7 +35,7 @@ from kdcli.teachers.teacher import Teacher
 from kdcli.training.launch import Session, choose_output_dir, make_schedule
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.types import Batch, Examples, ModelShape, Outcome, Schedule, real_tokens
+from kdcli.types import Examples, ModelShape, Outcome, Schedule
 
 HELD_OUT = "held-out loss"  # Quality row of the distillation loss on held-out text
 
@@ -116,20 +115,19 @@ def prepare_text(resolved: Resolved[DistillRecipe], invocation: Invocation, sess
     return run
 
 
-def _masked_tokens(batch: Batch) -> float:
-    return labelled("tokens", batch["labels"])
-
-
 def _is_masked(recipe: DistillRecipe) -> bool:
-    return "masked" in inputs(recipe.method)
+    return masks_text(recipe.method, recipe.loss)
 
 
 def _load(recipe: DistillRecipe, source: str, session: Session) -> LoadedModel:
-    """An encoder, with its masked-language-model head if the method reads masked text."""
+    """An encoder, with its masked-language-model head if the loss reads masked text."""
     if not _is_masked(recipe):
         return load_encoder(source, trust_remote_code=session.trust_remote_code)
+    # A teacher whose predictions are not learned needs no head.
+    bare = "masked" not in inputs(recipe.method)
     otherwise = "methods that need no masked-language-model head: minilm, minilmv2, tinybert"
-    return load_masked_lm(source, otherwise=otherwise, trust_remote_code=session.trust_remote_code)
+    otherwise = "set loss.masked_lm_weight=0" if bare else otherwise
+    return load_masked_lm(source, otherwise=otherwise, bare=bare, trust_remote_code=session.trust_remote_code)
 
 
 @dataclass(eq=False)
@@ -160,8 +158,7 @@ class TextStage:
         blocks = BatchOrder(len(corpus.train), schedule.batch_size, schedule.seed)
         signals = Teacher.frozen(teacher.source, teacher.model, teacher_needs(students), run.session).signals
         train, held_out = (self._examples(part, teacher) for part in (corpus.train, corpus.held_out))
-        order, weight = (PassOrder(blocks), _masked_tokens) if masked else (blocks, real_tokens)
-        job = distill_job(students, signals, train, order, held_out, weight)
+        job = distill_job(students, signals, train, PassOrder(blocks) if masked else blocks, held_out)
         return StageJob(job, schedule, len(corpus.train) / schedule.batch_size, cards)
 
     def finish(self, outcome: Outcome) -> None:

@@ -3,7 +3,7 @@
 import copy
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from kdcli.models.layout import layout_for
 from kdcli.pruners import Pruner, build_pruner, cap
 from kdcli.teachers.task_teacher import CachedSignals, cached_signals, kd_terms, store_in
 from kdcli.teachers.teacher import Teacher
-from kdcli.types import Batch, Job, Needs, Schedule, Signals, StepLoss
+from kdcli.types import Batch, Job, Needs, Schedule, Signals, StepLoss, Term
 
 TRACE = "pruning.json"  # Density and scores over training, in the run directory until the report is written
 TRACE_POINTS, BINS = 20, 40  # Points of the density curve; bars of a histogram of scores
@@ -98,7 +98,7 @@ def _job(
         # Whole states, of which only the first token's are read, would fill the store.
         store = store_in(folder, recipe.cache_gb) if folder is not None and not contrast else None
         taught = cached_signals(teacher, task, needs, passes, store)
-    pretrained: Teacher | None = None
+    shared: Callable[[Batch], Mapping[str, Tensor]] | None = None
     if contrast is not None:
         student.needs = student.needs | _last_layer(headed.model)
         # Nothing is removed yet: the folded copy is the model as it was loaded.
@@ -107,19 +107,23 @@ def _job(
         encoder = prepare_teacher(untouched.base_model.to(task.session.device), torch.float32)
         pretrained = Teacher(str(recipe.model), capture(encoder, _last_layer(encoder)))
 
+        def shared(batch: Batch) -> Mapping[str, Tensor]:
+            found = {cap.PRETRAINED: _first_token(pretrained.signals(batch))}
+            if taught is not None:
+                found[cap.FINETUNED] = _first_token(taught.signals(batch))
+            return found | ({cap.CLASSES: batch["labels"]} if kind == "class" else {})
+
     def step(batch: Batch) -> StepLoss:
         # The method's terms come first: backward runs them last, when the activations are freed.
-        own = pruner.terms() if torch.is_grad_enabled() else {}
+        own = {name: Term(value, "rows") for name, value in pruner.terms().items()} if torch.is_grad_enabled() else {}
         # The teacher before the model: it takes keys out of the batch that no model accepts.
         of_teacher = taught.signals(batch) if taught is not None and "labels" in batch else None
         loss, signals = task_loss(kind, student, batch)
         terms = dict(kd_terms(kind, recipe.kd, loss, signals, [of_teacher] if of_teacher else []))
-        if signals.labels is not None and contrast is not None and pretrained is not None:
-            states = {cap.PRETRAINED: _first_token(pretrained.signals(batch))}
-            states |= {cap.FINETUNED: _first_token(of_teacher)} if of_teacher is not None else {}
-            terms |= contrast(_first_token(signals), states, signals.labels if kind == "class" else None)
-        terms |= own
-        return StepLoss(torch.stack([t.float() for t in terms.values()]).sum(), terms, signals.logits)
+        if contrast is not None and "own_rows" in batch:
+            contrasts = contrast(_first_token(signals), batch["own_rows"], batch)
+            terms |= {name: Term(value, "rows") for name, value in contrasts.items()}
+        return StepLoss(terms | own, signals.logits)
 
     def on_step_end(done: int) -> None:
         pruner.after(done)
@@ -127,7 +131,17 @@ def _job(
 
     examples = plain.examples if taught is None else taught.examples
     job = replace(plain, step=step, on_step_end=on_step_end, param_group=pruner.param_group, examples=examples)
-    return job, schedule
+    best, first = plain.best if pruner.density else None, first_at_final_density(pruner, schedule.steps)
+    return replace(job, best=best, best_from=first, shared=shared), schedule
+
+
+def first_at_final_density(pruner: Pruner, steps: int) -> int:
+    """The first step after which the density is the one asked for; the last one if it cannot be asked for. Scores
+    before it are those of larger models."""
+    if pruner.density is None:
+        return steps
+    final = pruner.density(steps)
+    return next(done for done in range(1, steps + 1) if pruner.density(done) == final)
 
 
 def _last_layer(model: PreTrainedModel) -> Needs:
@@ -143,10 +157,14 @@ def _first_token(signals: Signals) -> Tensor:
 def _warnings(recipe: PruneRecipe, pruner: Pruner, steps: int) -> list[str]:
     """What to know about a method and a number of steps before hours are spent on them."""
     if pruner.density is None:
+        last = [
+            "keep: best has no effect here, for no two evaluations have the same density: the last weights are kept"
+        ]
         return [
+            *(last if recipe.keep == "best" else []),
             f"{recipe.method} here has no density that can be asked for: its regularizer, its learning rate of "
             f"scores and the number of steps decide how much goes, and sparsity {recipe.sparsity[0]:g} is what it is "
-            "compared with"
+            "compared with",
         ]
     densities = [pruner.density(done) for done in range(steps + 1)]
     most = max((a - b for a, b in itertools.pairwise(densities)), default=0.0)

@@ -16,6 +16,7 @@ from kdcli.bench.latency import Subject
 from kdcli.commands.prune.job import TRACE, Pruning, restore_precision
 from kdcli.commands.prune.settings import PruneRecipe
 from kdcli.downstream.predictions import Prediction, summed_up
+from kdcli.downstream.run import chosen_on
 from kdcli.downstream.task import PreparedTask, predict
 from kdcli.errors import MachineError
 from kdcli.models.card import describe
@@ -51,6 +52,11 @@ def save_and_report(
     evaluations = task.evaluator.evaluations(MASKED, task.data.split, predictions, WORST)
     loads = "anywhere with trust_remote_code, for its class lies beside it" if is_custom(model) else "anywhere"
     notes = [*built.warnings, *down_to_one(masks), *task.notes]
+    if outcome.best_step is not None:
+        on, metric = chosen_on(task, recipe), task.data.task.metrics[0]
+        chosen = f"by {metric} on {on}, on which the scores are also reported"
+        first = f"of the evaluations from step {built.job.best_from} on, which have the density asked for"
+        notes.append(f"the weights of step {outcome.best_step} were kept, {first}, {chosen}")
     notes.append(f"masked: zeros in a model that is not faster and loads {loads}")
     if pruner.trains_weights:
         pruner.masks.fold()

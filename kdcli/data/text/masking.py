@@ -5,13 +5,17 @@ As in BERT's own code a fixed number of a row's ordinary tokens is chosen, `shar
 probability; of those 80 % become the mask token, 10 % a random one, 10 % stay.
 """
 
+import re
+import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from kdcli.data.augment.words import SPACELESS
 from kdcli.data.batches import BatchOrder, Indices
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED, Batch, Examples
@@ -20,6 +24,12 @@ from kdcli.types import IGNORED, Batch, Examples
 AS_MASK, AS_RANDOM = 0.8, 0.1
 # Prefix of tokens in a kind of vocabulary -> True if it begins a word, False if it goes on with one (WordPiece).
 MARKS = {"##": False, "Ġ": True, "▁": True}
+# Pieces that are masked together at most. Words have fewer; web addresses and scripts that `begins_V` does not know
+# would otherwise be masked in one piece, however long.
+LONGEST_WORD = 10
+
+_BYTE = {letter: byte for byte, letter in bytes_to_unicode().items()}
+_FALLBACK = re.compile("<0x([0-9A-F]{2})>")  # a byte in a SentencePiece vocabulary
 
 Array = np.ndarray[Any, Any]
 
@@ -31,7 +41,7 @@ class MaskVocabulary:
     mask_id: int
     special_V: Array  # True for ids that are never masked
     plain_ids: Array  # the other ones, from which random tokens are drawn
-    begins_V: Array  # True for ids that begin a word; all of a vocabulary without pieces
+    begins_V: Array  # True for ids that begin a word, in scripts without spaces every piece; all ids without pieces
 
 
 @dataclass(frozen=True)
@@ -43,7 +53,7 @@ class Masked:
     examples: Examples
     vocabulary: MaskVocabulary
     share: float  # of a row's tokens that are chosen, at least one
-    whole_words: bool  # the pieces of a word are chosen together; as near to the share as whole words get
+    whole_words: bool  # pieces of a word, `LONGEST_WORD` at most, are chosen together; as near to the share as they get
     static: bool  # all passes have the same masks
     seed: int
 
@@ -69,6 +79,8 @@ class Masked:
             begins_BL = self.vocabulary.begins_V[ids_BL] | ~maskable_BL
             begins_BL[:, 0] = True
             begins_BL[:, 1:] |= ~maskable_BL[:, :-1]
+            at_L = np.arange(ids_BL.shape[1])
+            begins_BL |= (at_L - np.maximum.accumulate(np.where(begins_BL, at_L, 0), 1)) % LONGEST_WORD == 0
         chosen_BL = _choose(draws_3BL[0], maskable_BL, begins_BL, self.share)
         plain_ids = self.vocabulary.plain_ids
         random_BL = plain_ids[(draws_3BL[2] * len(plain_ids)).astype(np.int64)]
@@ -124,8 +136,22 @@ def tokens_of(tokenizer: PreTrainedTokenizerBase, source: str) -> MaskVocabulary
     begins_V = np.ones(size, dtype=bool)
     if counts[mark]:
         for word, number in words.items():
-            begins_V[number] = word.startswith(mark) == MARKS[mark]
+            # Where words are marked at their beginning, a sentence without spaces would be one word.
+            begins_V[number] = word.startswith(mark) == MARKS[mark] or (MARKS[mark] and _spaceless(word, mark == "Ġ"))
     return MaskVocabulary(int(tokenizer.mask_token_id), special_V, known[~special_V[known]], begins_V)
+
+
+def _spaceless(piece: str, byte_level: bool) -> bool:
+    """Whether a piece begins with a character, not a mark on one, of a script without spaces."""
+    if byte_level:
+        spelled = bytes(_BYTE.get(letter, 0) for letter in piece)
+    else:
+        fallback = _FALLBACK.fullmatch(piece)
+        spelled = bytes.fromhex(fallback[1]) if fallback else piece.encode()
+    # A piece may hold the first bytes of a character only: any completion is of the same script.
+    size = next((n for n, least in ((4, 0xF0), (3, 0xE0), (2, 0xC2)) if spelled[:1] >= bytes([least])), 1)
+    first = spelled[:size].ljust(size, b"\x80").decode(errors="ignore")
+    return bool(SPACELESS.match(first)) and not unicodedata.category(first[0]).startswith("M")
 
 
 def _choose(draws_BL: Array, maskable_BL: Array, begins_BL: Array, share: float) -> Array:
