@@ -1,18 +1,25 @@
-"""Atomic writes; a full or unwritable disk becomes a MachineError."""
+"""Paths that a user gives: checked, read and written. Bounded reading of JSON; atomic writes."""
 
 import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
-from kdcli.errors import MachineError
+from kdcli.errors import MachineError, UsageError
+
+MOST_BYTES, MOST_DEPTH = 10_000_000, 32  # Of a JSON file
+MOST_NAME = 255  # Bytes of a file name on every common file system
+SURROGATE = re.compile(r"[\ud800-\udfff]")
+ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def cache_dir() -> Path:
@@ -29,6 +36,76 @@ def cache_dir() -> Path:
 def cache_key(*parts: object) -> str:
     """24 hex digits of a hash over JSON values: equal parts, equal key."""
     return hashlib.sha256(json.dumps(parts).encode("ascii")).hexdigest()[:24]
+
+
+def unprintable(text: str) -> bool:
+    """True for a text that is no UTF-8: bytes that were not, or half a surrogate pair."""
+    return SURROGATE.search(text) is not None
+
+
+def user_path(given: str | Path) -> Path:
+    """A path that a user gave, its `~` expanded. Raises UsageError: not UTF-8, a zero byte, a name that is too long, or
+    no such user."""
+    text = str(given)
+    if unprintable(text) or "\0" in text:
+        raise UsageError(f"the path {text!a} is not UTF-8 text", "rename it, or give another")
+    if long := next((name for name in Path(text).parts if len(os.fsencode(name)) > MOST_NAME), None):
+        raise UsageError(f"a name of {len(os.fsencode(long))} bytes in a path: {long[:40]}...", f"at most {MOST_NAME}")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise UsageError(f"{text} names the home of a user who is not there", "write the directory out") from None
+
+
+def check_writable(path: Path, *, directory: bool) -> None:
+    """Check, before any work, that a file or directory can be written; makes nothing. Raises UsageError: see
+    `user_path`; the path, or what should be its directory, is of another kind; MachineError: no permission."""
+    user_path(path)
+    with disk_errors(path):
+        if path.exists() and path.is_dir() != directory:
+            raise UsageError(f"{path} is a {'file' if directory else 'directory'}", "give another path")
+        above = path if directory else path.parent
+        while not above.exists() and above != above.parent:
+            above = above.parent
+        if not above.is_dir():
+            raise UsageError(f"{path} cannot be made: {above} is a file", "give another path")
+        if not os.access(above, os.W_OK | os.X_OK):
+            raise MachineError(f"{path} cannot be written: no permission to write in {above.absolute()}")
+
+
+def read_json(path: Path, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
+    """The object in a JSON file that others wrote. Raises UsageError, with the file's name: see `parse_json`; it cannot
+    be read, or is larger than `most_bytes`."""
+    try:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path} is not a file")
+        with path.open("rb") as file:
+            data = file.read(most_bytes + 1)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    if len(data) > most_bytes:
+        raise UsageError(f"{path} is larger than {most_bytes:,} bytes, the most that is read")
+    return parse_json(data, path)
+
+
+def parse_json(data: bytes, source: object) -> dict[str, Any]:
+    """The object in some JSON; `source` names it in errors. Raises UsageError: not JSON, not UTF-8, nested deeper than
+    `MOST_DEPTH`, or no object."""
+    try:
+        tree = json.loads(str(data, "utf-8"))
+        if ESCAPED_SURROGATE.search(data):
+            json.dumps(tree, ensure_ascii=False).encode("utf-8")
+    except ValueError as error:
+        raise UsageError(f"{source} is not valid JSON: {error}") from None
+    except RecursionError:
+        raise UsageError(f"{source} is nested deeper than {MOST_DEPTH} levels") from None
+    level, depth = [tree], 0
+    while level := [c for n in level for c in (n.values() if isinstance(n, dict) else n) if isinstance(c, dict | list)]:
+        if (depth := depth + 1) > MOST_DEPTH:
+            raise UsageError(f"{source} is nested deeper than {MOST_DEPTH} levels")
+    if not isinstance(tree, dict):
+        raise UsageError(f"{source} must hold a JSON object, not a {type(tree).__name__}")
+    return tree
 
 
 def fsync(path: Path) -> None:

@@ -26,7 +26,7 @@ from kdcli.recipe.sections import Invocation
 from kdcli.report.finish import RunResult, measure, write_report
 from kdcli.report.views import short
 from kdcli.sparse.load import load
-from kdcli.sparse.mask_file import read_mask
+from kdcli.sparse.mask_file import open_mask
 from kdcli.training.launch import Session, choose_output_dir, launch
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
@@ -124,7 +124,7 @@ def _load(recipe: EvaluateRecipe, session: Session, data: Labelled, source: str)
 def _under_mask(base: str, file: Path, task: Task, trust_remote_code: bool) -> TaskModel:
     """A base under a mask, with the head of the mask. Raises UsageError: see `kdcli.sparse.load.load`; a mask for
     another task or other labels."""
-    info = read_mask(file).info
+    info = open_mask(file).info
     if (info.task, info.labels) != (task.name, task.labels):
         raise UsageError(
             f"{file} is for task {info.task} with labels {', '.join(info.labels) or 'none'}; {task.name} has "

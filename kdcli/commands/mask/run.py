@@ -20,7 +20,7 @@ from kdcli.pruners.selection import MASKINGS, down_to_one, select
 from kdcli.report.text import bytes_of, number, percent
 from kdcli.sparse.compact import compact
 from kdcli.sparse.load import with_head
-from kdcli.sparse.mask_file import MaskFile, MaskInfo, apply_masks, check_base, read_mask, read_smp
+from kdcli.sparse.mask_file import MaskFile, MaskInfo, apply_masks, check_base, open_mask, read_mask, read_smp
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import numbered
 
@@ -140,12 +140,12 @@ def _open(file: Path, base: str | None, trust_remote_code: bool) -> tuple[MaskFi
     published = file.suffix == ".npy"
     if published and base is None:
         raise UsageError(f"{file} does not say which model it masks", "give it: --base bert-base-uncased")
-    mask = None if published else read_mask(file)
-    source = base or (mask.info.base if mask else "")
+    coded = None if published else open_mask(file)
+    source = base or (coded.info.base if coded else "")
     model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
-    if mask is not None:
-        check_base(mask, model, source)
-        return mask, model, source
+    if coded is not None:
+        check_base(coded, model, source)
+        return coded.decode(model), model, source
     masks, kind = read_smp(file, model), str(model.config.model_type)
     about = MaskInfo(base=source, base_sha256="", model_type=kind, method="smp", density=_density(masks.values()))
     return MaskFile(about, masks, file), model, source
