@@ -18,6 +18,7 @@ from kdcli.errors import MachineError, UsageError
 
 MOST_BYTES, MOST_DEPTH = 10_000_000, 32  # Of a JSON file
 MOST_NAME = 255  # Bytes of a file name on every common file system
+ASIDE = len("..part")  # What a name is longer while its file is written aside
 SURROGATE = re.compile(r"[\ud800-\udfff]")
 ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -63,7 +64,10 @@ def check_writable(path: Path, *, directory: bool) -> None:
     user_path(path)
     with disk_errors(path):
         if path.exists() and path.is_dir() != directory:
-            raise UsageError(f"{path} is a {'file' if directory else 'directory'}", "give another path")
+            is_there, wanted = ("file", "directory") if directory else ("directory", "file")
+            raise UsageError(f"{path} is a {is_there}; it must be a {wanted}", "give another path")
+        if len(os.fsencode(path.name)) > MOST_NAME - ASIDE:
+            raise UsageError(f"the name {path.name[:40]}... is too long", f"at most {MOST_NAME - ASIDE} bytes")
         above = path if directory else path.parent
         while not above.exists() and above != above.parent:
             above = above.parent
@@ -110,6 +114,8 @@ def parse_json(data: bytes, source: object) -> dict[str, Any]:
 
 def fsync(path: Path) -> None:
     """Flush a file or directory to the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no directories.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -142,6 +148,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             aside.replace(path)
+            fsync(path.parent)
         finally:
             aside.unlink(missing_ok=True)
 
@@ -150,17 +157,56 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 def atomic_dir(path: Path) -> Iterator[Path]:
     """Fill a directory aside, then put it in the place of `path`; after an error `path` is as it was. Raises
     MachineError: the disk is full or not writable."""
-    aside = path.with_name(f".{path.name}.part")
+    aside, before = (path.with_name(f".{path.name}.{ending}") for ending in ("part", "old"))
     with disk_errors(path):
-        shutil.rmtree(aside, ignore_errors=True)
+        remove(aside)
         aside.mkdir(parents=True)
         try:
             yield aside
             for file in aside.rglob("*"):
                 fsync(file)
             if path.is_dir():
-                shutil.rmtree(path)
+                remove(before)
+                path.rename(before)
             aside.rename(path)
             fsync(path.parent)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(before, ignore_errors=True)
+
+
+STAGED = ".staged"
+
+
+@contextmanager
+def fill_dir(path: Path, *, last: str, clear: bool = False) -> Iterator[Path]:
+    """Fill a directory aside, then move each file into `path`, which itself stays: it may be a mount point, a link or
+    the working directory. `last`: the file that is moved last, since it tells a whole directory. `clear`: remove what
+    else is there. After an error nothing was moved. Raises MachineError: the disk is full or not writable."""
+    staged, made = path / STAGED, not path.exists()
+    try:
+        with atomic_dir(staged) as aside:
+            yield aside
+        with disk_errors(path):
+            for inside in path.iterdir() if clear else ():
+                if inside != staged:
+                    remove(inside)
+            for file in sorted(staged.iterdir(), key=lambda file: (file.name == last, file.name)):
+                file.replace(path / file.name)
+            staged.rmdir()
+    finally:
+        if made and path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def content_of(path: Path) -> list[Path]:
+    """What a directory holds, without what a kill inside `fill_dir` left."""
+    return [inside for inside in path.iterdir() if inside.name not in (STAGED, f".{STAGED}.part", f".{STAGED}.old")]
+
+
+def remove(path: Path) -> None:
+    """Delete a file, a link or a directory with its content, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedM
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import extract_commit_hash
 
-from kdcli.disk import atomic_dir, disk_errors, read_json, user_path
+from kdcli.disk import fill_dir, read_json, user_path
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import CODE, COMPACT, describe_code, forget_custom_classes, is_custom
 from kdcli.models.files import (
@@ -101,20 +101,16 @@ def load_config(
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Save config.json, model.safetensors, the tokenizer's files and, for a custom class, the file with its code.
     Raises MachineError: the disk is full or not writable; then no file is there."""
-    staged = folder / ".model"
     if custom := is_custom(model):
         describe_code(model)
-    with atomic_dir(staged) as aside:
+    with fill_dir(folder, last=CONFIG) as aside:
         model.save_pretrained(aside)
         if custom:
             shutil.copyfile(CODE, aside / CODE.name)
         tokenizer.save_pretrained(aside)
-    mode = (staged / "config.json").stat().st_mode
-    with disk_errors(folder / WEIGHTS[0]):
-        for file in sorted(staged.iterdir()):
+        mode = (aside / CONFIG).stat().st_mode
+        for file in aside.iterdir():
             file.chmod(mode)  # safetensors writes for the owner alone
-            file.replace(folder / file.name)
-        staged.rmdir()
 
 
 def _check_repository(source: str) -> None:

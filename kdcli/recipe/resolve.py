@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from kdcli.disk import unprintable
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.recipe.sections import Section
 from kdcli.recipe.yaml import MOST_CHARACTERS, one_line, read_yaml
@@ -276,7 +277,10 @@ def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
 
 
 def _check_names(key: str, value: Any, origin: str) -> None:
-    """Raise a UsageError for a key inside a value that no recipe can hold."""
+    """Raise a UsageError for a key or text inside a value that no recipe can hold."""
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and (unprintable(text) or "\0" in text):
+            raise UsageError(f"'{key}' ({origin}) is not UTF-8 text: {text!a:.80}")
     if isinstance(value, dict):
         for name, inside in value.items():
             if not isinstance(name, str) or not name:

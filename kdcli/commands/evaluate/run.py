@@ -14,7 +14,7 @@ from kdcli.bench.latency import Subject
 from kdcli.commands.evaluate.settings import EvaluateRecipe
 from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.labelled.task_data import Labelled, open_labelled
-from kdcli.disk import disk_errors, write_atomic
+from kdcli.disk import check_writable, disk_errors, write_atomic
 from kdcli.downstream.predictions import Evaluator, Prediction, compared, shown_label, summed_up
 from kdcli.downstream.task import evaluator_of, open_judged, predict
 from kdcli.errors import GateError, UsageError, did_you_mean
@@ -97,6 +97,10 @@ def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
         )
     if extras.submission is not None and (count := max(len(recipe.models), len(recipe.masks))) > 1:
         raise UsageError(f"--submission takes one model, not {count}")
+    if extras.predictions is not None:
+        check_writable(extras.predictions, directory=False)
+    if extras.submission is not None:
+        check_writable(extras.submission, directory=True)
 
 
 def _names(models: list[str]) -> list[str]:

@@ -11,6 +11,7 @@ from rich.table import Column, Table
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
+from kdcli.disk import check_writable, content_of
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import is_custom
 from kdcli.models.heads import kind_of_head, tokenizer_for
@@ -109,11 +110,12 @@ def apply(
     mask says, which an `.npy` of the SMP authors does not. `sparsity` and `masking` re-threshold the stored scores, see
     `kdcli.pruners.selection`; `compacted` removes what is empty, see `kdcli.sparse.compact`, instead of storing zeros.
     Raises UsageError: see `read_mask`, `check_base` and `compact`; no scores to cut; a directory that is not empty."""
+    folder = output_dir or numbered(f"mask-{file.stem}", taken=False)
+    check_writable(folder, directory=True)
+    if folder.is_dir() and content_of(folder):
+        raise UsageError(f"output directory {folder} is not empty", "choose another with -o")
     mask, model, source = _open(file, base, trust_remote_code)
     masks = mask.masks if sparsity is None else _cut(mask, model, sparsity, masking)
-    folder = output_dir or numbered(f"mask-{file.stem}", taken=False)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"output directory {folder} is not empty", "choose another with -o")
     apply_masks(model, masks)
     whole = with_head(model, mask.info, mask.head, str(file))
     of_words = kind_of_head(whole.config, type(whole).__name__) == "tokens"
