@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from kdcli.errors import MachineError, UsageError
 
 MOST_BYTES, MOST_DEPTH = 10_000_000, 32  # Of a JSON file
+MOST_REPORT = 200_000_000  # Bytes of a report, whose curve grows with the run
 MOST_NAME = 255  # Bytes of a file name on every common file system
 ASIDE = len("..part")  # What a name is longer while its file is written aside
 SURROGATE = re.compile(r"[\ud800-\udfff]")
@@ -82,7 +83,7 @@ def read_json(path: Path, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
     be read, or is larger than `most_bytes`."""
     try:
         if path.exists() and not path.is_file():
-            raise UsageError(f"{path} is not a file")
+            raise UsageError(f"{path} cannot be read: it is no file")
         with path.open("rb") as file:
             data = file.read(most_bytes + 1)
     except OSError as error:
@@ -103,12 +104,13 @@ def parse_json(data: bytes, source: object) -> dict[str, Any]:
         raise UsageError(f"{source} is not valid JSON: {error}") from None
     except RecursionError:
         raise UsageError(f"{source} is nested deeper than {MOST_DEPTH} levels") from None
-    level, depth = [tree], 0
+    if not isinstance(tree, dict):
+        raise UsageError(f"{source} must hold a JSON object, not a {type(tree).__name__}")
+    level: list[Any] = [tree]
+    depth = 0
     while level := [c for n in level for c in (n.values() if isinstance(n, dict) else n) if isinstance(c, dict | list)]:
         if (depth := depth + 1) > MOST_DEPTH:
             raise UsageError(f"{source} is nested deeper than {MOST_DEPTH} levels")
-    if not isinstance(tree, dict):
-        raise UsageError(f"{source} must hold a JSON object, not a {type(tree).__name__}")
     return tree
 
 

@@ -6,6 +6,7 @@ Precedence: option > `--set` > recipe > default.
 import copy
 import importlib
 import itertools
+import math
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -139,7 +140,7 @@ def gates(pairs: Sequence[str]) -> dict[str, float]:
     for pair in pairs:
         metric, _, text = pair.partition("=")
         value = _parse_value(text)
-        if not metric or isinstance(value, bool) or not isinstance(value, int | float):
+        if not metric or isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise UsageError(f"--min-metric takes METRIC=VALUE, got '{pair}'", "for example --min-metric accuracy=0.9")
         found[metric.strip()] = float(value)
     return found

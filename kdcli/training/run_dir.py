@@ -19,14 +19,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kdcli.disk import atomic_dir, check_writable, disk_errors, fsync, read_json, remove, write_atomic
+from kdcli.disk import MOST_REPORT, atomic_dir, check_writable, disk_errors, fsync, read_json, remove, write_atomic
 from kdcli.errors import MachineError, UsageError
 from kdcli.recipe.yaml import read_yaml
 
 RECIPE, LOG, CHECKPOINTS, REPORT = "recipe.yaml", "log.jsonl", "checkpoints", "report.json"
 BEST = "best.safetensors"
 LOCK = ".lock"
-REPORT_BYTES = 200_000_000
 ABSENT = "not set"
 NOT_OF_TRAINING = ("measure.", "train.checkpoint_every")
 """Keys that cannot change what is trained: a resumed run may give them other values."""
@@ -148,7 +147,7 @@ class RunDir:
     def done(self) -> bool:
         """True when the run has written its report, its last file."""
         report = self.path / REPORT
-        return report.is_file() and read_json(report, most_bytes=REPORT_BYTES).get("status") == "done"
+        return report.is_file() and read_json(report, most_bytes=MOST_REPORT).get("status") == "done"
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append one object to log.jsonl."""
@@ -188,7 +187,7 @@ class RunDir:
         for folder in reversed(folders):
             older = "falling back to the one before" if folder != folders[0] else "none is left: starting anew"
             try:
-                state = read_json(folder / "state.json", most_bytes=REPORT_BYTES)
+                state = read_json(folder / "state.json", most_bytes=MOST_REPORT)
                 if _sha256(folder / "tensors.safetensors") != state["sha256"]:
                     raise ValueError("its checksum does not match")
                 return Checkpoint(state["step"], load_file(folder / "tensors.safetensors"), state)

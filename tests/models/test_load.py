@@ -93,7 +93,7 @@ BAD = {
     "half a tokenizer": (lambda d: (d / "tokenizer.json").unlink(), "tokenizer of .* cannot be loaded"),
     "broken tokenizer": (lambda d: (d / "tokenizer.json").write_text("{"), "tokenizer.json is not valid JSON"),
     "empty tokenizer": (lambda d: (d / "tokenizer.json").write_text('{"a": 1}'), "tokenizer of .* cannot be loaded"),
-    "tokenizer config is a list": (lambda d: (d / "tokenizer_config.json").write_text("[]"), "tokenizer_config.json must hold a JSON"),
+    "tokenizer config is a list": (lambda d: (d / "tokenizer_config.json").write_text("[]"), "must hold a JSON object"),
 }
 
 
