@@ -1,5 +1,6 @@
 """The application, and the one place where an error becomes a message and an exit code."""
 
+import errno
 import sys
 from typing import Annotated, Any
 
@@ -8,6 +9,10 @@ from typer.core import TyperGroup
 
 from kdcli import __version__
 from kdcli.errors import Interrupted, KdcliError, MachineError, UsageError
+
+# Faults of a file system that no code of ours can cause; a missing file would be ours.
+MACHINE_FAULTS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ELOOP}
+MACHINE_FAULTS |= {errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.ENOTDIR}
 
 
 class Verbs(TyperGroup):
@@ -21,6 +26,10 @@ class Verbs(TyperGroup):
             error: KdcliError = Interrupted("interrupted; no checkpoint of this step was written")
         except KdcliError as caught:
             error = caught
+        except OSError as caught:
+            if caught.errno not in MACHINE_FAULTS:
+                raise
+            error = MachineError(f"{caught.filename or 'a file'} cannot be used: {caught.strerror}")
         except RuntimeError as caught:
             from kdcli.training.processes import lost_another
 
@@ -62,7 +71,7 @@ def _options(
 
 def main() -> None:
     """Entry point of `kdcli` and `python -m kdcli`."""
-    if undecodable := [word for word in sys.argv[1:] if not word.isprintable() and "\udc80" <= max(word) <= "\udcff"]:
+    if undecodable := [word for word in sys.argv[1:] if any("\ud800" <= letter <= "\udfff" for letter in word)]:
         sys.stderr.write(f"error: the argument {undecodable[0]!a} is not UTF-8\n")
         sys.exit(UsageError.exit_code)
     app()

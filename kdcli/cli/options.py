@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -65,8 +66,18 @@ PRINTING = ("json", "quiet", "verbose")
 LOADING = ("output_dir", "overwrite", "trust_remote_code", *PRINTING)
 JUDGING = ("recipe", "sets", "data", "device", *LOADING)
 TRAINING = tuple(inspect.signature(_shared).parameters)
-CONFLICTS = (("epochs", "max_steps"), ("resume", "overwrite"))
-"""Options that contradict each other."""
+MEASURING = ("max_latency_ms", "min_speedup", "strict", "project", "task", "baseline", "backend", "padding")
+CONFLICTS = (
+    *(("epochs", "max_steps"), ("resume", "overwrite"), ("quiet", "verbose")),
+    *(("vocab_size", "base"), ("vocab_size", "community")),
+    *(("no_augment", name) for name in ("augment_model", "glove", "augment_only")),
+    *(("augment_only", name) for name in ("ablate", "resume")),
+    *(("compare", name) for name in ("portable", "models", "preset", "batch_size", "seq_len", *MEASURING)),
+    *(("portable", name) for name in MEASURING),
+)
+"""Options that contradict each other, by parameter; `no_augment` is a flag that was turned off."""
+POSITIVE = ("max_latency_ms", "min_speedup", "processes")
+MOST_PROCESSES = 1_024
 
 Task = Annotated[
     str | None,
@@ -90,6 +101,7 @@ def with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., N
         @functools.wraps(verb)
         def ready(**given: Any) -> None:
             check_conflicts(given)
+            check_numbers(given)
             prepare_libraries(given.get("quiet", False), given.get("verbose", False))
             verb(**given)
 
@@ -106,9 +118,33 @@ def with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., N
 def check_conflicts(given: Mapping[str, Any]) -> None:
     """Raise a UsageError where two options contradict each other."""
     for pair in CONFLICTS:
-        if all(given.get(name) for name in pair):
-            first, second = (f"--{name.replace('_', '-')}" for name in pair)
+        if all(_is_given(given, name) for name in pair):
+            first, second = map(_shown, pair)
             raise UsageError(f"{first} and {second} contradict each other", "give one of them")
+
+
+def _is_given(given: Mapping[str, Any], name: str) -> bool:
+    if name.startswith("no_"):
+        return given.get(name.removeprefix("no_")) is False
+    return given.get(name) not in (None, False, [], "none")
+
+
+def _shown(name: str) -> str:
+    return "a model" if name == "models" else f"--{name.replace('_', '-')}"
+
+
+def check_numbers(given: Mapping[str, Any]) -> None:
+    """Raise a UsageError for a number that is not finite, or no count or limit where one is meant."""
+    for name, value in given.items():
+        for number in value if isinstance(value, list) else [value]:
+            if not isinstance(number, int | float):
+                continue
+            if isinstance(number, float) and not math.isfinite(number):
+                raise UsageError(f"{_shown(name)} must be a finite number, got {number}")
+            if name in POSITIVE and number <= 0:
+                raise UsageError(f"{_shown(name)} must be more than 0, got {number:g}")
+    if (count := given.get("processes")) and count > MOST_PROCESSES:
+        raise UsageError(f"--processes must be at most {MOST_PROCESSES:,}, got {count}")
 
 
 def training_options(given: Mapping[str, Any]) -> dict[str, Any]:

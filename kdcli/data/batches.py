@@ -20,9 +20,10 @@ class BatchOrder:
 
     def indices(self, step: int) -> Indices:
         """The examples of a step (1-based), [batch_size] int64."""
-        at = (step - 1) * self.batch_size + np.arange(self.batch_size)
-        passes = np.unique(at // self.n).tolist()
-        return np.concatenate([_pass_order(self.n, self.seed, p)[at[at // self.n == p] % self.n] for p in passes])
+        begin, end = (step - 1) * self.batch_size, step * self.batch_size
+        passes = range(begin // self.n, (end - 1) // self.n + 1)
+        spans = [(p, max(begin - p * self.n, 0), min(end - p * self.n, self.n)) for p in passes]
+        return np.concatenate([_pass_order(self.n, self.seed, p)[first:last] for p, first, last in spans])
 
 
 @functools.lru_cache(maxsize=2)

@@ -9,6 +9,7 @@ import codecs
 import csv
 import functools
 import gzip
+import itertools
 import json
 import re
 import shutil
@@ -21,12 +22,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from kdcli.data.demo import demo_documents, demo_identity
+from kdcli.disk import user_path
 from kdcli.errors import UsageError
 
 FORMATS = ("txt", "jsonl", "csv", "parquet")
 SPLIT = re.compile(r"(train|validation|test)(_[a-z]+)?")
 PARQUET_ROWS = 128
 UNPACK_BYTES = 1 << 20
+MOST_LINE = 1 << 25  # Bytes of a line; a gzip file of 100 kB may hold one of 100 MB
 NAMES_LISTED = 12
 LOG_SECONDS = 10.0  # Between log lines of progress.
 
@@ -90,7 +93,7 @@ def open_source(source: str) -> Source:
     """Resolve a `--data` value; a UsageError for a file of another format, `NotFound` for no such data."""
     if source == "demo":
         return Source(source, {})
-    path, endings = Path(source).expanduser(), ", ".join(f".{f}" for f in FORMATS)
+    path, endings = user_path(source), ", ".join(f".{f}" for f in FORMATS)
     if path.is_file():
         if not _format(path):
             raise UsageError(f"{path} has no known format; known: {endings}, each also .gz")
@@ -111,7 +114,7 @@ def open_source(source: str) -> Source:
 
 def _beside(source: str) -> str:
     """What the directory of a missing file holds, for messages."""
-    folder = Path(source).expanduser().parent
+    folder = user_path(source).parent
     return f"; {folder} holds {held_by(folder)}" if "/" in source and folder.is_dir() else ""
 
 
@@ -168,7 +171,11 @@ def _rows(path: Path) -> Iterator[Row]:
 
 
 def _lines(path: Path, file: IO[bytes]) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(file, 1):
+    for number in itertools.count(1):
+        if not (line := file.readline(MOST_LINE + 1)):
+            return
+        if len(line) > MOST_LINE:
+            raise UsageError(f"{path}:{number} is longer than {MOST_LINE:,} bytes", "put one document on each line")
         try:
             yield number, (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode("utf-8")
         except UnicodeDecodeError as error:
@@ -193,7 +200,7 @@ def _jsonl(path: Path, file: IO[bytes]) -> Iterator[Row]:
 
 
 def _csv(path: Path, file: IO[bytes]) -> Iterator[Row]:
-    csv.field_size_limit(1 << 30)
+    csv.field_size_limit(MOST_LINE)
     reader = csv.DictReader(line for _, line in _lines(path, file))
     try:
         for row in reader:

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kdcli.recipe.sections import MeasureSettings, Section, TrainSettings
+from kdcli.recipe.sections import BatchSize, Length, MeasureSettings, Section, TrainSettings
 
 
 class LabelledSettings(Section):
@@ -18,7 +18,7 @@ class LabelledSettings(Section):
     source: str | None = None
     train: str | None = None
     columns: dict[str, str | list[str]] = Field(default_factory=dict)
-    max_length: int | None = Field(None, ge=8)
+    max_length: Length | None = None
     stride: int = Field(128, ge=0)
     split: Literal["validation", "test"] = "validation"
     train_rows: int | None = Field(None, gt=0)
@@ -46,10 +46,10 @@ class FinetuneTrainSettings(TrainSettings):
     draws each batch at random."""
 
     lr: float = Field(3e-5, gt=0)
-    batch_size: int = Field(32, gt=0)
+    batch_size: BatchSize = 32
     warmup_fraction: float = Field(0.1, ge=0, lt=1)
     eval_every: int = Field(500, gt=0)
-    pool: int = Field(64, gt=0)
+    pool: int = Field(64, gt=0, le=10**4)
 
 
 class OnTask(Section):
@@ -78,7 +78,7 @@ class FinetuneRecipe(TaskRecipe):
     `train.seed` on."""
 
     verb: Literal["finetune"] = "finetune"
-    seeds: int = Field(1, gt=0)
+    seeds: int = Field(1, gt=0, le=1_000)
     metrics: list[str] = Field(default_factory=list)
     grid: dict[str, Any] = Field(default_factory=dict)
 

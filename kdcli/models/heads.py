@@ -18,6 +18,7 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import LABEL_WORDS, class_named, custom_class, forget_custom_classes
+from kdcli.models.files import CONFIG, config_errors
 from kdcli.models.load import load_config, load_tokenizer, load_weights
 from kdcli.types import Kind, Task
 
@@ -139,7 +140,7 @@ def _misfit(source: str, config: PreTrainedConfig, task: Task, label_map: Sequen
         return f"{named} has no head for {what}"
     if task.kind == "span":
         return None
-    own, count = [str(config.id2label[i]) for i in range(config.num_labels)], len(task.labels) or 1
+    own, count = [str(config.id2label.get(i, f"LABEL_{i}")) for i in range(config.num_labels)], len(task.labels) or 1
     if config.problem_type not in (None, PROBLEM.get(task.kind)):
         return f"its head is for {config.problem_type}, not {PROBLEM.get(task.kind, what)}"
     if len(own) != count:
@@ -189,7 +190,8 @@ def _with_new_head(source: str, config: PreTrainedConfig, task: Task, seed: int,
     describe_task(config, task)
     torch.manual_seed(seed)
     auto = AUTO_CLASS[task.kind]
-    model: PreTrainedModel = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust)
+    with config_errors(f"the {CONFIG} of {source}"):
+        model: PreTrainedModel = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust)
     missing = model.base_model.load_state_dict(encoder.state_dict(), strict=False).missing_keys
     # Only one of the two classes may have a pooler; one that only the head's class has is drawn (Nomic's).
     lost = [name for name in missing if not name.startswith("pooler.")]

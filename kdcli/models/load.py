@@ -4,7 +4,6 @@ A source is a hub id, a directory, or `demo` (the teacher inside the package).
 """
 
 import importlib.resources
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,15 +14,27 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub import list_repo_files, try_to_load_from_cache
-from huggingface_hub.errors import GatedRepoError, StrictDataclassError
-from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # its client, whichever version that is
+from huggingface_hub.errors import GatedRepoError
 from safetensors import SafetensorError
 from transformers import AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import extract_commit_hash
 
-from kdcli.disk import atomic_dir, disk_errors
+from kdcli.disk import fill_dir, read_json, user_path
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import CODE, COMPACT, describe_code, forget_custom_classes, is_custom
+from kdcli.models.files import (
+    CONFIG,
+    FOREIGN_ERRORS,
+    HUB_ERRORS,
+    WEIGHTS,
+    check_config,
+    check_declared,
+    check_tokenizer,
+    config_errors,
+    file_of,
+    weight_files,
+)
 from kdcli.models.layout import LAYOUTS, layout_for, row_of
 from kdcli.models.shape import shape_of
 from kdcli.types import ModelShape
@@ -31,7 +42,6 @@ from kdcli.types import ModelShape
 transformers_logging.disable_progress_bar()  # its bars would break ours
 
 DEMO = "demo"
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 OPTIONAL = ("pooler.", "contact_head.", "embeddings.position_ids")  # what a base model's checkpoint may lack
 
 
@@ -46,8 +56,10 @@ class LoadedModel:
 
 
 def location(source: str) -> str:
-    """The argument of `from_pretrained` for a source."""
-    return str(importlib.resources.files("kdcli") / "data" / "demo_teacher") if source == DEMO else source
+    """The argument of `from_pretrained` for a source. Raises UsageError: see `kdcli.disk.user_path`."""
+    if source == DEMO:
+        return str(importlib.resources.files("kdcli") / "data" / "demo_teacher")
+    return str(user_path(source)) if source.startswith("~") else source
 
 
 def load_encoder(source: str, *, trust_remote_code: bool = False) -> LoadedModel:
@@ -66,12 +78,11 @@ def load_config(
     False skips the check of the weights. `compacted`: accept a model of `kdcli.sparse.compact`, which no verb can
     train. Raises UsageError: see `load_encoder`."""
     where = location(source)
-    folder = Path(where)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise UsageError(f"{folder} has no config.json, so it is not a model directory")
-        _check_json(folder / "config.json")
-    elif folder.exists() or where.startswith((".", "/", "~")) or where.count("/") > 1:
+    folder = user_path(where)
+    is_folder = folder.is_dir()
+    if is_folder and not (folder / CONFIG).is_file():
+        raise UsageError(f"{folder} has no {CONFIG}, so it is not a model directory")
+    if not is_folder and (folder.exists() or where.startswith((".", "/")) or where.count("/") > 1):
         raise UsageError(f"no model directory {source}", "give a hub id, a directory with config.json, or 'demo'")
     config = _read_config(source, where, trust_remote_code)
     if hasattr(config, COMPACT) and not compacted:
@@ -80,11 +91,9 @@ def load_config(
             "give the masked model it was made of; evaluate, benchmark, export and kdcli.load take it",
         )
     layout_for(config)
-    if weights and not folder.is_dir():
+    if weights and not is_folder:
         _check_repository(source)
-    elif weights and (folder / WEIGHTS[1]).is_file():
-        _check_json(folder / WEIGHTS[1])
-    elif weights and not (folder / WEIGHTS[0]).is_file():
+    elif weights and not any((folder / name).is_file() for name in WEIGHTS):
         raise _no_safetensors(str(folder), [file.name for file in sorted(folder.glob("*.bin"))])
     return config
 
@@ -92,31 +101,16 @@ def load_config(
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Save config.json, model.safetensors, the tokenizer's files and, for a custom class, the file with its code.
     Raises MachineError: the disk is full or not writable; then no file is there."""
-    staged = folder / ".model"
     if custom := is_custom(model):
         describe_code(model)
-    with atomic_dir(staged) as aside:
+    with fill_dir(folder, last=CONFIG) as aside:
         model.save_pretrained(aside)
         if custom:
             shutil.copyfile(CODE, aside / CODE.name)
         tokenizer.save_pretrained(aside)
-    mode = (staged / "config.json").stat().st_mode
-    with disk_errors(folder / WEIGHTS[0]):
-        for file in sorted(staged.iterdir()):
+        mode = (aside / CONFIG).stat().st_mode
+        for file in aside.iterdir():
             file.chmod(mode)  # safetensors writes for the owner alone
-            file.replace(folder / file.name)
-        staged.rmdir()
-
-
-def _check_json(file: Path) -> None:
-    try:
-        content = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise UsageError(f"{file} is not valid JSON: {error}") from None
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
-    if not isinstance(content, dict):
-        raise UsageError(f"{file} must hold a JSON object, not a {type(content).__name__}")
 
 
 def _check_repository(source: str) -> None:
@@ -125,7 +119,7 @@ def _check_repository(source: str) -> None:
         return
     try:
         files = list_repo_files(source)
-    except (OSError, httpx.HTTPError):
+    except HUB_ERRORS:
         return  # offline, the cache is tried
     if not any(name in files for name in WEIGHTS):
         raise _no_safetensors(source, [name for name in files if name.endswith(".bin")])
@@ -147,8 +141,8 @@ def _read_config(source: str, where: str, trust_remote_code: bool) -> PreTrained
     hint = "read that code, then add --trust-remote-code"
     custom_code = UsageError(f"{source} brings code of its own, which is not run by default", hint)
     try:
-        raw, _ = PreTrainedConfig.get_config_dict(where)
-    except (OSError, ValueError) as error:
+        file = file_of(where, CONFIG, needed=True)
+    except (*HUB_ERRORS, ValueError) as error:
         if isinstance(error.__cause__, GatedRepoError):
             message = f"model '{source}' is on the hub, but you have no access to it"
             raise UsageError(message, "ask for it there, then `hf auth login`") from None
@@ -157,6 +151,9 @@ def _read_config(source: str, where: str, trust_remote_code: bool) -> PreTrained
             f"{_first_line(error)}",
             "check the name and the network, or use a local directory or 'demo'",
         ) from None
+    assert file is not None
+    raw = read_json(file)
+    check_config(raw, file)
     # An unsupported type is refused before any code of its own runs.
     kind = str(raw.get("model_type"))
     if "model_type" not in raw:
@@ -164,22 +161,25 @@ def _read_config(source: str, where: str, trust_remote_code: bool) -> PreTrained
     if kind not in LAYOUTS and "auto_map" in raw and not trust_remote_code:
         raise custom_code
     row_of(kind, decodes=bool(raw.get("is_decoder") or raw.get("is_encoder_decoder")))
-    try:
-        return transformers.AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
-    except (ValueError, StrictDataclassError) as error:
-        if "trust_remote_code" in str(error):
-            raise custom_code from None
-        message = " ".join(str(error).split()) if isinstance(error, StrictDataclassError) else _first_line(error)
-        raise UsageError(f"the config.json of {source} cannot be used: {message}") from None
+    with config_errors(f"the {CONFIG} of {source}"):
+        try:
+            return transformers.AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
+        except ValueError as error:
+            raise custom_code if "trust_remote_code" in str(error) else error from None
 
 
 def load_tokenizer(source: str, *, trust_remote_code: bool = False, **settings: Any) -> PreTrainedTokenizerBase:
     """The tokenizer of a model; UsageError if it has none that can be read. `settings` go to `from_pretrained`."""
     hint = "put the tokenizer's files (tokenizer.json ...) beside its weights"
+    where = location(source)
     try:
         with _quietly():
-            tokenizer = AutoTokenizer.from_pretrained(location(source), trust_remote_code=trust_remote_code, **settings)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+            check_tokenizer(where)
+            tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, **settings)
+            tokenizer("a", truncation=True, max_length=8)
+    except UsageError:
+        raise
+    except (*FOREIGN_ERRORS, *HUB_ERRORS) as error:
         raise UsageError(f"the tokenizer of {source} cannot be loaded: {_first_line(error)}", hint) from None
     # Without any files transformers makes a tokenizer with special tokens only.
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
@@ -194,13 +194,19 @@ def load_weights(
     must hold. `seed`: of a pooler that a base model lacks. `settings`: for `from_pretrained`. Raises UsageError:
     unreadable, damaged or incomplete weights."""
     settings |= {"trust_remote_code": trust_remote_code, "use_safetensors": True, "dtype": torch.float32}
+    where, config = location(source), load_config(source, trust_remote_code=trust_remote_code, compacted=True)
+    # On the hub: what is checked is of the commit that is loaded.
+    settings["revision"] = extract_commit_hash(str(file_of(where, CONFIG)), None)
     try:
         with _quietly(), torch.random.fork_rng(devices=[]):
+            files = weight_files(where, settings["revision"])
+            if not trust_remote_code:
+                check_declared(source, config, auto_class, files)
             torch.manual_seed(seed)
-            model, info = auto_class.from_pretrained(location(source), output_loading_info=True, **settings)
+            model, info = auto_class.from_pretrained(where, output_loading_info=True, **settings)
     except SafetensorError as error:
         raise UsageError(f"the weights of {source} are damaged: {error}", "download or copy them again") from None
-    except OSError as error:
+    except HUB_ERRORS as error:
         raise UsageError(
             # transformers' own message is about names and directories; its cause says what happened.
             f"the weights of {source} cannot be read: {_first_line(error.__cause__ or error)}",

@@ -6,6 +6,7 @@ Precedence: option > `--set` > recipe > default.
 import copy
 import importlib
 import itertools
+import math
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from kdcli.disk import unprintable
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.recipe.sections import Section
 from kdcli.recipe.yaml import MOST_CHARACTERS, one_line, read_yaml
@@ -138,7 +140,7 @@ def gates(pairs: Sequence[str]) -> dict[str, float]:
     for pair in pairs:
         metric, _, text = pair.partition("=")
         value = _parse_value(text)
-        if not metric or isinstance(value, bool) or not isinstance(value, int | float):
+        if not metric or isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise UsageError(f"--min-metric takes METRIC=VALUE, got '{pair}'", "for example --min-metric accuracy=0.9")
         found[metric.strip()] = float(value)
     return found
@@ -276,7 +278,10 @@ def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
 
 
 def _check_names(key: str, value: Any, origin: str) -> None:
-    """Raise a UsageError for a key inside a value that no recipe can hold."""
+    """Raise a UsageError for a key or text inside a value that no recipe can hold."""
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and (unprintable(text) or "\0" in text):
+            raise UsageError(f"'{key}' ({origin}) is not UTF-8 text: {text!a:.80}")
     if isinstance(value, dict):
         for name, inside in value.items():
             if not isinstance(name, str) or not name:

@@ -2,9 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+MOST = 10**9
+BatchSize = Annotated[int, Field(gt=0, le=10**6)]
+Epochs = Annotated[float, Field(gt=0, le=10**6)]
+Length = Annotated[int, Field(ge=8, le=2**20)]
+"""Tokens of a row."""
 
 
 class Section(BaseModel):
@@ -12,15 +18,24 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
+    @field_validator("*")
+    @classmethod
+    def _bounded(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse whole numbers that no size, count or length can have; a seed has its own limit."""
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int) and abs(number) > MOST and info.field_name != "seed":
+                raise ValueError(f"must be at most {MOST:,}")
+        return value
+
 
 class TrainSettings(Section):
     """`train:`, shared by every verb that trains. `batch_size` is global: over all devices and micro-batches."""
 
     lr: float = Field(3e-4, gt=0)
-    max_steps: int | None = Field(None, gt=0, le=10**9)
-    epochs: float = Field(3.0, gt=0, le=10**6)
-    batch_size: int = Field(256, gt=0, le=10**6)
-    micro_batch_size: int | None = Field(None, gt=0)
+    max_steps: int | None = Field(None, gt=0)
+    epochs: Epochs = 3.0
+    batch_size: BatchSize = 256
+    micro_batch_size: BatchSize | None = None
     warmup_steps: int | None = Field(None, ge=0)
     warmup_fraction: float = Field(0.05, ge=0, lt=1)
     weight_decay: float = Field(0.01, ge=0)
@@ -37,7 +52,7 @@ class MaskSettings(Section):
     """`data.mask:`, the tokens a masked language model predicts: a `share` of each row, as whole words or pieces, drawn
     anew in every pass or `static`."""
 
-    share: float = 0.15
+    share: float = Field(0.15, gt=0, lt=1)
     whole_words: bool = False
     static: bool = False
 
@@ -46,7 +61,7 @@ class DataSettings(Section):
     """`data:` of verbs that read text; `mask` is for methods that mask it."""
 
     source: str = "Salesforce/wikitext:wikitext-103-raw-v1"
-    max_length: int = Field(128, ge=8)
+    max_length: Length = 128
     column: str | None = None
     pack_isolated: bool = False
     held_out_blocks: int = Field(256, gt=0)
@@ -57,8 +72,8 @@ class MeasureSettings(Section):
     """`measure:`, the latency part of a report; each cell runs until both minima are reached."""
 
     latency: bool = True
-    min_runs: int = Field(50, gt=0)
-    min_seconds: float = Field(5.0, ge=0)
+    min_runs: int = Field(50, gt=0, le=10**6)
+    min_seconds: float = Field(5.0, ge=0, le=86_400)
 
 
 class KdSettings(Section):

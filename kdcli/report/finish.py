@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from kdcli.bench.environment import environment, versions
 from kdcli.bench.latency import Latency, Protocol, Subject, measure_latency
-from kdcli.disk import write_atomic
+from kdcli.disk import MOST_REPORT, read_json, write_atomic
+from kdcli.errors import UsageError
 from kdcli.recipe.sections import MeasureSettings
 from kdcli.report.published import published_for
 from kdcli.report.schema import Report, Training
@@ -29,8 +32,8 @@ class RunResult:
 
     @classmethod
     def read(cls, folder: Path) -> "RunResult":
-        """Read back a run that is done."""
-        return cls(Report.model_validate_json((folder / REPORT).read_text("utf-8")), folder)
+        """Read back a run that is done. Raises UsageError: its report is damaged or of another version."""
+        return cls(checked_report(read_json(folder / REPORT, most_bytes=MOST_REPORT), folder / REPORT), folder)
 
     def to_json(self) -> str:
         return self.report.to_json()
@@ -39,6 +42,16 @@ class RunResult:
         yield from terminal(self.report)
         what = "model and report" if (self.folder / "config.json").is_file() else "report"
         yield f"{what} in {self.folder} (report.html)"
+
+
+def checked_report(raw: Mapping[str, Any], file: Path) -> Report:
+    """A report that was read from a file. Raises UsageError: it is damaged or of another version."""
+    try:
+        return Report.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "as a whole"
+        raise UsageError(f"{file} is not a report of kdcli that this version reads: {where}: {first['msg']}") from None
 
 
 def measure(subjects: Iterable[Subject], settings: MeasureSettings, session: Session) -> Latency:

@@ -35,7 +35,8 @@ def decode(coded: Array, size: int) -> Array:
     """Decode a mask of `size` bits: bool [size]. Raises ValueError: the bytes are no mask of that size."""
     data = coded.tobytes()
     try:
-        raw = np.frombuffer(zlib.decompress(data[1:], wbits=-zlib.MAX_WBITS), np.uint8)
+        # Huffman codes without matches have a bit a byte or more, so a longer output is no mask.
+        raw = np.frombuffer(inflate(data[1:], 8 * len(data), wbits=-zlib.MAX_WBITS), np.uint8)
     except zlib.error as error:
         raise ValueError(f"cannot be decompressed: {error}") from None
     if data[:1] == bytes([BITS]):
@@ -52,6 +53,15 @@ def decode(coded: Array, size: int) -> Array:
     mask = np.zeros(size, bool)
     mask[places] = True
     return mask
+
+
+def inflate(data: bytes, most: int, wbits: int = zlib.MAX_WBITS) -> bytes:
+    """Decompress at most `most` bytes. Raises ValueError: the data hold more, or end too soon; zlib.error: damaged."""
+    stream = zlib.decompressobj(wbits)
+    raw = stream.decompress(data, most + 1)
+    if len(raw) > most or not stream.eof:
+        raise ValueError(f"cannot be decompressed to {most:,} bytes or fewer")
+    return raw
 
 
 def _huffman(data: bytes) -> bytes:

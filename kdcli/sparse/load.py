@@ -1,7 +1,6 @@
 """Loads a model ready to use: a base under a mask with the head of its task, or a compacted directory."""
 
 import copy
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,13 @@ import transformers
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
+from kdcli.disk import read_json
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import COMPACT, class_named, custom_class, empty_model, load_tensors
+from kdcli.models.files import CONFIG, SIZE, check_config, config_errors
 from kdcli.models.load import load_config, load_weights
 from kdcli.models.matrices import matrices
-from kdcli.sparse.mask_file import MaskInfo, apply_masks, check_base, read_mask
+from kdcli.sparse.mask_file import MaskInfo, apply_masks, check_base, open_mask
 
 # Keys of a configuration that say nothing about a task.
 NOT_OF_A_TASK = ("architectures", "dtype", "transformers_version", "_name_or_path", "torch_dtype", "auto_map")
@@ -34,17 +35,18 @@ def load(base: str | Path, mask: str | Path | None = None, *, trust_remote_code:
         return load_weights(source, named or AutoModel, trust_remote_code=trust_remote_code).eval()
     if hasattr(config, COMPACT):
         raise UsageError(f"{source} is compacted already: masks are for the base it was made of")
-    file = read_mask(Path(mask))
+    coded = open_mask(Path(mask))
     model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
-    check_base(file, model, source)
+    check_base(coded, model, source)
+    file = coded.decode(model)
     apply_masks(model, file.masks)
     return with_head(model, file.info, file.head, str(file.path))
 
 
 def is_compact(source: str) -> bool:
     """Whether a directory holds a compacted model."""
-    file = Path(source) / "config.json"
-    return file.is_file() and COMPACT in json.loads(file.read_text("utf-8"))
+    file = Path(source) / CONFIG
+    return file.is_file() and COMPACT in read_json(file)
 
 
 def task_part(model: PreTrainedModel, base: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -71,11 +73,17 @@ def with_head(base: PreTrainedModel, info: MaskInfo, head: Mapping[str, Tensor],
         raise UsageError(
             f"{source} needs class {info.architecture}, which transformers {transformers.__version__} does not have"
         )
+    before = base.config.to_dict()
+    check_config(before | info.config, source)
     config = copy.deepcopy(base.config)
     for name, value in info.config.items():
         # JSON has no numbers as keys.
-        setattr(config, name, {int(k): v for k, v in value.items()} if name == "id2label" else value)
-    model = empty_model(task_class, config)
+        if name in before and SIZE.fullmatch(name) and value != before[name]:
+            raise UsageError(f"{source} changes '{name}' of its base from {before[name]} to {value}")
+        with config_errors(source):
+            setattr(config, name, {int(k): v for k, v in value.items()} if name == "id2label" else value)
+    with config_errors(source):
+        model = empty_model(task_class, config)
     prefix, shared = f"{model.base_model_prefix}.", base.state_dict(keep_vars=True)
     tensors = {name: head.get(name, shared.get(name.removeprefix(prefix))) for name in model.state_dict()}
     if missing := sorted(name for name, tensor in tensors.items() if tensor is None):

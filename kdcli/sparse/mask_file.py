@@ -7,6 +7,7 @@ the whole file, computed with the digits of that hash as zeros, so that any dama
 
 import hashlib
 import json
+import math
 import re
 import struct
 import zlib
@@ -14,27 +15,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kdcli.disk import disk_errors, write_atomic
+from kdcli.disk import disk_errors, parse_json, user_path, write_atomic
 from kdcli.errors import UsageError
 from kdcli.models.matrices import matrices
-from kdcli.sparse.coding import decode, encode
+from kdcli.sparse.coding import decode, encode, inflate
 
 FORMAT = "kdcli-mask-1"
 DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 NO_DIGEST = "0" * 64
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float16, torch.bfloat16, torch.int64)}
+MOST_WEIGHTS = 2**32  # Of a mask that is decoded without its base
 COPY_AGAIN = "copy it again from where it was made"
+
+
+Count = Annotated[int, Field(ge=1, le=2**31)]
+Size = Annotated[int, Field(ge=0, le=2**31)]
+_HEAD: TypeAdapter[dict[str, tuple[str, tuple[Size, ...]]]] = TypeAdapter(dict[str, tuple[str, tuple[Size, ...]]])
+
+
+class _Header(BaseModel):
+    """The texts that `write_mask` puts into the header of safetensors."""
+
+    format: str
+    info: str
+    head: str
 
 
 class MaskInfo(BaseModel):
@@ -48,13 +63,13 @@ class MaskInfo(BaseModel):
     method: str
     density: float  # requested share of the weights that is kept
     densities: dict[str, float] = {}  # share that is kept, by matrix
-    shapes: dict[str, tuple[int, int]] = {}  # rows and columns, by matrix
+    shapes: dict[str, tuple[Count, Count]] = {}  # rows and columns, by matrix
     task: str | None = None
     architecture: str | None = None  # class of transformers with the task's head; None: the bare encoder
     config: dict[str, Any] = {}  # settings of the task's model that differ from the base's, such as `id2label`
     labels: tuple[str, ...] = ()  # in the order of their numbers
     label_words: tuple[str, ...] = ()  # the words its head was made of, in the same order
-    max_length: int | None = None  # tokens at which its rows are cut
+    max_length: Count | None = None  # tokens at which its rows are cut
     metrics: dict[str, float] = {}
     versions: dict[str, str] = {}  # of the packages that made it
 
@@ -117,10 +132,61 @@ def write_mask(
     return info
 
 
-def read_mask(path: Path) -> MaskFile:
-    """Read a mask file; a missing, damaged or foreign one is a `UsageError`."""
+@dataclass(frozen=True)
+class CodedMask:
+    """A mask file whose hash was checked and whose tensors are still coded."""
+
+    info: MaskInfo
+    path: Path
+    tensors: dict[str, Tensor]
+    head: dict[str, tuple[str, tuple[int, ...]]]  # parameter -> dtype and shape
+
+    def decode(self, base: PreTrainedModel | None = None) -> MaskFile:
+        """Decode masks, head and scores. What is allocated is bounded by the parameters of `base`, without one by
+        `MOST_WEIGHTS`. Raises UsageError: the header declares more, or the coded bytes are not of its shapes."""
+        shapes, heads = self.info.shapes, {name: math.prod(shape) for name, (_, shape) in self.head.items()}
+        # A head holds embeddings and a classifier at most.
+        most = MOST_WEIGHTS if base is None else 2 * sum(p.numel() for p in base.parameters())
+        if max(sum(heads.values()), sum(rows * columns for rows, columns in shapes.values())) > most:
+            raise _invalid(self.path, f"its header declares more than {most:,} weights")
+        try:
+            masks = {
+                name: torch.from_numpy(decode(self._of(f"mask.{name}", torch.uint8).numpy(), math.prod(shape))).view(
+                    shape
+                )
+                for name, shape in shapes.items()
+            }
+            head = {name: self._parameter(name, DTYPES[dtype], shape) for name, (dtype, shape) in self.head.items()}
+            stored = any(name.startswith("scores.") for name in self.tensors)
+            scores = {name: self._of(f"scores.{name}", torch.float16) for name in shapes} if stored else {}
+        except (ValueError, KeyError, zlib.error) as error:
+            raise _invalid(self.path, error) from None
+        if any(scores[name].shape != shape for name, shape in shapes.items() if scores):
+            raise _invalid(self.path, "its scores have other shapes than its masks")
+        return MaskFile(self.info, masks, self.path, head, scores)
+
+    def _of(self, name: str, dtype: torch.dtype) -> Tensor:
+        if (tensor := self.tensors[name]).dtype != dtype:
+            raise ValueError(f"{name} is {tensor.dtype}, not {dtype}")
+        return tensor
+
+    def _parameter(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        size = math.prod(shape) * dtype.itemsize
+        raw = inflate(self._of(f"head.{name}", torch.uint8).numpy().tobytes(), size)
+        if len(raw) != size:
+            raise ValueError(f"head.{name} does not hold {size} bytes")
+        return torch.frombuffer(bytearray(raw), dtype=dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
+
+
+def _invalid(path: Path, reason: object) -> UsageError:
+    # The hash is right, so the file was written like this.
+    return UsageError(f"{path} is no valid mask file: {reason}", "was it made by another version?")
+
+
+def open_mask(path: Path) -> CodedMask:
+    """Open a mask file and check its hash and header; a missing, damaged or foreign one is a `UsageError`."""
     try:
-        data = path.read_bytes()
+        data = user_path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"the mask file {path} cannot be read: {error.strerror}") from None
     size = struct.unpack("<Q", data[:8])[0] if len(data) >= 8 else len(data)
@@ -132,25 +198,22 @@ def read_mask(path: Path) -> MaskFile:
     start, end = digest.span(1)
     if hashlib.sha256(data[:start] + NO_DIGEST.encode() + data[end:]).hexdigest().encode() != digest[1]:
         raise UsageError(f"{path} is damaged: its hash is not that of its content", COPY_AGAIN)
-    header = json.loads(data[8 : 8 + size]).get("__metadata__", {})
-    if header.get("format") != FORMAT:
-        raise UsageError(f"{path} is a mask file of format {header.get('format')!r}; this version reads {FORMAT!r}")
     try:
-        info = MaskInfo.model_validate_json(header["info"])
-        tensors = load_tensors(data)
-        masks = {
-            name: torch.from_numpy(decode(tensors[f"mask.{name}"].numpy(), shape[0] * shape[1])).view(shape)
-            for name, shape in info.shapes.items()
-        }
-        head = {}
-        for name, (dtype, shape) in json.loads(header["head"]).items():
-            raw = bytearray(zlib.decompress(tensors[f"head.{name}"].numpy().tobytes()))
-            head[name] = torch.frombuffer(raw, dtype=DTYPES[dtype]).view(shape)
-    except (ValueError, KeyError, ValidationError, SafetensorError, zlib.error) as error:
-        # The hash is right, so the file was written like this.
-        raise UsageError(f"{path} is no valid mask file: {error}", "was it made by another version?") from None
-    scores = {name.removeprefix("scores."): t for name, t in tensors.items() if name.startswith("scores.")}
-    return MaskFile(info, masks, path, head, scores)
+        header = _Header.model_validate(parse_json(data[8 : 8 + size], f"the header of {path}").get("__metadata__"))
+        info = MaskInfo.model_validate_json(header.info)
+        head = _HEAD.validate_python(parse_json(header.head.encode(), f"the header of {path}"))
+        coded = CodedMask(info, path, load_tensors(data), head)
+    except (ValidationError, SafetensorError, KeyError) as error:
+        reason = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else error
+        raise _invalid(path, reason) from None
+    if header.format != FORMAT:
+        raise UsageError(f"{path} is a mask file of format {header.format!r}; this version reads {FORMAT!r}")
+    return coded
+
+
+def read_mask(path: Path, base: PreTrainedModel | None = None) -> MaskFile:
+    """Open and decode a mask file; errors as in `open_mask` and `CodedMask.decode`."""
+    return open_mask(path).decode(base)
 
 
 def read_smp(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:
@@ -180,7 +243,7 @@ def read_smp(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:
     return {m.name: by_name[m.name] for m in matrices(model)}
 
 
-def check_base(mask: MaskFile, model: PreTrainedModel, source: str) -> None:
+def check_base(mask: CodedMask | MaskFile, model: PreTrainedModel, source: str) -> None:
     """Raise a `UsageError` where a mask was made for another type or other weights than this base, called `source`."""
     info, kind = mask.info, str(model.config.model_type)
     if kind != info.model_type:
@@ -193,18 +256,22 @@ def check_base(mask: MaskFile, model: PreTrainedModel, source: str) -> None:
             f"those of {source} have {own}",
             f"use the base it was made for: {info.base}",
         )
-    check_fit(mask.masks, model, str(mask.path))
+    _check_shapes(info.shapes, model, str(mask.path))
 
 
 def check_fit(masks: Mapping[str, Tensor], model: PreTrainedModel, source: str) -> None:
     """Raise a `UsageError` where masks are not exactly those of a model's matrices, by names and shapes."""
+    _check_shapes({name: tuple(mask.shape) for name, mask in masks.items()}, model, source)
+
+
+def _check_shapes(masks: Mapping[str, tuple[int, ...]], model: PreTrainedModel, source: str) -> None:
     shapes = {m.name: m.shape for m in matrices(model)}
     wrong = [f"no mask for matrix {n}" for n in shapes if n not in masks]
     wrong += [f"a mask for {n}, which the model does not have" for n in masks if n not in shapes]
     wrong += [
-        f"the mask of {n} is {' x '.join(map(str, mask.shape))}, the matrix {' x '.join(map(str, shapes[n]))}"
+        f"the mask of {n} is {' x '.join(map(str, mask))}, the matrix {' x '.join(map(str, shapes[n]))}"
         for n, mask in masks.items()
-        if n in shapes and tuple(mask.shape) != shapes[n]
+        if n in shapes and mask != shapes[n]
     ]
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kdcli.disk import cache_dir, cache_key, disk_errors, write_atomic
+from kdcli.disk import cache_dir, cache_key, disk_errors, read_json, write_atomic
 from kdcli.errors import MachineError, UsageError, did_you_mean
 
 DRIVER = Path("/proc/driver/nvidia")
@@ -76,8 +76,9 @@ def _cpu_bf16_pays() -> bool:
     named = [line for line in _cpuinfo() if line.startswith("model name")]
     key = cache_key(named[:1], sorted(_cpu_flags()), torch.__version__)
     cached = cache_dir() / f"cpu-bf16-{key}.json"
-    if cached.is_file():
-        return bool(json.loads(cached.read_text("utf-8"))["pays"])
+    with disk_errors(cached):
+        if cached.is_file() and "pays" in (known := read_json(cached)):
+            return bool(known["pays"])
     ratio = cpu_bf16_speed()
     with disk_errors(cached):
         cached.parent.mkdir(parents=True, exist_ok=True)

@@ -149,8 +149,6 @@ def launch(dtype: str, invocation: Invocation) -> Session | None:
     count = invocation.processes
     if count is None:
         count = torch.cuda.device_count() if invocation.device in ("auto", "cuda") else 1
-    elif count < 1:
-        raise UsageError(f"--processes must be at least 1, got {count}")
     if count > 1 and not joined() and not invocation.dry_run:
         code = fan_out(invocation.arguments, count, on_cpu=device.type == "cpu")
         if code:

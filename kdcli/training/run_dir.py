@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kdcli.disk import atomic_dir, disk_errors, fsync, write_atomic
+from kdcli.disk import MOST_REPORT, atomic_dir, check_writable, disk_errors, fsync, read_json, remove, write_atomic
 from kdcli.errors import MachineError, UsageError
 from kdcli.recipe.yaml import read_yaml
 
@@ -54,9 +54,8 @@ class RunDir:
     def check(self, recipe_yaml: str, *, resume: bool, overwrite: bool) -> bool:
         """Check that the directory can be claimed; True when it holds a run to resume. Touches nothing. Raises
         UsageError: not empty, not a run of kdcli, or another recipe (names each differing key)."""
+        check_writable(self.path, directory=True)
         with disk_errors(self.path):
-            if self.path.exists() and not self.path.is_dir():
-                raise UsageError(f"{self.path} is a file; --output-dir must be a directory")
             # Both files: a user's own project may hold a recipe.yaml, and `overwrite` deletes what is there.
             ours = (self.path / RECIPE).is_file() and (self.path / LOG).is_file()
             occupied = ours or (self.path.is_dir() and any(not _of_torn_claim(p) for p in self.path.iterdir()))
@@ -85,21 +84,28 @@ class RunDir:
             UsageError: see `check`; another process uses the directory.
             MachineError: the directory cannot be written.
         """
-        run = cls(path)
-        resumed = run.check(recipe_yaml, resume=resume, overwrite=overwrite)
+        run, how = cls(path), {"resume": resume, "overwrite": overwrite}
+        run.check(recipe_yaml, **how)
         with disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         run._lock()
-        if not resumed:
-            with disk_errors(path):
-                # The directory itself stays: it may be a mount point, a link or the working directory.
-                for inside in path.iterdir():
-                    if inside.name != LOCK:
-                        shutil.rmtree(inside) if inside.is_dir() and not inside.is_symlink() else inside.unlink()
-            write_atomic(path / LOG, "")
-        if not resumed or recipe_yaml != (path / RECIPE).read_text("utf-8"):
+        # Once more: another process may have had a run here between the check and the lock.
+        if not run.check(recipe_yaml, **how):
+            run._clear()
+        if not (path / RECIPE).is_file() or recipe_yaml != (path / RECIPE).read_text("utf-8"):
             write_atomic(path / RECIPE, recipe_yaml)
         return run
+
+    def _clear(self) -> None:
+        """Empty the directory for a new run. A kill at any point leaves one that can be claimed again: the report goes
+        first, as it says that the rest is whole; recipe and log are replaced last, as they say that this is a run."""
+        with disk_errors(self.path):
+            (self.path / REPORT).unlink(missing_ok=True)
+            # The directory itself stays: it may be a mount point, a link or the working directory.
+            for inside in self.path.iterdir():
+                if inside.name not in (LOCK, RECIPE, LOG):
+                    remove(inside)
+        write_atomic(self.path / LOG, "")
 
     def _lock(self) -> None:
         key = self.path.resolve()
@@ -141,7 +147,7 @@ class RunDir:
     def done(self) -> bool:
         """True when the run has written its report, its last file."""
         report = self.path / REPORT
-        return report.is_file() and json.loads(report.read_text("utf-8")).get("status") == "done"
+        return report.is_file() and read_json(report, most_bytes=MOST_REPORT).get("status") == "done"
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append one object to log.jsonl."""
@@ -153,8 +159,11 @@ class RunDir:
         path = self.path / LOG
         lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
         try:
-            return [dict(json.loads(line)) for line in lines]
-        except (ValueError, TypeError) as error:
+            records = [dict(json.loads(line)) for line in lines]
+            if not all(isinstance(record["step"], int) for record in records):
+                raise ValueError("a step is no number")
+            return records
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise MachineError(f"{path} is damaged: {error}", "start anew with --overwrite") from None
 
     def cut_log(self, step: int) -> None:
@@ -178,11 +187,11 @@ class RunDir:
         for folder in reversed(folders):
             older = "falling back to the one before" if folder != folders[0] else "none is left: starting anew"
             try:
-                state = json.loads((folder / "state.json").read_text("utf-8"))
+                state = read_json(folder / "state.json", most_bytes=MOST_REPORT)
                 if _sha256(folder / "tensors.safetensors") != state["sha256"]:
                     raise ValueError("its checksum does not match")
                 return Checkpoint(state["step"], load_file(folder / "tensors.safetensors"), state)
-            except (OSError, ValueError, KeyError, SafetensorError) as error:
+            except (OSError, UsageError, ValueError, KeyError, SafetensorError) as error:
                 warn(f"checkpoint {folder} is damaged ({error}); {older}")
         return None
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from kdcli.bench.old_machines.measure_encoders import SCHEMA
 from kdcli.bench.shapes import VOCABULARY, shape
-from kdcli.disk import disk_errors, write_atomic
+from kdcli.disk import MOST_REPORT, disk_errors, read_json, write_atomic
 from kdcli.errors import UsageError
 from kdcli.training.device import known_devices
 
@@ -122,18 +122,13 @@ def read_portable(path: Path) -> dict[str, Any]:
     `notes` on an interrupted measurement or another version of the file. Raises UsageError: unreadable, damaged, of
     another schema, or not such a file."""
     hint = "write the file again with `kdcli benchmark --portable DIR` and measure again"
-    try:
-        raw = json.loads(content := path.read_text("utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not JSON: {error}", hint) from None
-    if not isinstance(raw, dict) or raw.get("kind") != "kdcli portable latency":
+    raw = read_json(path, most_bytes=MOST_REPORT)
+    if raw.get("kind") != "kdcli portable latency":
         raise UsageError(f"{path} is not a result of {SCRIPT}", "give the file that it wrote to --out")
     if raw.get("schema") != SCHEMA:
         raise UsageError(f"{path} has schema {raw.get('schema')}; this kdcli reads {SCHEMA}", hint)
     try:
-        result = _Result.model_validate_json(content)
+        result = _Result.model_validate_json(path.read_bytes())
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "as a whole"

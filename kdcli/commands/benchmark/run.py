@@ -30,7 +30,7 @@ from kdcli.models.load import load_encoder, load_tokenizer, location
 from kdcli.models.shape import is_shape
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
-from kdcli.report.finish import RunResult, write_report
+from kdcli.report.finish import RunResult, checked_report, write_report
 from kdcli.report.schema import Report
 from kdcli.report.sections.latency import speedup_of
 from kdcli.report.views import short
@@ -117,7 +117,7 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> RunResul
 def compare(resolved: Resolved[BenchmarkRecipe], invocation: Invocation, sources: Sequence[Path]) -> RunResult:
     """Report measurements of several runs side by side; nothing is measured. Raises UsageError: a source that is
     neither a report nor a portable result."""
-    gathered = gather(sources)
+    gathered = gather(sources, checked_report)
     cards = gathered.cards | {name: _card(shape, invocation) for name, shape in gathered.shapes.items()}
     folder = invocation.output_dir or numbered("benchmark-compare", taken=invocation.overwrite)
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)

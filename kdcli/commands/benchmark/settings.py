@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kdcli.downstream.settings import LabelledSettings
-from kdcli.recipe.sections import MeasureSettings, Section
+from kdcli.recipe.sections import BatchSize, MeasureSettings, Section
 
 
 class BenchmarkDataSettings(LabelledSettings):
@@ -26,8 +26,8 @@ class BenchmarkRecipe(Section):
     baseline: str | None = None
     preset: str | None = None
     backends: list[str] = Field(default_factory=lambda: ["torch"], min_length=1)
-    batch_sizes: list[Annotated[int, Field(gt=0)]] = Field(default_factory=list)
-    seq_lens: list[Annotated[int, Field(gt=0)]] = Field(default_factory=list)
+    batch_sizes: list[BatchSize] = Field(default_factory=list)
+    seq_lens: list[Annotated[int, Field(gt=0, le=2**20)]] = Field(default_factory=list)
     padding: Literal["full", "random", "data"] = "full"
     project: list[str] = Field(default_factory=list)
     task: str | None = None

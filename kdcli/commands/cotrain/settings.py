@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from kdcli.downstream.settings import DownstreamSettings, FinetuneTrainSettings, OnTask
-from kdcli.recipe.sections import DataSettings, MeasureSettings, Section, TrainSettings
+from kdcli.recipe.sections import BatchSize, DataSettings, Epochs, MeasureSettings, Section, TrainSettings
 
 
 class PairSettings(Section):
@@ -30,8 +30,8 @@ class CotrainTrainSettings(TrainSettings):
     lr: float = Field(5e-4, gt=0)
     teacher_lr: float | None = Field(None, gt=0)
     student_lr: float | None = Field(None, gt=0)
-    batch_size: int = Field(128, gt=0)
-    epochs: float = Field(10.0, gt=0)
+    batch_size: BatchSize = 128
+    epochs: Epochs = 10.0
 
 
 class CommunitySettings(Section):
@@ -50,7 +50,7 @@ class CotrainRecipe(PairSettings):
     from the text."""
 
     verb: Literal["cotrain"] = "cotrain"
-    vocab_size: int = Field(30_522, gt=0)
+    vocab_size: int = Field(30_522, gt=0, le=10**6)
     community: CommunitySettings = CommunitySettings()
     data: DataSettings = DataSettings()
     train: CotrainTrainSettings = CotrainTrainSettings()

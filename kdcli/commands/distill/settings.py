@@ -58,9 +58,9 @@ class AugmentSettings(Section):
     stage reads the copies too."""
 
     use: bool = False
-    copies: int = Field(20, gt=0)
+    copies: int = Field(20, gt=0, le=10**4)
     probability: float = Field(0.4, gt=0, le=1)
-    candidates: int = Field(15, gt=0)
+    candidates: int = Field(15, gt=0, le=10**4)
     model: str | None = None
     glove: str | None = None
     predict: bool = True

@@ -10,7 +10,7 @@ from kdcli.commands.distill.settings import DistillRecipe, TaskDistillRecipe
 from kdcli.commands.distill.stages import START, STUDENT, TaskRun
 from kdcli.commands.distill.text import TextRun, prepare_text
 from kdcli.data.augment.copies import rows
-from kdcli.disk import write_atomic
+from kdcli.disk import check_writable, write_atomic
 from kdcli.downstream.recipes import as_finetune
 from kdcli.downstream.task import PreparedTask, order_and_schedule, prepare
 from kdcli.errors import UsageError
@@ -130,9 +130,9 @@ def write_copies(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, 
     `run_on_task`; or the file exists and is not to be overwritten."""
     recipe = resolved.recipe
     check_teacher(recipe)
-    if file.is_dir() or not file.parent.is_dir():
-        problem = "it is a directory" if file.is_dir() else "its directory is not there"
-        raise UsageError(f"--augment-only {file}: {problem}")
+    check_writable(file, directory=False)
+    if not file.parent.is_dir():
+        raise UsageError(f"--augment-only {file}: its directory is not there")
     if file.exists() and not invocation.overwrite:
         raise UsageError(f"--augment-only {file}: there is such a file", "--overwrite replaces it; or name another")
     # A dry run starts no further processes.

@@ -14,7 +14,7 @@ from kdcli.bench.latency import Subject
 from kdcli.commands.evaluate.settings import EvaluateRecipe
 from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.labelled.task_data import Labelled, open_labelled
-from kdcli.disk import disk_errors, write_atomic
+from kdcli.disk import check_writable, disk_errors, write_atomic
 from kdcli.downstream.predictions import Evaluator, Prediction, compared, shown_label, summed_up
 from kdcli.downstream.task import evaluator_of, open_judged, predict
 from kdcli.errors import GateError, UsageError, did_you_mean
@@ -26,7 +26,7 @@ from kdcli.recipe.sections import Invocation
 from kdcli.report.finish import RunResult, measure, write_report
 from kdcli.report.views import short
 from kdcli.sparse.load import load
-from kdcli.sparse.mask_file import read_mask
+from kdcli.sparse.mask_file import open_mask
 from kdcli.training.launch import Session, choose_output_dir, launch
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
@@ -97,6 +97,10 @@ def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
         )
     if extras.submission is not None and (count := max(len(recipe.models), len(recipe.masks))) > 1:
         raise UsageError(f"--submission takes one model, not {count}")
+    if extras.predictions is not None:
+        check_writable(extras.predictions, directory=False)
+    if extras.submission is not None:
+        check_writable(extras.submission, directory=True)
 
 
 def _names(models: list[str]) -> list[str]:
@@ -124,7 +128,7 @@ def _load(recipe: EvaluateRecipe, session: Session, data: Labelled, source: str)
 def _under_mask(base: str, file: Path, task: Task, trust_remote_code: bool) -> TaskModel:
     """A base under a mask, with the head of the mask. Raises UsageError: see `kdcli.sparse.load.load`; a mask for
     another task or other labels."""
-    info = read_mask(file).info
+    info = open_mask(file).info
     if (info.task, info.labels) != (task.name, task.labels):
         raise UsageError(
             f"{file} is for task {info.task} with labels {', '.join(info.labels) or 'none'}; {task.name} has "

@@ -19,7 +19,7 @@ class EvaluateRecipe(Section):
     task: str | None = None
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
     metrics: list[str] = Field(default_factory=list)
-    resamples: int = Field(1000, ge=100)
+    resamples: int = Field(1000, ge=100, le=10**6)
     worst: int = Field(20, ge=0)
     head: HeadSettings = HeadSettings()
     data: LabelledSettings = LabelledSettings()

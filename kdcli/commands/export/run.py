@@ -5,7 +5,6 @@ export.json with the measured error. It is written atomically.
 """
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from kdcli.backends.export import EXACT, LIMITS, export_onnx, export_openvino
 from kdcli.backends.sessions import library
 from kdcli.bench.environment import versions
-from kdcli.disk import atomic_dir, write_atomic
+from kdcli.disk import STAGED, check_writable, content_of, fill_dir, write_atomic
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.models.custom_class import custom_class
 from kdcli.models.heads import AUTO_CLASS, PROBLEM, kind_of_head
@@ -115,8 +114,7 @@ def run(
     check_folder(folder, overwrite)
     model, tokenizer, kind, notes = _load(source, trust_remote_code)
     Progress.log(f"exporting {short(source)} to {format}, {precision}")
-    target, here = folder.resolve(), Path.cwd()
-    with atomic_dir(target) as aside:
+    with fill_dir(folder, last=FACTS, clear=True) as aside:
         file = {"onnx": export_onnx, "openvino": export_openvino}[format](model, aside, int8=int8)
         facts: dict[str, Any] = {"source": short(source), "format": format, "precision": precision}
         facts |= {"architecture": type(model).__name__, "kind": kind}
@@ -130,19 +128,15 @@ def run(
         tokenizer.save_pretrained(aside)
         write_atomic(aside / "README.md", _readme(facts, model, kind))
         write_atomic(aside / FACTS, json.dumps(facts, indent=2))
-    if target == here:
-        os.chdir(target)
-        Progress.log("the current directory was replaced; `cd .` shows the shell the new one")
     return Exported(facts, folder)
 
 
 def check_folder(folder: Path, overwrite: bool) -> None:
     """Allow a new or empty directory, and with `overwrite` an earlier export. Raises UsageError: a file, or another
     directory that is not empty."""
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file; --output-dir must be a directory")
-    is_export = (folder / FACTS).is_file()
-    if folder.is_dir() and any(folder.iterdir()) and not (is_export and overwrite):
+    check_writable(folder, directory=True)
+    is_export = any((place / FACTS).is_file() for place in (folder, folder / STAGED))
+    if folder.is_dir() and content_of(folder) and not (is_export and overwrite):
         raise UsageError(
             f"output directory {folder} is not empty",
             "--overwrite replaces its export; or choose another with -o"

@@ -7,6 +7,7 @@ import typer
 
 from kdcli.cli.app import app
 from kdcli.cli.options import PRINTING, show, with_options
+from kdcli.errors import UsageError
 
 mask = typer.Typer(no_args_is_help=True, help="Mask files: look, compare, apply, compact.")
 app.add_typer(mask, name="mask")
@@ -14,7 +15,7 @@ app.add_typer(mask, name="mask")
 MaskPath = Annotated[Path, typer.Argument(help="A mask file.")]
 AnyMask = Annotated[Path, typer.Argument(help="A mask file, or an .npy of the SMP authors.")]
 Base = Annotated[str | None, typer.Option(help="Where the base is; default: named in the mask.", metavar="MODEL")]
-Masking = Annotated[str, typer.Option(help="local, global or proportional; of --sparsity.")]
+Masking = Annotated[str | None, typer.Option(help="local, global or proportional (default); of --sparsity.")]
 Sparsity = Annotated[float | None, typer.Option(help="Re-threshold the stored scores at this sparsity.")]
 
 
@@ -41,7 +42,7 @@ def mask_diff(
 @mask.command("apply")
 @with_options("output_dir", "trust_remote_code", *PRINTING)
 def mask_apply(
-    file: AnyMask, base: Base = None, sparsity: Sparsity = None, masking: Masking = "proportional", **shared: Any
+    file: AnyMask, base: Base = None, sparsity: Sparsity = None, masking: Masking = None, **shared: Any
 ) -> None:
     """Save the masked model, with zeros: it loads anywhere and is not faster."""
     _save(locals() | shared)
@@ -53,7 +54,7 @@ def mask_compact(
     file: AnyMask,
     base: Base = None,
     sparsity: Sparsity = None,
-    masking: Masking = "proportional",
+    masking: Masking = None,
     drop_rows_below: Annotated[int, typer.Option(help="Treat rows with fewer than N weights as empty.")] = 0,
     **shared: Any,
 ) -> None:
@@ -62,7 +63,10 @@ def mask_compact(
 
 
 def _save(given: dict[str, Any], **how: Any) -> None:
+    if given["masking"] is not None and given["sparsity"] is None:
+        raise UsageError("--masking changes nothing without --sparsity", "add --sparsity")
     from kdcli.commands.mask import run
 
-    how |= {name: given[name] for name in ("base", "sparsity", "masking", "output_dir", "trust_remote_code")}
+    how |= {name: given[name] for name in ("base", "sparsity", "output_dir", "trust_remote_code")}
+    how["masking"] = given["masking"] or "proportional"
     show(run.apply(given["file"], **how), as_json=given["json"])

@@ -11,6 +11,7 @@ from rich.table import Column, Table
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
+from kdcli.disk import check_writable, content_of
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import is_custom
 from kdcli.models.heads import kind_of_head, tokenizer_for
@@ -20,7 +21,7 @@ from kdcli.pruners.selection import MASKINGS, down_to_one, select
 from kdcli.report.text import bytes_of, number, percent
 from kdcli.sparse.compact import compact
 from kdcli.sparse.load import with_head
-from kdcli.sparse.mask_file import MaskFile, MaskInfo, apply_masks, check_base, read_mask, read_smp
+from kdcli.sparse.mask_file import MaskFile, MaskInfo, apply_masks, check_base, open_mask, read_mask, read_smp
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import numbered
 
@@ -109,11 +110,12 @@ def apply(
     mask says, which an `.npy` of the SMP authors does not. `sparsity` and `masking` re-threshold the stored scores, see
     `kdcli.pruners.selection`; `compacted` removes what is empty, see `kdcli.sparse.compact`, instead of storing zeros.
     Raises UsageError: see `read_mask`, `check_base` and `compact`; no scores to cut; a directory that is not empty."""
+    folder = output_dir or numbered(f"mask-{file.stem}", taken=False)
+    check_writable(folder, directory=True)
+    if folder.is_dir() and content_of(folder):
+        raise UsageError(f"output directory {folder} is not empty", "choose another with -o")
     mask, model, source = _open(file, base, trust_remote_code)
     masks = mask.masks if sparsity is None else _cut(mask, model, sparsity, masking)
-    folder = output_dir or numbered(f"mask-{file.stem}", taken=False)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"output directory {folder} is not empty", "choose another with -o")
     apply_masks(model, masks)
     whole = with_head(model, mask.info, mask.head, str(file))
     of_words = kind_of_head(whole.config, type(whole).__name__) == "tokens"
@@ -140,12 +142,12 @@ def _open(file: Path, base: str | None, trust_remote_code: bool) -> tuple[MaskFi
     published = file.suffix == ".npy"
     if published and base is None:
         raise UsageError(f"{file} does not say which model it masks", "give it: --base bert-base-uncased")
-    mask = None if published else read_mask(file)
-    source = base or (mask.info.base if mask else "")
+    coded = None if published else open_mask(file)
+    source = base or (coded.info.base if coded else "")
     model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
-    if mask is not None:
-        check_base(mask, model, source)
-        return mask, model, source
+    if coded is not None:
+        check_base(coded, model, source)
+        return coded.decode(model), model, source
     masks, kind = read_smp(file, model), str(model.config.model_type)
     about = MaskInfo(base=source, base_sha256="", model_type=kind, method="smp", density=_density(masks.values()))
     return MaskFile(about, masks, file), model, source
