@@ -167,8 +167,9 @@ def two_sets(tmp_path):
     rows = [{"premise": text, "hypothesis": text, "label": i % 2} for i, text in enumerate(texts)]
     rare = {"premise": "w40", "hypothesis": "w40", "label": 2}
     own_files.write(tmp_path / "data" / "train.jsonl", [*rows, rare])
-    own_files.write(tmp_path / "data" / "validation_matched.jsonl", rows[:24])
-    wrong = [r | {"label": 1 - r["label"]} for r in rows[:24]]
+    right = [r | {"hypothesis": f"{r['hypothesis']} w1"} for r in rows[:24]]
+    own_files.write(tmp_path / "data" / "validation_matched.jsonl", right)
+    wrong = [r | {"label": 1 - r["label"]} for r in right]
     own_files.write(tmp_path / "data" / "validation_mismatched.jsonl", wrong)
     return ["--task", "mnli", "--data", tmp_path / "data", *QUICK, "--max-steps", "8", "--grid", "lr=1e-5,3e-3"]
 

@@ -96,6 +96,7 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> RunResul
     latency = _measure(models, backends, protocol)
     scores = evaluate_backends(recipe, *opened, backends, device) if opened and not latency.interrupted else Scores()
     notes = ["interrupted: only the cells measured until then are here"] if latency.interrupted else []
+    notes += opened[0].notes if opened else []
     contents: dict[str, Any] = {"cards": cards, "latency": latency, "projections": projections, "notes": notes}
     contents |= {"evaluations": scores.evaluations, "comparisons": scores.comparisons}
     result = write_report(RunDir(folder), command="benchmark", recipe=recipe.model_dump(), **contents)

@@ -16,6 +16,8 @@ from kdcli.downstream import task as tasks
 from kdcli.downstream.task import PreparedTask, order_and_schedule
 from kdcli.errors import UsageError
 from kdcli.models.heads import TaskModel
+from kdcli.models.load import location
+from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.pruners import check_settings, defaults
 from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.recipe.sections import Invocation
@@ -63,7 +65,9 @@ class PruneStage:
         trained = tasks.trained_model(self.task, built.headed, outcome)
         if self.task.session.is_main:
             delete_signals(self.folder)
-            save_and_report(self.task, built, self.folder, outcome, trained.predictions)
+            before = [model.rows for model in (built.headed, self.teacher) if model is not None]
+            rows = all_rows(self.task.data.rows, *before)
+            save_and_report(self.task, built, self.folder, outcome, trained.predictions, rows)
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,8 @@ def _prepare(recipes: Recipes, first: Resolved[PruneRecipe], invocation: Invocat
     """Check models and data against each other and tokenise; claims nothing."""
     recipe = first.recipe
     folder = choose_output_dir(f"prune-{Path(str(recipe.model)).name}-{recipe.task}", first, invocation, session)
-    task, headed = tasks.prepare(recipe, session)
+    beside = {recipe.teacher: training_rows(location(recipe.teacher))} if recipe.teacher is not None else {}
+    task, headed = tasks.prepare(recipe, session, beside=beside)
     student = headed.tokenizer, str(recipe.model), recipe.head.label_map
     teacher = load_teacher(recipe.teacher, task, *student) if recipe.teacher is not None else None
     for head, each in {repr(each.recipe.head): each.recipe for each in recipes}.items():
