@@ -1,4 +1,4 @@
-"""No evaluated row trained a model: the split by content, subsets, and what recorded training rows leave to judge by."""
+"""No evaluated row trained a model: split by content, subsets, and rows that are left out of the judgement."""
 
 import json
 import random

@@ -11,7 +11,7 @@ from kdcli.commands.distill.stages import START, STUDENT, TaskRun
 from kdcli.commands.distill.text import TextRun, prepare_text
 from kdcli.data.augment.copies import rows
 from kdcli.disk import write_atomic
-from kdcli.downstream.recipes import as_finetune
+from kdcli.downstream.recipes import as_finetune, as_trained
 from kdcli.downstream.task import PreparedTask, order_and_schedule, prepare
 from kdcli.errors import UsageError
 from kdcli.losses import on_tasks
@@ -126,6 +126,7 @@ def _prepare_general(
 def write_copies(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, file: Path) -> Copies | None:
     """Write the copies that `--augment` would train on, as jsonl in the task's columns. Raises KdcliError: as
     `run_on_task`; or the file exists and is not to be overwritten."""
+    resolved = as_trained(resolved, resolved.recipe.teacher)
     recipe = resolved.recipe
     check_teacher(recipe)
     if file.is_dir() or not file.parent.is_dir():

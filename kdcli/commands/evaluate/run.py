@@ -16,6 +16,7 @@ from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.labelled.task_data import Labelled, open_labelled
 from kdcli.disk import disk_errors, write_atomic
 from kdcli.downstream.predictions import Evaluator, Prediction, compared, shown_label, summed_up
+from kdcli.downstream.recipes import as_trained
 from kdcli.downstream.task import evaluator_of, open_judged, predict
 from kdcli.errors import GateError, UsageError, did_you_mean
 from kdcli.models.card import describe_source
@@ -56,6 +57,7 @@ class _Evaluated:
 def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extras) -> RunResult | None:
     """Evaluate every model and compare the later ones with the first. Returns the report; None in a process that prints
     nothing. Raises KdcliError: see `kdcli.errors`; nothing was written if recipe, models or data cannot be used."""
+    resolved = as_trained(resolved, next(iter(resolved.recipe.models), None))
     recipe = resolved.recipe
     check_recipe(recipe, extras)
     session = launch(recipe.dtype, invocation)

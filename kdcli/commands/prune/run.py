@@ -13,6 +13,7 @@ from kdcli.commands.prune.job import Pruning, build_pruning
 from kdcli.commands.prune.save import COMPACT, DENSE, MASKED, save_and_report
 from kdcli.commands.prune.settings import PruneRecipe
 from kdcli.downstream import task as tasks
+from kdcli.downstream.recipes import as_trained
 from kdcli.downstream.task import PreparedTask, order_and_schedule
 from kdcli.errors import UsageError
 from kdcli.models.heads import TaskModel
@@ -100,6 +101,8 @@ class PruneRun:
 def run(recipes: Recipes, invocation: Invocation) -> RunResult | Estimate | None:
     """Prune once for each method and sparsity and report; with several, compare them. `recipes`: one for each method,
     alike but for what belongs to the method. Raises KdcliError: see `run_command`."""
+    made_by = recipes[0].recipe
+    recipes = [as_trained(as_trained(each, made_by.model), made_by.teacher) for each in recipes]
     first, methods = recipes[0].recipe, [r.recipe.method for r in recipes]
     if first.model is None or first.task is None:
         raise UsageError("prune needs a model and a task", "kdcli prune MODEL --task TASK --sparsity 0.9")
