@@ -137,7 +137,7 @@ def test_a_student_of_fewer_rows_is_not_judged_by_rows_of_its_teacher(tmp_path):
     other = opened(file, split_seed=1, trained={"runs/teacher": teacher.rows})
     known = int(np.isin(hashes_of(judged(opened(file, split_seed=1))), teacher.rows).sum())
     total = len(judged(opened(file, split_seed=1)))
-    assert other.notes == [f"left out {known} of {total} rows of held back from train: they trained runs/teacher"]
+    assert other.notes == [f"left out {known} of {total} rows held back from train: they trained runs/teacher"]
     assert len(judged(other)) == total - known
 
 

@@ -19,6 +19,7 @@ from kdcli.errors import UsageError
 from kdcli.types import Example, RowHashes, Task
 
 THIS_RUN = "this run"
+HELD, ALL = "held back from train", "all rows"  # Names of the evaluated split where files have none
 LEAST = 20  # Rows to judge by where others are left out.
 NATURAL = 0.05  # Share of a benchmark's own validation split that its training split may hold too.
 
@@ -101,14 +102,14 @@ def open_labelled(
         if places:
             pass
         elif single and not (split == "validation" and _trained_on(task, train, trained, split_seed)):
-            split, sets = "all rows", {"": train}
+            split, sets = ALL, {"": train}
         elif train and split == "validation":
             held = held_back(task, train, split_seed)
             if held.all() or not held.any():
                 raise UsageError(f"{len(train)} examples are too few to hold some back", "give a validation split")
             which = f"{held.sum():,} of the {len(train):,} training examples"
             log(f"there is no validation split: {which} are held back to judge by")
-            split, sets = "held back from train", {train_set: [e for e, h in zip(train, held, strict=True) if h]}
+            split, sets = HELD, {train_set: [e for e, h in zip(train, held, strict=True) if h]}
             train = [e for e, h in zip(train, held, strict=True) if not h]
         else:
             there = f"; it holds {held_by(Path(source))}" if source and Path(source).is_dir() else ""
@@ -150,7 +151,8 @@ def judgeable(found: Labelled, trained: Mapping[str, RowHashes], *, keep: bool, 
         hashes = hashes_of(examples)
         by_model = {model: n for model, rows in trained.items() if (n := int(np.isin(hashes, rows).sum()))}
         known = np.isin(hashes, np.concatenate([*trained.values(), np.empty(0, np.uint64)]))
-        count, total, where = int(known.sum()), len(examples), f"{found.split} {name}".rstrip()
+        count, total = int(known.sum()), len(examples)
+        where = {ALL: "", HELD: f" {HELD}"}.get(found.split, f" of {found.split} {name}".rstrip())
         sets[name] = examples
         if not count:
             continue
@@ -161,15 +163,15 @@ def judgeable(found: Labelled, trained: Mapping[str, RowHashes], *, keep: bool, 
         few = published and count <= NATURAL * total
         if few or keep:
             why = "kept, as published results keep them" if few else "kept, as data.judge_trained_rows says"
-            notes.append(f"{count:,} of {total:,} rows of {where} are training rows ({who}): {why}")
+            notes.append(f"{count:,} of {total:,} rows{where} are training rows ({who}): {why}")
             split = split if few else f"{found.split}, {count:,} of {total:,} rows trained a model"
         elif total - count < min(LEAST, (total + 1) // 2):
             raise UsageError(
-                f"{count:,} of {total:,} rows of {where} cannot be judged by: {who}",
+                f"{count:,} of {total:,} rows{where} cannot be judged by: {who}",
                 "give --data with other rows; or judge on them all the same with --set data.judge_trained_rows=true",
             )
         else:
-            notes.append(f"left out {count:,} of {total:,} rows of {where}: {who}")
+            notes.append(f"left out {count:,} of {total:,} rows{where}: {who}")
             sets[name] = [e for e, is_known in zip(examples, known, strict=True) if not is_known]
         log(notes[-1])
     return replace(found, sets=sets, split=split, notes=notes)
