@@ -63,9 +63,9 @@ def test_a_model_keeps_the_hashes_of_its_training_rows_and_hands_them_on(made, t
 def test_pruned_and_masked_models_know_them_too(made, tmp_path):
     folder, file, split = made
     out, applied = tmp_path / "pruned", tmp_path / "applied"
-    # Columns, task and length are the fine-tuned model's.
+    # Columns and length are the fine-tuned model's.
     succeeds(
-        "prune", folder / "model", "--method", "smp", "--set", "head.kind=scratch", "--data", file, *SHORT, "-o", out
+        "prune", folder / "model", "--task", "own", "--method", "smp", "--set", "head.kind=scratch", "--data", file, *SHORT, "-o", out
     )
     for where in (out, out / "compact"):
         assert (training_rows(str(where)) == split.rows).all()
