@@ -20,6 +20,9 @@ Batch = dict[str, Tensor]
 documents in one block, [B, 1, L, L] bool (True = attend); optional `token_type_ids`, `position_ids` [B, L] int64; for a
 labelled task `labels`, see `Kind`."""
 
+RowHashes = np.ndarray[Any, np.dtype[np.uint64]]
+"""Hashes of the texts of labelled rows, see `kdcli.data.labelled.rows`."""
+
 Kind = Literal["class", "multi", "score", "tokens", "span"]
 """What a task predicts, and the `labels` of its batches:
 

@@ -41,6 +41,22 @@ class NotFound(UsageError):
     """No such data; a caller that knows what it was for adds what should be there."""
 
 
+class BadRow(UsageError):
+    """A row that cannot be used. `where` it stands; `problem` is alike for all rows of one kind, `detail` need not."""
+
+    def __init__(self, where: str, problem: str, detail: str = "", hint: str | None = None) -> None:
+        super().__init__(f"{where}{'' if problem.startswith((' ', ':')) else ': '}{problem}{detail}", hint)
+        self.where, self.problem = where, problem
+
+
+Bad = Callable[[BadRow], None]  # takes a bad row, which is then left out, or raises it
+
+
+def refuse(row: BadRow) -> None:
+    """Raise the first bad row."""
+    raise row
+
+
 @dataclass(frozen=True)
 class Source:
     """Where documents come from: local files by split, or a hub data set, or the embedded demo."""
@@ -75,9 +91,9 @@ class Source:
             if text is None:
                 raise UsageError(f"{name} holds no text")
 
-    def tables(self, split: str) -> Iterator[tuple[str, Iterator[Row]]]:
-        """The name and the rows of each file of a split; `NotFound` for no such split. Iterating raises a UsageError
-        that names the file and line that are wrong."""
+    def tables(self, split: str, bad: Bad = refuse) -> Iterator[tuple[str, Iterator[Row]]]:
+        """The name and the rows of each file of a split; `NotFound` for no such split. `bad` gets the lines that hold
+        no row. Iterating raises a UsageError that names the file that cannot be read."""
         if self.hub:
             if not self.has(split):
                 raise UsageError(f"{self.name} has no {split} split; it has {', '.join(_hub_splits(*self.hub))}")
@@ -86,7 +102,7 @@ class Source:
         if split not in self.files:
             raise NotFound(f"{self.name} has no {split} split; it has {', '.join(self.files) or 'none'}")
         for file in self.files[split]:
-            yield str(file), _rows(file)
+            yield str(file), _rows(file, bad)
 
 
 def open_source(source: str) -> Source:
@@ -155,22 +171,22 @@ def whole_text(where: str, column: str, text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise UsageError(f"{where}: half a surrogate pair at character {error.start} of '{column}'") from None
+        raise BadRow(where, "half a surrogate pair", f" at character {error.start} of '{column}'") from None
     return text
 
 
-def _rows(path: Path) -> Iterator[Row]:
+def _rows(path: Path, bad: Bad) -> Iterator[Row]:
     readers = {"txt": _txt, "jsonl": _jsonl, "csv": _csv, "parquet": _parquet}
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            yield from readers[str(_format(path))](path, file)  # type: ignore[arg-type]  # GzipFile reads like any file
+            yield from readers[str(_format(path))](path, file, bad)  # type: ignore[arg-type]  # GzipFile reads like any file
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UsageError(f"{path} is not a whole gzip file: {error}") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {_one_line(error)}") from None
 
 
-def _lines(path: Path, file: IO[bytes]) -> Iterator[tuple[int, str]]:
+def _lines(path: Path, file: IO[bytes], bad: Bad) -> Iterator[tuple[int, str]]:
     for number in itertools.count(1):
         if not (line := file.readline(MOST_LINE + 1)):
             return
@@ -179,39 +195,43 @@ def _lines(path: Path, file: IO[bytes]) -> Iterator[tuple[int, str]]:
         try:
             yield number, (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise UsageError(f"{path}:{number} is not UTF-8 (byte {error.start} of the line)") from None
+            bad(BadRow(f"{path}:{number}", " is not UTF-8", f" (byte {error.start} of the line)"))
 
 
-def _txt(path: Path, file: IO[bytes]) -> Iterator[Row]:
-    return ((f"{path}:{number}", {"text": line.strip()}) for number, line in _lines(path, file))
+def _txt(path: Path, file: IO[bytes], bad: Bad) -> Iterator[Row]:
+    return ((f"{path}:{number}", {"text": line.strip()}) for number, line in _lines(path, file, bad))
 
 
-def _jsonl(path: Path, file: IO[bytes]) -> Iterator[Row]:
-    for number, line in _lines(path, file):
+def _jsonl(path: Path, file: IO[bytes], bad: Bad) -> Iterator[Row]:
+    for number, line in _lines(path, file, bad):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path}:{number} is not JSON: {error}") from None
+            bad(BadRow(f"{path}:{number}", " is not JSON", f": {error}"))
+            continue
         if not isinstance(row, dict):
-            raise UsageError(f"{path}:{number} must be a JSON object, got {type(row).__name__}")
+            bad(BadRow(f"{path}:{number}", " must be a JSON object", f", got {type(row).__name__}"))
+            continue
         yield f"{path}:{number}", row
 
 
-def _csv(path: Path, file: IO[bytes]) -> Iterator[Row]:
+def _csv(path: Path, file: IO[bytes], bad: Bad) -> Iterator[Row]:
     csv.field_size_limit(MOST_LINE)
-    reader = csv.DictReader(line for _, line in _lines(path, file))
+    reader = csv.DictReader(line for _, line in _lines(path, file, bad))
     try:
         for row in reader:
             if None in row or None in row.values():
-                raise UsageError(f"{path}:{reader.line_num} does not have the {len(reader.fieldnames or ())} columns")
+                wrong = f" does not have the {len(reader.fieldnames or ())} columns"
+                bad(BadRow(f"{path}:{reader.line_num}", wrong))
+                continue
             yield f"{path}:{reader.line_num}", row
     except csv.Error as error:
         raise UsageError(f"{path}:{reader.line_num} is not CSV: {error}") from None
 
 
-def _parquet(path: Path, file: IO[bytes]) -> Iterator[Row]:
+def _parquet(path: Path, file: IO[bytes], bad: Bad) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kdcli.downstream.predictions import Features
 from kdcli.downstream.recipes import downstream_recipe
-from kdcli.downstream.run import WEIGHTS, run_inside
+from kdcli.downstream.run import drop_weights, run_inside
 from kdcli.downstream.settings import DownstreamSettings, FinetuneRecipe
 from kdcli.downstream.task import PreparedTask, check_task_data, features_of, order_and_schedule, prepare
 from kdcli.recipe.resolve import Resolved
@@ -21,7 +21,7 @@ Tasks = dict[str, tuple[PreparedTask, Resolved[FinetuneRecipe]]]  # name of a ta
 
 def opened(settings: DownstreamSettings, model: str, seed: int, invocation: Invocation, session: Session) -> Tasks:
     """Load and check the tasks before anything is trained; a dry run does not tokenise and returns none. `model`: any
-    model with the common tokenizer."""
+    model with the common tokenizer, whose training rows are those of all."""
     tasks = {}
     for name in settings.tasks:
         resolved = _with_model(downstream_recipe(settings, name, seed), model)
@@ -54,5 +54,5 @@ def scored(session: Session, tasks: Tasks, sources: Mapping[str, str], folder: P
             result = run_inside(task, _with_model(resolved, source), where)
             evaluations += [e.model_dump() | {"model": name} for e in result.report.evaluations]
             if session.is_main:
-                (where / WEIGHTS).unlink(missing_ok=True)
+                drop_weights(where)
     return evaluations

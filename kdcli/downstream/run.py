@@ -11,6 +11,7 @@ from kdcli.downstream.task import PreparedTask, TrainedModel, order_and_schedule
 from kdcli.models.card import describe
 from kdcli.models.heads import AUTO_CLASS, TaskModel
 from kdcli.models.load import save_model
+from kdcli.models.training_rows import FILE, all_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.report.finish import RunResult, measure, write_report
 from kdcli.report.stages import StageJob, run_stage
@@ -62,7 +63,7 @@ def finish_claimed(
     if not task.session.is_main:
         return
     headed, step, notes = trained.headed, trained.outcome.best_step, list(task.notes)
-    save_model(headed.model, headed.tokenizer, folder)
+    save_model(headed.model, headed.tokenizer, folder, all_rows(headed.rows, task.data.rows))
     if step is not None:
         chosen = f"by {task.data.task.metrics[0]} on {chosen_on(task, recipe)}"
         notes.append(f"the weights of step {step} were kept, {chosen}, on which the scores are also reported")
@@ -76,6 +77,12 @@ def run_inside(task: PreparedTask, resolved: Resolved[FinetuneRecipe], folder: P
     """A fine-tuning inside another run's directory; resumed with that run and read back if done."""
     run_stage(task.session, FinetuneStage(task, resolved, folder))
     return RunResult.read(folder)
+
+
+def drop_weights(folder: Path) -> None:
+    """Delete a model of which only the scores are wanted."""
+    for name in (WEIGHTS, FILE):
+        (folder / name).unlink(missing_ok=True)
 
 
 def write_finetune_report(

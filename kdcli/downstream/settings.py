@@ -12,7 +12,9 @@ class LabelledSettings(Section):
 
     `source` null is the task's own data; `train` is another source of the training split (cross-lingual tasks).
     `columns` names the columns of an own task; `max_length` null is the task's own; `stride` is the overlap of the
-    windows of a long context. `train_rows` and `judged_rows` cut the data to a fixed random choice.
+    windows of a long context. `train_rows` and `judged_rows` cut the data to a fixed choice. `split_seed` chooses the
+    rows that are held back where there is no validation split. `skip_bad` leaves out rows that cannot be used.
+    `judge_trained_rows` judges also by rows that trained a judged model.
     """
 
     source: str | None = None
@@ -21,8 +23,11 @@ class LabelledSettings(Section):
     max_length: Length | None = None
     stride: int = Field(128, ge=0)
     split: Literal["validation", "test"] = "validation"
+    split_seed: int = Field(0, ge=0, lt=2**63)
     train_rows: int | None = Field(None, gt=0)
     judged_rows: int | None = Field(None, gt=0)
+    skip_bad: bool = False
+    judge_trained_rows: bool = False
 
 
 class HeadSettings(Section):

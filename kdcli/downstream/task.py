@@ -3,6 +3,7 @@
 Data flow: examples -> rows of tokens -> batches of similar length -> logits -> loss -> engine -> predictions.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from kdcli.data.batches import BatchOrder, BucketOrder
+from kdcli.data.labelled.checks import looked_over
 from kdcli.data.labelled.spans import check_answers, misplaced
 from kdcli.data.labelled.task_data import Labelled, check_training, open_labelled
 from kdcli.data.tasks import OWN
@@ -20,14 +22,30 @@ from kdcli.losses.hard import counted, hard_loss
 from kdcli.models.capture import Capture, capture, params_without_grad
 from kdcli.models.heads import GENERIC, TaskModel, load_for_task
 from kdcli.models.label_words import load_with_label_words
-from kdcli.models.load import load_config
+from kdcli.models.load import load_config, location
 from kdcli.models.shape import positions_of
+from kdcli.models.training_rows import training_rows
 from kdcli.training.evaluation import evaluate
 from kdcli.training.launch import Session, make_schedule
 from kdcli.training.progress import Progress
-from kdcli.types import Batch, Examples, Job, Kind, Needs, Order, Outcome, Schedule, Signals, StepLoss, Task, Term
+from kdcli.types import (
+    Batch,
+    Examples,
+    Job,
+    Kind,
+    Needs,
+    Order,
+    Outcome,
+    RowHashes,
+    Schedule,
+    Signals,
+    StepLoss,
+    Task,
+    Term,
+)
 
 GROUP, SHORT = 8, 20  # rows padded together; twice as many if the mean row has at most `SHORT` tokens
+DATA_KEYS = {"source", "columns", "split", "split_seed", "judged_rows", "skip_bad", "judge_trained_rows"}
 MISPLACED_ALLOWED = 0.01  # share of answers missing from their context; above it the data are wrong, no annotator
 
 
@@ -56,9 +74,12 @@ class TrainedModel:
     predictions: list[Prediction]
 
 
-def prepare(recipe: TaskRecipe, session: Session, *, new_head: bool = True) -> tuple[PreparedTask, TaskModel]:
-    """Check a task's data and model and tokenise; return the task and the model. Raises as `check_task_data`."""
-    data, headed, notes = check_task_data(recipe, session, new_head=new_head)
+def prepare(
+    recipe: TaskRecipe, session: Session, *, new_head: bool = True, beside: Mapping[str, RowHashes] | None = None
+) -> tuple[PreparedTask, TaskModel]:
+    """Check a task's data and model and tokenise; return the task and the model. Arguments and errors as of
+    `check_task_data`."""
+    data, headed, notes = check_task_data(recipe, session, new_head=new_head, beside=beside)
     how = features_of(recipe.data, data.task, headed)
     train = Features.of(data.task, data.train, headed.tokenizer, **how)
     evaluator = Evaluator.of(data.task, data.sets, headed.tokenizer, choose_on=recipe.choose_on, **how)
@@ -66,41 +87,51 @@ def prepare(recipe: TaskRecipe, session: Session, *, new_head: bool = True) -> t
         evaluator = evaluator.with_metrics(recipe.metrics, trust_remote_code=session.trust_remote_code)
     cut = train.rows.truncated / len(data.train)
     verb = "need more than one window of" if data.task.kind == "span" else "were cut at"
-    notes.append(f"{cut:.1%} of the training examples {verb} {how['max_length']} tokens")
+    found = [f"{cut:.1%} of the training examples {verb} {how['max_length']} tokens"]
     if data.split != "validation":
-        notes.append(f"judged on {data.split}")
-    for note in notes:
+        found.append(f"judged on {data.split}")
+    for note in found:
         Progress.log(note)
-    return PreparedTask(session, data, train, evaluator, notes, how["max_length"]), headed
+    return PreparedTask(session, data, train, evaluator, [*notes, *found], how["max_length"]), headed
 
 
 def check_task_data(
-    recipe: TaskRecipe, session: Session, *, new_head: bool = True
+    recipe: TaskRecipe, session: Session, *, new_head: bool = True, beside: Mapping[str, RowHashes] | None = None
 ) -> tuple[Labelled, TaskModel, list[str]]:
-    """Load and check a task's data and model without tokenising; also return notes on examples left out. `new_head`:
-    create a head for the task if the model has none; False requires a fine-tuned model. Raises UsageError: unusable
-    data or model; too many answers missing from their contexts."""
-    where = recipe.data.model_dump(include={"source", "columns", "split", "train_rows", "judged_rows"})
-    data = open_labelled(str(recipe.task), train_source=recipe.data.train, log=Progress.log, **where)
+    """Load and check a task's data and model without tokenising; also return notes on them. `new_head`: create a head
+    for the task if the model has none; False requires a fine-tuned model. `beside`: further models that the run judges
+    or learns from -> the rows that trained them. Raises UsageError: unusable data or model; too many answers missing
+    from their contexts."""
+    trained = {str(recipe.model): training_rows(location(str(recipe.model))), **(beside or {})}
+    how = recipe.data.model_dump(include=DATA_KEYS) | {"trained": trained, "log": Progress.log}
+    data = open_labelled(str(recipe.task), train_source=recipe.data.train, train_rows=recipe.data.train_rows, **how)
     check_training(data)
+    notes = [*data.notes, *(looked := looked_over(data.task, data.train))]
+    for line in looked:
+        Progress.log(line)
     if recipe.choose_on is not None and recipe.choose_on not in data.sets:
         judged = ", ".join(filter(None, data.sets)) or "there is only one"
         raise UsageError(f"choose_on {recipe.choose_on} is none of the judged sets: {judged}")
     headed = load_model(recipe, data.task, new_head=new_head, trust_remote_code=session.trust_remote_code)
     Progress.log(f"{recipe.model}: {headed.note}")
-    notes: list[str] = []
     if data.task.kind == "span":
-        data, notes = without_misplaced(data)
+        data, left_out = without_misplaced(data)
+        notes += left_out
+        for line in left_out:
+            Progress.log(line)
     return data, headed, notes
 
 
-def open_judged(task: str, data: LabelledSettings, model: str, *, trust_remote_code: bool) -> Labelled:
-    """The examples to evaluate on; an own task takes its classes from `model` if that names them."""
+def open_judged(
+    task: str, data: LabelledSettings, model: str, trained: Mapping[str, RowHashes], *, trust_remote_code: bool
+) -> Labelled:
+    """The examples to evaluate on; an own task takes its classes from `model` if that names them. `trained`: judged
+    models, by name -> the rows that trained them."""
     config = load_config(model, trust_remote_code=trust_remote_code, compacted=True)
     named = tuple(str(config.id2label[i]) for i in range(config.num_labels))
     own = task == OWN and not any(GENERIC.fullmatch(name) for name in named)
-    where = data.model_dump(include={"source", "columns", "split", "judged_rows"})
-    return open_labelled(task, training=False, labels=named if own else None, log=Progress.log, **where)
+    how = data.model_dump(include=DATA_KEYS) | {"trained": trained, "log": Progress.log}
+    return open_labelled(task, training=False, labels=named if own else None, **how)
 
 
 def evaluator_of(data: Labelled, settings: LabelledSettings, headed: TaskModel) -> tuple[Evaluator, int]:

@@ -6,7 +6,7 @@ the mapping that it needs.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -19,8 +19,9 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import LABEL_WORDS, class_named, custom_class, forget_custom_classes
 from kdcli.models.files import CONFIG, config_errors
-from kdcli.models.load import load_config, load_tokenizer, load_weights
-from kdcli.types import Kind, Task
+from kdcli.models.load import load_config, load_tokenizer, load_weights, location
+from kdcli.models.training_rows import NO_ROWS, training_rows
+from kdcli.types import Kind, RowHashes, Task
 
 AUTO_CLASS: dict[Kind, Any] = {
     **dict.fromkeys(("class", "multi", "score"), transformers.AutoModelForSequenceClassification),
@@ -44,6 +45,7 @@ class TaskModel:
     source: str
     note: str  # where its head is from, for the log
     max_length: int | None = None  # tokens of a row when it was fine-tuned on this very task
+    rows: RowHashes = field(default_factory=NO_ROWS.copy)  # that trained it or a model it was made of
 
     @property
     def token_types(self) -> bool:
@@ -109,7 +111,7 @@ def load_for_task(
     else:
         model = _with_new_head(source, config, task, seed, trust_remote_code)
         note = f"a new head: {misfit}"
-    return TaskModel(model.eval(), tokenizer, source, note, max_length)
+    return TaskModel(model.eval(), tokenizer, source, note, max_length, training_rows(location(source)))
 
 
 def kind_of_head(config: PreTrainedConfig, name: str) -> Literal["class", "tokens", "span"] | None:

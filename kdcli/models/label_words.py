@@ -172,7 +172,8 @@ def _identity_with_norm(source: str, model: PreTrainedModel) -> None:
 def _from_mlm(source: str, task: Task, words: Sequence[str] | None, trust: bool) -> tuple[TaskModel, list[int]]:
     """The checkpoint's masked language model with the label words as its vocabulary, and their ids."""
     hint = "use the words' embeddings: --set head.kind=embedding"
-    whole = load_masked_lm(source, otherwise=hint, trust_remote_code=trust).model
+    loaded = load_masked_lm(source, otherwise=hint, trust_remote_code=trust)
+    whole = loaded.model
     tokenizer = tokenizer_for(source, of_words=task.kind == "tokens", trust_remote_code=trust)
     ids = label_word_ids(tokenizer, task, words)
     config: Any = copy.deepcopy(whole.config)
@@ -188,7 +189,7 @@ def _from_mlm(source: str, task: Task, words: Sequence[str] | None, trust: bool)
     model = load_tensors(empty_model(of_class, config), tensors, whole.base_model)
     for parameter in set(model.parameters()) - set(model.base_model.parameters()):
         parameter.requires_grad_(False)
-    return TaskModel(model, tokenizer, source, ""), ids
+    return TaskModel(model, tokenizer, source, "", rows=loaded.rows), ids
 
 
 def _set_bias(linear: nn.Linear, bias: Tensor) -> None:

@@ -7,7 +7,7 @@ import importlib.resources
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ from kdcli.models.files import (
 )
 from kdcli.models.layout import LAYOUTS, layout_for, row_of
 from kdcli.models.shape import shape_of
-from kdcli.types import ModelShape
+from kdcli.models.training_rows import NO_ROWS, training_rows, write_training_rows
+from kdcli.types import ModelShape, RowHashes
 
 transformers_logging.disable_progress_bar()  # its bars would break ours
 
@@ -47,12 +48,13 @@ OPTIONAL = ("pooler.", "contact_head.", "embeddings.position_ids")  # what a bas
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """An encoder in float32 and eval mode, its tokenizer and its source."""
+    """An encoder in float32 and eval mode, its tokenizer, its source and the labelled rows that trained it."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     shape: ModelShape
     source: str
+    rows: RowHashes = field(default_factory=NO_ROWS.copy)
 
 
 def location(source: str) -> str:
@@ -68,7 +70,7 @@ def load_encoder(source: str, *, trust_remote_code: bool = False) -> LoadedModel
     load_config(source, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code)
-    return LoadedModel(model.eval(), tokenizer, shape_of(model.config), source)
+    return LoadedModel(model.eval(), tokenizer, shape_of(model.config), source, training_rows(location(source)))
 
 
 def load_config(
@@ -98,9 +100,12 @@ def load_config(
     return config
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Save config.json, model.safetensors, the tokenizer's files and, for a custom class, the file with its code.
-    Raises MachineError: the disk is full or not writable; then no file is there."""
+def save_model(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, rows: RowHashes = NO_ROWS
+) -> None:
+    """Save config.json, model.safetensors, the tokenizer's files, the hashes of the labelled `rows` that trained the
+    model or one it was made of and, for a custom class, the file with its code. Raises MachineError: the disk is full
+    or not writable; then no file is there."""
     if custom := is_custom(model):
         describe_code(model)
     with fill_dir(folder, last=CONFIG) as aside:
@@ -108,6 +113,7 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
         if custom:
             shutil.copyfile(CODE, aside / CODE.name)
         tokenizer.save_pretrained(aside)
+        write_training_rows(aside, rows)
         mode = (aside / CONFIG).stat().st_mode
         for file in aside.iterdir():
             file.chmod(mode)  # safetensors writes for the owner alone

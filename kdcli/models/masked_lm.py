@@ -6,9 +6,10 @@ import torch
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 
 from kdcli.errors import UsageError
-from kdcli.models.load import LoadedModel, load_config, load_encoder, load_tokenizer, load_weights
+from kdcli.models.load import LoadedModel, load_config, load_encoder, load_tokenizer, load_weights, location
 from kdcli.models.reduce import copy_head
 from kdcli.models.shape import InitializedStudent, shape_of
+from kdcli.models.training_rows import training_rows
 
 
 def load_masked_lm(source: str, *, otherwise: str, bare: bool = False, trust_remote_code: bool = False) -> LoadedModel:
@@ -30,7 +31,7 @@ def load_masked_lm(source: str, *, otherwise: str, bare: bool = False, trust_rem
         model = load_weights(source, AutoModelForMaskedLM, trust_remote_code=trust_remote_code)
     except UsageError as error:
         raise error.of(f"{source} cannot be read as {expected}", otherwise) from None
-    return LoadedModel(model.eval(), tokenizer, shape_of(model.config), source)
+    return LoadedModel(model.eval(), tokenizer, shape_of(model.config), source, training_rows(location(source)))
 
 
 def student_with_head(

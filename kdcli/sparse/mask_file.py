@@ -1,7 +1,8 @@
 """The mask file: all that a pruned task needs beside the base it shares with others, in one `.safetensors`.
 
 Tensors: `mask.3.Q`, the coded bits of a matrix (`kdcli.sparse.coding`); `head.NAME`, a compressed parameter of the task
-that the base does not have; `scores.3.Q`, float16, if scores are stored. The header holds `MaskInfo` and a SHA-256 of
+that the base does not have; `scores.3.Q`, float16, if scores are stored; `rows`, the hashes of the labelled rows that
+trained it, 8 bytes a row. The header holds `MaskInfo` and a SHA-256 of
 the whole file, computed with the digits of that hash as zeros, so that any damaged byte is detected.
 """
 
@@ -29,7 +30,9 @@ from transformers import PreTrainedModel
 from kdcli.disk import disk_errors, parse_json, user_path, write_atomic
 from kdcli.errors import UsageError
 from kdcli.models.matrices import matrices
+from kdcli.models.training_rows import NO_ROWS, all_rows
 from kdcli.sparse.coding import decode, encode, inflate
+from kdcli.types import RowHashes
 
 FORMAT = "kdcli-mask-1"
 DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
@@ -83,6 +86,7 @@ class MaskFile:
     path: Path
     head: dict[str, Tensor] = field(default_factory=dict)  # by parameter name of the task's model
     scores: dict[str, Tensor] = field(default_factory=dict)  # float16; empty when they were not stored
+    rows: RowHashes = field(default_factory=NO_ROWS.copy)  # that trained it, see `kdcli.models.training_rows`
 
 
 def base_hash(model: PreTrainedModel) -> str:
@@ -102,11 +106,12 @@ def write_mask(
     *,
     head: Mapping[str, Tensor] | None = None,
     scores: Mapping[str, Tensor] | None = None,
+    rows: RowHashes = NO_ROWS,
 ) -> MaskInfo:
     """Write a mask file atomically; returns `info` with densities and shapes filled in. `masks`: by `Matrix.name`, bool
     [out, in]. `head`: parameters of the task's model that are not the base's, see `kdcli.sparse.load.task_part`.
-    `scores`: by `Matrix.name`, to cut at another density later; stored in float16. Raises MachineError: the disk is
-    full or not writable; an older file of that name is untouched."""
+    `scores`: by `Matrix.name`, to cut at another density later; stored in float16. `rows`: hashes of those that trained
+    it. Raises MachineError: the disk is full or not writable; an older file of that name is untouched."""
     densities = {name: float(mask.float().mean()) for name, mask in masks.items()}
     shapes = {name: (mask.shape[0], mask.shape[1]) for name, mask in masks.items()}
     info = info.model_copy(update={"densities": densities, "shapes": shapes})
@@ -118,6 +123,9 @@ def write_mask(
         # Compressed, as a head made of label words is mostly an identity matrix.
         tensors[f"head.{name}"] = torch.frombuffer(bytearray(zlib.compress(raw, 6)), dtype=torch.uint8)
     tensors |= {f"scores.{name}": t.detach().cpu().half().contiguous() for name, t in (scores or {}).items()}
+    if len(rows):
+        # As signed numbers, which every version of torch saves.
+        tensors["rows"] = torch.from_numpy(rows.view(np.int64).copy())
     header = {"format": FORMAT, "sha256": NO_DIGEST, "info": info.model_dump_json(), "head": json.dumps(parts)}
     data = save_tensors(tensors, header)
     # With sorted keys in the header, whose order safetensors varies: equal masks are equal files.
@@ -159,11 +167,17 @@ class CodedMask:
             head = {name: self._parameter(name, DTYPES[dtype], shape) for name, (dtype, shape) in self.head.items()}
             stored = any(name.startswith("scores.") for name in self.tensors)
             scores = {name: self._of(f"scores.{name}", torch.float16) for name in shapes} if stored else {}
+            rows = self.rows
         except (ValueError, KeyError, zlib.error) as error:
             raise _invalid(self.path, error) from None
         if any(scores[name].shape != shape for name, shape in shapes.items() if scores):
             raise _invalid(self.path, "its scores have other shapes than its masks")
-        return MaskFile(self.info, masks, self.path, head, scores)
+        return MaskFile(self.info, masks, self.path, head, scores, rows)
+
+    @property
+    def rows(self) -> RowHashes:
+        """Hashes of the labelled rows that trained it. Raises ValueError: they are not of their type."""
+        return all_rows(self._of("rows", torch.int64).numpy().view(np.uint64)) if "rows" in self.tensors else NO_ROWS
 
     def _of(self, name: str, dtype: torch.dtype) -> Tensor:
         if (tensor := self.tensors[name]).dtype != dtype:

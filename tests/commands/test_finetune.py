@@ -107,7 +107,7 @@ def test_every_kind_of_own_task_is_learned_saved_and_evaluated(encoder, tmp_path
     rows = own_files.spoil(own_files.rows(kind, 48, seed=1), kind)
     own_files.write(data / "validation.jsonl", rows)
     succeeds("finetune", encoder, "--task", "own", "--data", data, *QUICK, "-o", out)
-    assert {p.name for p in out.iterdir()} == own_files.REPORT | own_files.MODEL
+    assert {p.name for p in out.iterdir()} == own_files.REPORT | own_files.TUNED
     compute, metric, least, labels = EXPECTED[kind]
     config = json.loads((out / "config.json").read_text())
     assert config["finetuning_task"] == "own"

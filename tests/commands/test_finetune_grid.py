@@ -81,7 +81,7 @@ def test_a_setting_is_not_chosen_for_one_lucky_seed(given, tmp_path, monkeypatch
 def test_only_the_chosen_model_is_kept(given, whole, tmp_path):
     out, _ = whole
     chosen = out / "runs" / f"lr=0.003,seed={report_of(out).selection.seed}"
-    assert sorted(p.parent for p in out.rglob("*.safetensors")) == [out]
+    assert {p.parent for p in out.rglob("*.safetensors")} == {out}
     for name in ("config.json", "log.jsonl", "tokenizer.json", "tokenizer_config.json"):
         assert (out / name).read_bytes() == (chosen / name).read_bytes()
     assert AutoTokenizer.from_pretrained(out)("w1 w2")["input_ids"]
@@ -167,8 +167,9 @@ def two_sets(tmp_path):
     rows = [{"premise": text, "hypothesis": text, "label": i % 2} for i, text in enumerate(texts)]
     rare = {"premise": "w40", "hypothesis": "w40", "label": 2}
     own_files.write(tmp_path / "data" / "train.jsonl", [*rows, rare])
-    own_files.write(tmp_path / "data" / "validation_matched.jsonl", rows[:24])
-    wrong = [r | {"label": 1 - r["label"]} for r in rows[:24]]
+    right = [r | {"hypothesis": f"{r['hypothesis']} w1"} for r in rows[:24]]
+    own_files.write(tmp_path / "data" / "validation_matched.jsonl", right)
+    wrong = [r | {"label": 1 - r["label"]} for r in right]
     own_files.write(tmp_path / "data" / "validation_mismatched.jsonl", wrong)
     return ["--task", "mnli", "--data", tmp_path / "data", *QUICK, "--max-steps", "8", "--grid", "lr=1e-5,3e-3"]
 

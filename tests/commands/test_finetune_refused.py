@@ -96,8 +96,8 @@ def session():
 
 def test_a_set_to_choose_on_must_be_there(encoder, session, data, tmp_path):
     texts = [r["text"] for r in own_files.rows("class", 32)]
-    rows = [{"premise": text, "hypothesis": "w1", "label": i % 3} for i, text in enumerate(texts)]
     for name in ("train", "validation_matched", "validation_mismatched"):
+        rows = [{"premise": text, "hypothesis": name, "label": i % 3} for i, text in enumerate(texts)]
         write(tmp_path / "mnli" / f"{name}.jsonl", rows)
     for task, source, there in (("mnli", tmp_path / "mnli", "matched, mismatched"), ("own", data, "there is only one")):
         with pytest.raises(UsageError, match=f"choose_on matchd is none of the judged sets: {there}"):
@@ -113,9 +113,9 @@ def test_a_warm_up_as_long_as_the_run(encoder, session, data):
 def test_without_a_validation_split_a_tenth_is_held_back(encoder, session, data, tmp_path):
     (data / "validation.jsonl").unlink()
     task, _ = prepare(recipe_of(encoder, "own", data), session)
-    assert (task.data.split, len(task.evaluator.features.examples)) == ("held back from train", 6)
+    assert (task.data.split, len(task.evaluator.features.examples)) == ("held back from train", 8)
     assert "judged on held back from train" in task.notes
-    few = write(tmp_path / "few" / "train.jsonl", own_files.rows("class", 9))
+    few = write(tmp_path / "few" / "train.jsonl", own_files.rows("class", 2))
     with pytest.raises(UsageError, match="too few to hold some back"):
         check_task_data(recipe_of(encoder, "own", few), session)
 

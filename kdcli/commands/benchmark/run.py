@@ -24,6 +24,7 @@ from kdcli.commands.benchmark.scores import Scores, evaluate_backends, open_task
 from kdcli.commands.benchmark.settings import BenchmarkRecipe
 from kdcli.data.files import open_source
 from kdcli.data.labelled.task_data import Labelled
+from kdcli.downstream.recipes import as_trained
 from kdcli.errors import GateError, Interrupted, MachineError, UnstableError, UsageError, did_you_mean
 from kdcli.models.card import describe, describe_source
 from kdcli.models.load import load_encoder, load_tokenizer, location
@@ -80,8 +81,9 @@ def write_runner(resolved: Resolved[BenchmarkRecipe], folder: Path) -> PortableF
 def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> RunResult:
     """Measure every model on every backend and report. Raises Interrupted: Ctrl-C; finished cells are in the report;
     KdcliError: see `kdcli.errors`; nothing was written if recipe, models or device cannot be used."""
+    sources, cells = models_and_cells(resolved.recipe)
+    resolved = as_trained(resolved, sources[0], task=False)
     recipe = resolved.recipe
-    sources, cells = models_and_cells(recipe)
     backends = check_backends(recipe, sources)
     device = choose_device(invocation.device)
     models = _named(sources)
@@ -96,6 +98,7 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> RunResul
     latency = _measure(models, backends, protocol)
     scores = evaluate_backends(recipe, *opened, backends, device) if opened and not latency.interrupted else Scores()
     notes = ["interrupted: only the cells measured until then are here"] if latency.interrupted else []
+    notes += opened[0].notes if opened else []
     contents: dict[str, Any] = {"cards": cards, "latency": latency, "projections": projections, "notes": notes}
     contents |= {"evaluations": scores.evaluations, "comparisons": scores.comparisons}
     result = write_report(RunDir(folder), command="benchmark", recipe=recipe.model_dump(), **contents)

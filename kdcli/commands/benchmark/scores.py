@@ -22,7 +22,9 @@ from kdcli.downstream.predictions import Evaluator, Prediction, compared
 from kdcli.downstream.task import evaluator_of, open_judged
 from kdcli.errors import UsageError
 from kdcli.models.heads import TaskModel, load_for_task
+from kdcli.models.load import location
 from kdcli.models.shape import is_shape, positions_of
+from kdcli.models.training_rows import training_rows
 from kdcli.training.progress import Progress
 from kdcli.types import Batch
 
@@ -51,7 +53,8 @@ def open_task(
         if is_shape(model):
             raise UsageError(f"--task {recipe.task} needs trained models, {model} is a shape", "leave --task out")
     first = next(iter(models.values()))
-    data = open_judged(str(recipe.task), recipe.data, first, trust_remote_code=trust_remote_code)
+    trained = {name: training_rows(location(model)) for name, model in models.items()}
+    data = open_judged(str(recipe.task), recipe.data, first, trained, trust_remote_code=trust_remote_code)
     settings: dict[str, Any] = {"new_head": False, "compacted": True, "trust_remote_code": trust_remote_code}
     return data, {name: load_for_task(model, data.task, **settings) for name, model in models.items()}
 

@@ -27,12 +27,13 @@ from kdcli.losses.soft_targets import soft_loss
 from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
 from kdcli.models.capture import Capture
 from kdcli.models.heads import TaskModel
+from kdcli.models.training_rows import NO_ROWS
 from kdcli.report.finish import quality_of
 from kdcli.teachers.teacher import Teacher
 from kdcli.training.launch import Session
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.types import Batch, Count, Job, Needs, ParamGroup, Schedule, Signals, StepLoss, Term
+from kdcli.types import Batch, Count, Job, Needs, ParamGroup, RowHashes, Schedule, Signals, StepLoss, Term
 
 PARTNERS = ("student-1", "student-2")  # Names of the two models beside a community teacher, where neither is one
 STANDALONE = "standalone"  # Directory of the comparison run, and suffix of its models' names
@@ -117,6 +118,7 @@ class OnText:
     schedule: Schedule
     tasks: Tasks = field(default_factory=dict)
     auto_class: str = "AutoModelForMaskedLM"
+    rows: RowHashes = field(default_factory=NO_ROWS.copy)  # labelled ones: none
 
     def load(self) -> Pair:
         return load_text_pair(self.recipe, trust_remote_code=self.session.trust_remote_code)
@@ -178,6 +180,10 @@ class OnTask:
     recipe: CotrainTaskRecipe
     task: PreparedTask
     auto_class: str
+
+    @property
+    def rows(self) -> RowHashes:
+        return self.task.data.rows
 
     def load(self) -> Pair:
         return load_task_pair(self.recipe, self.task)

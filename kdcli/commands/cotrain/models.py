@@ -20,9 +20,10 @@ from kdcli.models.heads import TaskModel
 from kdcli.models.layout import layout_for
 from kdcli.models.load import LoadedModel, load_config, load_encoder, load_tokenizer, save_model
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
+from kdcli.models.training_rows import all_rows
 from kdcli.teachers.task_teacher import check_vocabulary
 from kdcli.training.progress import Progress
-from kdcli.types import ModelShape, Needs
+from kdcli.types import ModelShape, Needs, RowHashes
 
 ROLES = (TEACHER, STUDENT)
 
@@ -38,6 +39,11 @@ class Pair:
     models: dict[str, LoadedModel | TaskModel]
     notes: list[str]
     community: LoadedModel | None = None
+
+    @property
+    def rows(self) -> RowHashes:
+        """The labelled rows that trained any of the models before."""
+        return all_rows(*(m.rows for m in (*self.models.values(), self.community) if m is not None))
 
     def captured(self, dropout: float | None, needs: Needs) -> dict[str, Capture]:
         """Both models as modules that return signals, every dropout rate set unless None."""
@@ -60,7 +66,7 @@ def load_task_pair(recipe: CotrainTaskRecipe, task: PreparedTask) -> Pair:
             built = forms.build_student(base.model, shape, seed=seed)
             notes += [f"{role}: {note}" for note in built.notes]
             with tempfile.TemporaryDirectory() as aside:
-                save_model(built.model, base.tokenizer, Path(aside))
+                save_model(built.model, base.tokenizer, Path(aside), base.rows)
                 model = replace(task.load(as_finetune(recipe, aside)), source=source)
         if role == TEACHER:
             teacher = model

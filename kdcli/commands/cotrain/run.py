@@ -23,6 +23,7 @@ from kdcli.models.card import describe, describe_source
 from kdcli.models.heads import AUTO_CLASS
 from kdcli.models.load import LoadedModel, location, save_model
 from kdcli.models.shape import is_shape
+from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
 from kdcli.report.dry_run import Estimate
@@ -90,13 +91,14 @@ class PairStage:
 
     def finish(self, outcome: Outcome) -> None:
         assert self.pair is not None
-        cards = {}
+        # Each learns from the other.
+        cards, rows = {}, all_rows(self.pair.rows, self.data.rows)
         for (name, folder), loaded in zip(self.folders.items(), self.pair.models.values(), strict=True):
             if isinstance(self.data, OnTask):
                 # Saved with the model: other users of it cut rows at this length too.
                 loaded.tokenizer.model_max_length = self.data.task.max_length
             if self.session.is_main:
-                save_model(loaded.model, loaded.tokenizer, folder)
+                save_model(loaded.model, loaded.tokenizer, folder, rows)
                 cards[name] = describe(loaded.model, str(folder), folder)
         evaluations, quality = self.data.evaluate(self.pair, self.folder)
         self.pair = None
@@ -175,7 +177,8 @@ def _prepare(resolved: Resolved[Any], invocation: Invocation, session: Session) 
 def _on_task(recipe: CotrainTaskRecipe, session: Session) -> tuple[OnText | OnTask, Pair]:
     given = not is_shape(str(recipe.teacher))
     first = as_finetune(recipe, str(recipe.teacher if given else recipe.base), head=recipe.head if given else None)
-    task, _ = prepare(first, session)
+    sources = [str(s) for s in (recipe.teacher, recipe.student, recipe.base) if s and not is_shape(str(s))]
+    task, _ = prepare(first, session, beside={source: training_rows(location(source)) for source in sources})
     order_and_schedule(task, first)
     auto_class = AUTO_CLASS[task.data.task.kind].__name__
     return OnTask(recipe, task, auto_class), load_task_pair(recipe, task)
@@ -190,7 +193,7 @@ def _on_text(recipe: CotrainRecipe, invocation: Invocation, session: Session) ->
     tokens_of(tokenizer, str(recipe.teacher))
     with tempfile.TemporaryDirectory() as aside:
         if recipe.eval.tasks:
-            save_model(pair.models[STUDENT].model, tokenizer, Path(aside))
+            save_model(pair.models[STUDENT].model, tokenizer, Path(aside), pair.rows)
         tasks = opened(recipe.eval, aside, recipe.train.seed, invocation, session)
     with session.accelerator.main_process_first():
         how = data.model_dump(include={"max_length", "column", "held_out_blocks"})

@@ -7,6 +7,7 @@ from kdcli.commands.distill.settings import DistillRecipe, TaskDistillRecipe
 from kdcli.commands.distill.stages import STUDENT, WITHOUT, TaskRun
 from kdcli.commands.distill.task import check_task, prepare_task
 from kdcli.commands.distill.text import check_text, prepare_text
+from kdcli.downstream.recipes import as_trained
 from kdcli.errors import UsageError
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
@@ -27,6 +28,7 @@ def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> RunResult 
 
 def run_on_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation) -> RunResult | Estimate | None:
     """Distil on a task, measure and report; returns and raises as `run_command`."""
+    resolved = as_trained(resolved, resolved.recipe.teacher)
     check_task(resolved.recipe)
     return run_command(resolved, invocation, prepare_task)
 
@@ -34,6 +36,7 @@ def run_on_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation) -
 def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation: Invocation) -> RunResult | None:
     """Distil on a task once for each variant, each in a directory of its own, and compare the students. Returns the
     report that compares them; None in a process that prints nothing."""
+    variants = {name: as_trained(resolved, resolved.recipe.teacher) for name, resolved in variants.items()}
     first = next(iter(variants.values()))
     if invocation.dry_run:
         raise UsageError("--ablate and --dry-run do not go together", "estimate the recipe itself: leave --ablate out")

@@ -25,7 +25,7 @@ from kdcli.data.batches import BucketOrder
 from kdcli.downstream import task as downstream
 from kdcli.downstream.predictions import Features
 from kdcli.downstream.recipes import as_finetune
-from kdcli.downstream.run import WEIGHTS, WORST, finish_claimed
+from kdcli.downstream.run import WEIGHTS, WORST, drop_weights, finish_claimed
 from kdcli.downstream.settings import FinetuneRecipe
 from kdcli.downstream.task import PreparedTask, TrainedModel, order_and_schedule, predict
 from kdcli.losses import build_objective, on_tasks
@@ -34,6 +34,7 @@ from kdcli.models.card import describe, describe_source
 from kdcli.models.heads import AUTO_CLASS, TaskModel
 from kdcli.models.load import load_encoder, location, save_model
 from kdcli.models.shape import build_student, set_dropout, shape_of
+from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation, KdSettings
 from kdcli.report.finish import RunResult, measure, write_report
@@ -42,7 +43,7 @@ from kdcli.report.views import TEACHER, UNDISTILLED
 from kdcli.teachers.task_teacher import Store, cached_signals, delete_signals, kd_terms, store_in
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.types import Batch, Job, ModelShape, Needs, Objective, Outcome, Schedule, StepLoss
+from kdcli.types import Batch, Job, ModelShape, Needs, Objective, Outcome, RowHashes, Schedule, StepLoss
 
 STUDENT, WITHOUT = "student", f"student{UNDISTILLED}"
 START, INTERMEDIATE, ALONE = "start", "intermediate", WITHOUT.replace(" ", "-")
@@ -93,6 +94,11 @@ class TaskRun:
             stages.append(TaskStage(inside, resolved, self.build_undistilled, self.finish_undistilled))
         return stages
 
+    @property
+    def rows(self) -> RowHashes:
+        """The labelled rows that the student learns from: the task's, and those of its teachers."""
+        return all_rows(self.task.data.rows, *(teacher.rows for teacher in self.teachers))
+
     @cached_property
     def teacher_card(self) -> dict[str, Any]:
         return describe_source(self.teachers[0].model, self.teachers[0].source)
@@ -139,7 +145,8 @@ class TaskRun:
         del self.student
         if not self.session.is_main:
             return
-        save_model(encoder, self.teachers[0].tokenizer, folder)
+        rows = all_rows(self.rows, training_rows(location(str(self.start))))
+        save_model(encoder, self.teachers[0].tokenizer, folder, rows)
         quality = {HELD_OUT: held_out_losses(RunDir(folder), [STUDENT])}
         self._write(folder, encoder, outcome=outcome, quality=quality, notes=notes)
         delete_signals(self.folder)
@@ -180,7 +187,7 @@ class TaskRun:
             return
         recipe, folder, headed = self.recipe, self.folder, self.trained.headed
         delete_signals(folder)
-        save_model(headed.model, headed.tokenizer, folder)
+        save_model(headed.model, headed.tokenizer, folder, all_rows(self.rows, headed.rows))
         evaluate, split = self.task.evaluator.evaluations, self.task.data.split
         evaluations = self.teacher_evaluations + evaluate(STUDENT, split, self.trained.predictions, WORST)
         notes = [*self.task.notes, *self.augmented[1], *(f"teacher: {t.source}" for t in self.teachers[1:])]
@@ -190,7 +197,7 @@ class TaskRun:
             alone = RunResult.read(folder / ALONE).report.evaluations
             evaluations += [e.model_dump() | {"model": WITHOUT} for e in alone]
             # Only its scores are wanted.
-            (folder / ALONE / WEIGHTS).unlink(missing_ok=True)
+            drop_weights(folder / ALONE)
             notes.append(f"{WITHOUT}: started from the same weights, fine-tuned on the examples without a teacher")
         subjects = [Subject(TEACHER, location(self.teachers[0].source)), Subject(STUDENT, str(folder))]
         contents = {"latency": measure(subjects, recipe.measure, self.session), "outcome": self.trained.outcome}
@@ -227,7 +234,7 @@ class TaskRun:
         built = build_student(model, self.shape, seed=self.recipe.train.seed, **how)
         for note in built.notes:
             Progress.log(f"{STUDENT}: {note}")
-        save_model(built.model, teacher.tokenizer, folder)
+        save_model(built.model, teacher.tokenizer, folder, teacher.rows)
 
     def _stage_job(self, job: Job, schedule: Schedule, cards: dict[str, Any], *, per_copy: bool) -> StageJob:
         """A stage's job; a dry run makes no copies but counts their steps if `per_copy`."""

@@ -11,13 +11,14 @@ from kdcli.commands.distill.stages import START, STUDENT, TaskRun
 from kdcli.commands.distill.text import TextRun, prepare_text
 from kdcli.data.augment.copies import rows
 from kdcli.disk import check_writable, write_atomic
-from kdcli.downstream.recipes import as_finetune
+from kdcli.downstream.recipes import as_finetune, as_trained
 from kdcli.downstream.task import PreparedTask, order_and_schedule, prepare
 from kdcli.errors import UsageError
 from kdcli.losses import masks_text, on_tasks
 from kdcli.models.heads import TaskModel
-from kdcli.models.load import load_encoder, load_tokenizer
+from kdcli.models.load import load_encoder, load_tokenizer, location
 from kdcli.models.shape import parse_shape, shape_of
+from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.recipe.sections import Invocation
 from kdcli.teachers.task_teacher import check_vocabulary, load_teacher
@@ -95,7 +96,9 @@ def load_task(recipe: TaskDistillRecipe, session: Session) -> tuple[PreparedTask
     """The task's rows, and the teacher with its own head."""
     head = recipe.head.model_copy(update={"kind": None, "words": None})
     teacher = as_finetune(recipe, str(recipe.teacher), head=head)
-    return prepare(teacher, session, new_head=False)
+    others = [*recipe.more_teachers, *filter(None, [recipe.student.source, recipe.general.run, recipe.general.teacher])]
+    beside = {source: training_rows(location(str(source))) for source in map(str, others)}
+    return prepare(teacher, session, new_head=False, beside=beside)
 
 
 def _student_shape(recipe: TaskDistillRecipe, teacher: TaskModel, session: Session) -> ModelShape:
@@ -128,6 +131,7 @@ def _prepare_general(
 def write_copies(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, file: Path) -> Copies | None:
     """Write the copies that `--augment` would train on, as jsonl in the task's columns. Raises KdcliError: as
     `run_on_task`; or the file exists and is not to be overwritten."""
+    resolved = as_trained(resolved, resolved.recipe.teacher)
     recipe = resolved.recipe
     check_teacher(recipe)
     check_writable(file, directory=False)

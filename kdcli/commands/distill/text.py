@@ -165,7 +165,7 @@ class TextStage:
         run, teacher = self.run, self.teacher
         assert teacher is not None
         for name, student in self.students.items() if run.session.is_main else ():
-            save_model(student.encoder, teacher.tokenizer, self.model_folder(name))
+            save_model(student.encoder, teacher.tokenizer, self.model_folder(name), teacher.rows)
         run.session.wait()
         final = self is run.stages[-1]
         scores = self._scores() if final and run.downstream else []
@@ -183,7 +183,7 @@ class TextStage:
         (shape,) = before.shapes.values()
         run.teacher.model.cpu()
         assistant = before._initialized(run.teacher, shape).model
-        return LoadedModel(assistant, run.teacher.tokenizer, shape, str(before.folder))
+        return LoadedModel(assistant, run.teacher.tokenizer, shape, str(before.folder), run.teacher.rows)
 
     def _initialized(self, teacher: LoadedModel, shape: ModelShape) -> InitializedStudent:
         recipe = self.resolved.recipe
@@ -223,7 +223,7 @@ class TextStage:
             sources[name + UNDISTILLED] = str(copied)
             if run.session.is_main and not copied.exists():
                 fresh = load_encoder(str(recipe.teacher), trust_remote_code=run.session.trust_remote_code)
-                save_model(_build(recipe, fresh, shape).model, fresh.tokenizer, copied)
+                save_model(_build(recipe, fresh, shape).model, fresh.tokenizer, copied, fresh.rows)
         run.session.wait()
         return scored(run.session, run.downstream, sources, folder)
 

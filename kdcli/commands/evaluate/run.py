@@ -16,11 +16,13 @@ from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.labelled.task_data import Labelled, open_labelled
 from kdcli.disk import check_writable, disk_errors, write_atomic
 from kdcli.downstream.predictions import Evaluator, Prediction, compared, shown_label, summed_up
+from kdcli.downstream.recipes import as_trained
 from kdcli.downstream.task import evaluator_of, open_judged, predict
 from kdcli.errors import GateError, UsageError, did_you_mean
 from kdcli.models.card import describe_source
 from kdcli.models.heads import TaskModel, load_for_task, tokenizer_for
 from kdcli.models.load import location
+from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
 from kdcli.report.finish import RunResult, measure, write_report
@@ -55,6 +57,7 @@ class _Evaluated:
 def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extras) -> RunResult | None:
     """Evaluate every model and compare the later ones with the first. Returns the report; None in a process that prints
     nothing. Raises KdcliError: see `kdcli.errors`; nothing was written if recipe, models or data cannot be used."""
+    resolved = as_trained(resolved, next(iter(resolved.recipe.models), None))
     recipe = resolved.recipe
     check_recipe(recipe, extras)
     session = launch(recipe.dtype, invocation)
@@ -62,11 +65,13 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
         return None
     name = f"evaluate-{Path(recipe.models[0]).name}-{recipe.task}"
     folder = choose_output_dir(name, resolved, invocation, session)
-    data = open_judged(str(recipe.task), recipe.data, recipe.models[0], trust_remote_code=session.trust_remote_code)
+    sources, trusted = recipe.masks or recipe.models, session.trust_remote_code
+    trained = {source: training_rows(location(source)) for source in recipe.models}
+    trained |= {file: open_mask(Path(file)).rows for file in recipe.masks}
+    data = open_judged(str(recipe.task), recipe.data, recipe.models[0], trained, trust_remote_code=trusted)
     check_gate_names(data, extras)
     if extras.submission is not None:
         check_submission(data.task)
-    sources = recipe.masks or recipe.models
     # All are loaded before the first is evaluated, because the last may be unusable.
     ready = [_load(recipe, session, data, source) for source in sources]
     predicted = [replace(of, predictions=predict(session, of.evaluator, of.model)) for of in ready]
@@ -143,7 +148,7 @@ def _under_mask(base: str, file: Path, task: Task, trust_remote_code: bool) -> T
 def _report(
     recipe: EvaluateRecipe, session: Session, folder: Path, data: Labelled, evaluated: Mapping[str, _Evaluated]
 ) -> RunResult:
-    evaluations, cards, notes = [], {}, []
+    evaluations, cards, notes = [], {}, list(data.notes)
     for name, of in evaluated.items():
         evaluations += of.evaluator.evaluations(name, data.split, of.predictions, recipe.worst)
         cards[name] = describe_source(of.model.model, of.model.source)

@@ -11,7 +11,7 @@ from typing import Any
 
 from kdcli.disk import disk_errors
 from kdcli.downstream.predictions import summed_up
-from kdcli.downstream.run import WEIGHTS, FinetuneStage, chosen_on, write_finetune_report
+from kdcli.downstream.run import FinetuneStage, chosen_on, drop_weights, write_finetune_report
 from kdcli.downstream.settings import FinetuneRecipe
 from kdcli.downstream.task import PreparedTask, order_and_schedule, prepare
 from kdcli.errors import UsageError
@@ -64,7 +64,7 @@ class _Grid:
         card = report.models[FINETUNED].model_dump() | {"id": str(self.folder)}
         write_finetune_report(task, self.folder, recipe, card, timed=True, **contents)
         for stage in stages:
-            (stage.folder / WEIGHTS).unlink(missing_ok=True)
+            drop_weights(stage.folder)
 
 
 def run(resolved: Resolved[FinetuneRecipe], invocation: Invocation) -> RunResult | Estimate | None:

@@ -15,8 +15,9 @@ from kdcli.disk import check_writable, content_of
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import is_custom
 from kdcli.models.heads import kind_of_head, tokenizer_for
-from kdcli.models.load import load_weights, save_model
+from kdcli.models.load import load_weights, location, save_model
 from kdcli.models.matrices import matrices
+from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.pruners.selection import MASKINGS, down_to_one, select
 from kdcli.report.text import bytes_of, number, percent
 from kdcli.sparse.compact import compact
@@ -124,7 +125,7 @@ def apply(
         tokenizer.model_max_length = mask.info.max_length
     if compacted:
         whole = compact(whole, drop_rows_below=drop_rows_below)
-    save_model(whole, tokenizer, folder)
+    save_model(whole, tokenizer, folder, all_rows(mask.rows, training_rows(location(source))))
     loads = f"{type(whole).__name__}.from_pretrained('{folder}')"
     if is_custom(whole):
         loads = f"kdcli.load('{folder}'), or from_pretrained(..., trust_remote_code=True)"

@@ -13,9 +13,12 @@ from kdcli.commands.prune.job import Pruning, build_pruning
 from kdcli.commands.prune.save import COMPACT, DENSE, MASKED, save_and_report
 from kdcli.commands.prune.settings import PruneRecipe
 from kdcli.downstream import task as tasks
+from kdcli.downstream.recipes import as_trained
 from kdcli.downstream.task import PreparedTask, order_and_schedule
 from kdcli.errors import UsageError
 from kdcli.models.heads import TaskModel
+from kdcli.models.load import location
+from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.pruners import check_settings, defaults
 from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.recipe.sections import Invocation
@@ -63,7 +66,9 @@ class PruneStage:
         trained = tasks.trained_model(self.task, built.headed, outcome)
         if self.task.session.is_main:
             delete_signals(self.folder)
-            save_and_report(self.task, built, self.folder, outcome, trained.predictions)
+            before = [model.rows for model in (built.headed, self.teacher) if model is not None]
+            rows = all_rows(self.task.data.rows, *before)
+            save_and_report(self.task, built, self.folder, outcome, trained.predictions, rows)
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,8 @@ class PruneRun:
 def run(recipes: Recipes, invocation: Invocation) -> RunResult | Estimate | None:
     """Prune once for each method and sparsity and report; with several, compare them. `recipes`: one for each method,
     alike but for what belongs to the method. Raises KdcliError: see `run_command`."""
+    made_by = recipes[0].recipe
+    recipes = [as_trained(as_trained(each, made_by.model), made_by.teacher) for each in recipes]
     first, methods = recipes[0].recipe, [r.recipe.method for r in recipes]
     if first.model is None or first.task is None:
         raise UsageError("prune needs a model and a task", "kdcli prune MODEL --task TASK --sparsity 0.9")
@@ -115,7 +122,8 @@ def _prepare(recipes: Recipes, first: Resolved[PruneRecipe], invocation: Invocat
     """Check models and data against each other and tokenise; claims nothing."""
     recipe = first.recipe
     folder = choose_output_dir(f"prune-{Path(str(recipe.model)).name}-{recipe.task}", first, invocation, session)
-    task, headed = tasks.prepare(recipe, session)
+    beside = {recipe.teacher: training_rows(location(recipe.teacher))} if recipe.teacher is not None else {}
+    task, headed = tasks.prepare(recipe, session, beside=beside)
     student = headed.tokenizer, str(recipe.model), recipe.head.label_map
     teacher = load_teacher(recipe.teacher, task, *student) if recipe.teacher is not None else None
     for head, each in {repr(each.recipe.head): each.recipe for each in recipes}.items():

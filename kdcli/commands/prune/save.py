@@ -32,7 +32,7 @@ from kdcli.sparse.compact import compact
 from kdcli.sparse.load import task_part
 from kdcli.sparse.mask_file import MaskInfo, base_hash, write_mask
 from kdcli.training.run_dir import RunDir
-from kdcli.types import Outcome
+from kdcli.types import Outcome, RowHashes
 
 DENSE, MASKED, COMPACT, SPARSE = "dense", "masked", "compact", "sparse"
 """Models of a report: as loaded, with zeros, without its empty rows, with sparse linears."""
@@ -44,9 +44,14 @@ LOSSLESS = 1e-4
 
 
 def save_and_report(
-    task: PreparedTask, built: Pruning, folder: Path, outcome: Outcome, predictions: list[Prediction]
+    task: PreparedTask,
+    built: Pruning,
+    folder: Path,
+    outcome: Outcome,
+    predictions: list[Prediction],
+    rows: RowHashes,
 ) -> None:
-    """Save every form of the trained model, measure them beside the dense one, report."""
+    """Save every form of the model that `rows` trained, measure them beside the dense one, report."""
     recipe, headed, pruner = built.recipe, built.headed, built.pruner
     model, masks, scores = headed.model.cpu(), pruner.masks.masks(), pruner.masks.scores()
     evaluations = task.evaluator.evaluations(MASKED, task.data.split, predictions, WORST)
@@ -67,18 +72,18 @@ def save_and_report(
         pruner.masks.fold()
         metrics = summed_up({e["set"]: e["metrics"] for e in evaluations}, None)
         head, info = _mask_info(task, recipe, model, base, metrics)
-        write_mask(folder / MASK, info, masks, head=head)
+        write_mask(folder / MASK, info, masks, head=head, rows=rows)
         if scores:
-            write_mask(folder / SCORES, info, masks, head=head, scores=scores)
+            write_mask(folder / SCORES, info, masks, head=head, scores=scores, rows=rows)
         notes.append(f"mask: {bytes_of((folder / MASK).stat().st_size)} beside the base ({MASK})")
-    save_model(model, headed.tokenizer, folder)
+    save_model(model, headed.tokenizer, folder, rows)
     cards = {DENSE: built.dense, MASKED: describe(model, str(folder), folder)}
     subjects = [Subject(MASKED, str(folder))]
     if task.session.device.type == "cpu":
         subjects.append(Subject(SPARSE, str(folder), "sparse"))
     if model.config.model_type in PATHS:
         small = compact(model, drop_rows_below=recipe.drop_rows_below)
-        save_model(small, headed.tokenizer, folder / COMPACT)
+        save_model(small, headed.tokenizer, folder / COMPACT, rows)
         cards[COMPACT] = describe(small, str(folder / COMPACT), folder / COMPACT)
         subjects.insert(1, Subject(COMPACT, str(folder / COMPACT)))
         further, note = _evaluate_compact(task, headed, small, evaluations, recipe.drop_rows_below)

@@ -6,8 +6,7 @@ import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kdcli.data.files import Row, whole_text
-from kdcli.errors import UsageError
+from kdcli.data.files import BadRow, Row, whole_text
 from kdcli.types import Answer, Example, Kind, Task
 
 IDS = ("id", "idx", "guid")  # Columns that may name an example.
@@ -30,7 +29,7 @@ def number_of(text: str) -> int | float | None:
 def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> Example:
     """Check a row and take what the task reads. `number`: of the row in its file, which names the example when the row
     does not. `withheld`: the split has no labels (test sets): a missing one, or the -1 of GLUE, is not an error. Raises
-    UsageError: a column is missing or of another type, or the label is none of the task's."""
+    BadRow: a column is missing or of another type, or the label is none of the task's."""
     where, values = row
     named = next((values[c] for c in IDS if values.get(c) is not None), number)
     read = _words if task.kind == "tokens" else _texts
@@ -41,7 +40,7 @@ def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> 
         return Example(where, name, texts, None)
     if label is None:
         wrong = "is empty" if task.label in values else f"is not there; there are {', '.join(values)}"
-        raise UsageError(f"{where}: column '{task.label}', the label of task {task.name}, {wrong}", _COLUMNS)
+        raise BadRow(where, f"column '{task.label}', the label of task {task.name}, {wrong}", hint=_COLUMNS)
     return Example(where, name, texts, _LABELS[task.kind](task, where, label, texts))
 
 
@@ -49,10 +48,10 @@ def _texts(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]
     for column in task.texts:
         if column not in values:
             missing = f"reads the column '{column}', which is not there; there are {', '.join(values)}"
-            raise UsageError(f"{where}: task {task.name} {missing}", _COLUMNS)
+            raise BadRow(where, f"task {task.name} {missing}", hint=_COLUMNS)
         if not isinstance(values[column], str):
             got = type(values[column]).__name__
-            raise UsageError(f"{where}: column '{column}' must hold text, got {got}", _COLUMNS)
+            raise BadRow(where, f"column '{column}' must hold text, got {got}", hint=_COLUMNS)
     return tuple(whole_text(where, column, values[column]) for column in task.texts)
 
 
@@ -61,7 +60,7 @@ def _words(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]
     words = values.get(column)
     if not isinstance(words, list | tuple) or not words or not all(isinstance(w, str) for w in words):
         there = f"got {_short(words)}" if column in values else f"there are {', '.join(values)}"
-        raise UsageError(f"{where}: column '{column}' must hold a list of words; {there}", _COLUMNS)
+        raise BadRow(where, f"column '{column}' must hold a list of words", f"; {there}", _COLUMNS)
     return tuple(whole_text(where, column, word) for word in words)
 
 
@@ -76,12 +75,13 @@ def _class(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> int:
         return int(number)
     allowed = ", ".join(f"{i} ({name})" if named else name for i, name in enumerate(task.labels[:CLASSES_LISTED]))
     more = "" if len(task.labels) <= CLASSES_LISTED else f" ... {len(task.labels)} in all"
-    raise UsageError(f"{where}: '{task.label}' of task {task.name} must be one of {allowed}{more}, got {_short(label)}")
+    problem = f"'{task.label}' of task {task.name} must be one of {allowed}{more}"
+    raise BadRow(where, problem, f", got {_short(label)}")
 
 
 def _classes(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tuple[int, ...]:
     if not isinstance(label, list | tuple):
-        raise UsageError(f"{where}: '{task.label}' must hold a list of labels, got {_short(label)}")
+        raise BadRow(where, f"'{task.label}' must hold a list of labels", f", got {_short(label)}")
     return tuple(sorted({_class(task, where, one, texts) for one in label}))
 
 
@@ -91,14 +91,14 @@ def _score(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> float:
     except (TypeError, ValueError, OverflowError):
         score = math.nan
     if not math.isfinite(score):
-        raise UsageError(f"{where}: '{task.label}' of task {task.name} must be a finite number, got {_short(label)}")
+        raise BadRow(where, f"'{task.label}' of task {task.name} must be a finite number", f", got {_short(label)}")
     return score
 
 
 def _word_labels(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tuple[int, ...]:
     if not isinstance(label, list | tuple) or len(label) != len(texts):
         got = f"{len(label)} of them" if isinstance(label, list | tuple) else _short(label)
-        raise UsageError(f"{where}: '{task.label}' must hold a label for each of the {len(texts)} words, got {got}")
+        raise BadRow(where, f"'{task.label}' must hold a label for each", f" of the {len(texts)} words, got {got}")
     return tuple(_class(task, where, one, texts) for one in label)
 
 
@@ -110,10 +110,10 @@ def _answers(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tupl
         or [type(v) for v in (*answers, *starts)] != [str] * len(answers) + [int] * len(answers)
     ):
         form = '{"text": [...], "answer_start": [...]} as in SQuAD'
-        raise UsageError(f"{where}: '{task.label}' must be {form}, got {_short(label)}")
+        raise BadRow(where, f"'{task.label}' must be {form}", f", got {_short(label)}")
     if not answers and not task.impossible:
         hint = "where answers may be missing, some must be missing in training too; of SQuAD use --task squad_v2"
-        raise UsageError(f"{where}: a question without an answer, which task {task.name} does not know", hint)
+        raise BadRow(where, f"a question without an answer, which task {task.name} does not know", hint=hint)
     return tuple(Answer(whole_text(where, task.label, a), s) for a, s in zip(answers, starts, strict=True))
 
 

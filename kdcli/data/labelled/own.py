@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, get_args
 
-from kdcli.data.files import Log, Row, whole_text
+from kdcli.data.files import Bad, BadRow, Log, Row, refuse, whole_text
 from kdcli.data.labelled.examples import number_of
 from kdcli.data.tasks import OWN
 from kdcli.data.tasks.squad import IMPOSSIBLE_METRICS
@@ -50,12 +50,13 @@ _PAIRS = (
 _IDS = ("", "id", "idx", "guid", "index", "unnamed0")
 
 
-def own_task(rows: Iterable[Row], columns: Mapping[str, str | list[str]], log: Log) -> Task:
+def own_task(rows: Iterable[Row], columns: Mapping[str, str | list[str]], log: Log, bad: Bad = refuse) -> Task:
     """Find out, in one pass over the training rows, which task they hold. `str` of each label is a name in the task's
     `labels`; the labels of `score` and `span` have no names. `rows`: all training rows; no text of them is kept.
     `columns`: role (`text`, `pair`, `label`, `words`, `question`, `context`, `answers`) -> column, of `text` perhaps a
-    list of two; and `kind`, which is no column. `log`: takes one sentence with the result. Raises UsageError: roles or
-    columns that do not exist or are ambiguous, no rows, or labels that do not fit a task."""
+    list of two; and `kind`, which is no column. `log`: takes one sentence with the result. `bad`: takes rows whose
+    label cannot be read, which then say nothing about the task. Raises UsageError: roles or columns that do not exist
+    or are ambiguous, no rows, or labels that do not fit a task."""
     kind, given = _given(columns)
     rest = iter(rows)
     head = list(itertools.islice(rest, HEAD))
@@ -64,9 +65,13 @@ def own_task(rows: Iterable[Row], columns: Mapping[str, str | list[str]], log: L
     kind, texts, label = _Columns(head, given).read(kind)
     labels = _Labels(label, kind)
     for where, row in itertools.chain(head, rest):
-        if label not in row:
-            raise UsageError(f"{where}: column '{label}' is not there; there are {', '.join(row)}")
-        labels.add(where, row[label])
+        try:
+            if label not in row:
+                raise BadRow(where, f"column '{label}' is not there; there are {', '.join(row)}")
+            labels.add(where, row[label])
+            labels.rows += 1
+        except BadRow as error:
+            bad(error)
     kind, names = labels.decide()
     impossible = kind == "span" and labels.empty > 0
     metrics = IMPOSSIBLE_METRICS if impossible else _METRICS[kind]
@@ -217,8 +222,7 @@ class _Labels:
         self._infinite_at = ""
 
     def add(self, where: str, label: Any) -> None:
-        """Take a row's label; a UsageError if it is missing, of another type than those before, or not of the kind."""
-        self.rows += 1
+        """Take a row's label; a BadRow if it is missing, of another type than those before, or not of the kind."""
         self._first_at = self._first_at or where
         if self.kind == "span":
             self.empty += not (isinstance(label, dict) and label.get("text"))
@@ -231,8 +235,10 @@ class _Labels:
             self._check_type(where, element, in_list=True)
         names = [self._name(where, element) for element in label]
         if self.kind != "tokens" and len(set(names)) < len(names):
-            raise UsageError(
-                f"{where}: '{self.column}' holds a class twice: {reprlib.repr(label)}",
+            raise BadRow(
+                where,
+                f"'{self.column}' holds a class twice",
+                f": {reprlib.repr(label)}",
                 "list the names or numbers of the classes that apply, not a 0 or 1 for each class; "
                 "labels of words need a column of words (--set data.columns.words=NAME)",
             )
@@ -280,7 +286,7 @@ class _Labels:
 
     def _check_type(self, where: str, value: Any, *, in_list: bool) -> None:
         if value is None or (isinstance(value, str) and not value.strip()):
-            raise UsageError(f"{where}: the label '{self.column}' is missing", "leave rows without a label out")
+            raise BadRow(where, f"the label '{self.column}' is missing", hint="leave rows without a label out")
         type_name = _TYPES.get(type(value), f"a {type(value).__name__}")
         allowed = ["a string", "a number", "a boolean", "a list"]
         if in_list:
@@ -289,13 +295,13 @@ class _Labels:
         elif self.kind:
             allowed = allowed[3:] if self.kind in ("multi", "tokens") else allowed[:3]
         what = "an element of" if in_list else "the label"
-        message = f"{where}: {what} '{self.column}' is {type_name}, {reprlib.repr(value)}"
+        problem, shown = f"{what} '{self.column}' is {type_name}", f", {reprlib.repr(value)}"
         if type_name not in allowed:
             kinds = self.kind or "class, multi or score"
-            raise UsageError(f"{message}; kind {kinds} takes {' or '.join(allowed)}", _LABEL_HINT)
+            raise BadRow(where, problem, f"{shown}; kind {kinds} takes {' or '.join(allowed)}", _LABEL_HINT)
         first_type, first_at = self._types.setdefault(in_list, (type_name, where))
         if type_name != first_type:
-            raise UsageError(f"{message}, but {first_type} at {first_at}", "all labels must be of one type")
+            raise BadRow(where, problem, f"{shown}, but {first_type} at {first_at}", "all labels must be of one type")
 
     def _name(self, where: str, value: str | bool | int | float) -> str:
         name = str(value)
@@ -305,7 +311,7 @@ class _Labels:
         if number is None:
             self._has_word = True
             if self.kind == "score":
-                raise UsageError(f"{where}: the score '{self.column}' is no number: {reprlib.repr(value)}")
+                raise BadRow(where, f"the score '{self.column}' is no number", f": {reprlib.repr(value)}")
         elif not abs(number) <= sys.float_info.max:
             self._infinite_at = self._infinite_at or where
         else:

@@ -1,20 +1,27 @@
-"""The examples of a labelled task: those to train on, and the sets to evaluate on."""
+"""The examples of a labelled task: those to train on, and the sets to evaluate on, of which no row trained a model."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from kdcli.data import demo
-from kdcli.data.files import FORMATS, Log, NotFound, Row, Source, held_by, open_source
+from kdcli.data.files import FORMATS, Bad, BadRow, Log, NotFound, Row, Source, held_by, open_source
+from kdcli.data.labelled.checks import BadRows, class_counts
 from kdcli.data.labelled.examples import example_of
 from kdcli.data.labelled.own import own_task
+from kdcli.data.labelled.rows import fewest, hashes_of, held_back
 from kdcli.data.tasks import OWN, task_of
 from kdcli.errors import UsageError
-from kdcli.types import Example, Task
+from kdcli.types import Example, RowHashes, Task
 
-HELD_BACK = 0.1  # Share of the training examples to evaluate on where there is no validation split.
+THIS_RUN = "this run"
+HELD, ALL = "held back from train", "all rows"  # Names of the evaluated split where files have none
+LEAST = 20  # Rows to judge by where others are left out.
+NATURAL = 0.05  # Share of a benchmark's own validation split that its training split may hold too.
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,12 @@ class Labelled:
     train: list[Example]  # may be empty
     sets: dict[str, list[Example]]  # to evaluate on, by name; "" where there is only one set
     split: str  # that is evaluated
+    notes: list[str] = field(default_factory=list)  # on rows that were left out, logged already
+
+    @cached_property
+    def rows(self) -> RowHashes:
+        """The hashes of the training rows, sorted, each once."""
+        return np.unique(hashes_of(self.train))
 
 
 def open_labelled(
@@ -34,53 +47,134 @@ def open_labelled(
     train_source: str | None = None,
     columns: Mapping[str, str | list[str]] | None = None,
     split: str = "validation",
+    split_seed: int = 0,
     train_rows: int | None = None,
     judged_rows: int | None = None,
+    skip_bad: bool = False,
+    trained: Mapping[str, RowHashes] | None = None,
+    judge_trained_rows: bool = False,
     training: bool = True,
     withheld: bool = False,
     labels: tuple[str, ...] | None = None,
     log: Log,
 ) -> Labelled:
-    """Read a task's examples. `name`: of a task, or `own`, whose `columns` are role -> column. `source`: what `--data`
-    takes; None for the hub, or the demo. `train_source`: where the training split is, if elsewhere (cross-lingual
-    tasks). `split`: to evaluate on: `validation` or `test`; `withheld` if it has no labels. `train_rows`,
-    `judged_rows`: only this many, always the same ones, so that runs compare. `training`: read the training split.
-    `labels`: class names of an own task from elsewhere, taken where they cover those of its rows. Raises UsageError:
-    unknown task, no such data, or rows that do not fit the task (file and row are named)."""
+    """Read a task's examples; none to evaluate on trained a model.
+
+    Args:
+        name: of a task, or `own`, whose `columns` are role -> column.
+        source: what `--data` takes; None for the hub, or the demo.
+        train_source: where the training split is, if elsewhere (cross-lingual tasks).
+        split: to evaluate on: `validation` or `test`; `withheld` if it has no labels.
+        split_seed: of the choice of rows to hold back where there is no validation split.
+        train_rows, judged_rows: only this many, chosen by their hashes, so that runs compare.
+        skip_bad: leave out rows that do not fit the task.
+        trained: model -> hashes of the rows that trained it; they are left out of the evaluated sets.
+        judge_trained_rows: keep them.
+        training: read the training split.
+        labels: class names of an own task from elsewhere, taken where they cover those of its rows.
+
+    Raises:
+        UsageError: unknown task, no such data, rows that do not fit the task (file and row are named), or too few rows
+            that trained no model.
+    """
     try:
+        bad = BadRows()
         if name == OWN:
-            task = _own_task(columns or {}, source, train_source if training else None, split, training, labels, log)
+            how: dict[str, Any] = {"training": training, "labels": labels, "log": log, "bad": bad, "skip_bad": skip_bad}
+            task = _own_task(columns or {}, source, train_source if training else None, split, **how)
         else:
             task = task_of(name)
             if columns:
                 reads = f"{', '.join(task.texts)}, {task.label}"
                 raise UsageError(f"data.columns is for --task own; task {name} reads {reads}")
+        places, trained = _evaluated(task, source, split, log), dict(trained or {})
         train: list[Example] = []
         train_set = ""
-        if training:
-            opened, train_set = _training(task, source, train_source)
-            train = _sample(_read(task, opened, "train"), train_rows)
-        places = _evaluated(task, source, split, training, log)
+        single = not training and not places and _is_one_file(task, source)
+        if training or not places:
+            opened, train_set = _training(task, source, train_source if training else None, needed=training)
+            train = _read(task, opened, "train", bad) if training or opened.has("train") else []
+        sets = {n: _read(task, o, s, bad, withheld=withheld) for n, (o, s) in places.items()}
+        usable = sum(map(len, [train, *sets.values()]))
+        for note in (notes := bad.settle(usable, skip=skip_bad)):
+            log(note)
+        own_split = bool(places)
         if places:
-            # A file without a split in its name counts as `train`.
-            split = "train" if {s for _, s in places.values()} == {"train"} else split
-            sets = {n: _read(task, o, s, withheld=withheld) for n, (o, s) in places.items()}
-        elif training and split == "validation":
-            held = _chosen(len(train), int(HELD_BACK * len(train)))
-            if not held:
+            pass
+        elif single and not (split == "validation" and _trained_on(task, train, trained, split_seed)):
+            split, sets = ALL, {"": train}
+        elif train and split == "validation":
+            held = held_back(task, train, split_seed)
+            if held.all() or not held.any():
                 raise UsageError(f"{len(train)} examples are too few to hold some back", "give a validation split")
-            log(f"there is no validation split: {len(held):,} of the training examples are held back to judge by")
-            split, sets = "held back from train", {train_set: [train[i] for i in held]}
-            train = [train[i] for i in sorted({*range(len(train))}.difference(held))]
+            which = f"{held.sum():,} of the {len(train):,} training examples"
+            log(f"there is no validation split: {which} are held back to judge by")
+            split, sets = HELD, {train_set: [e for e, h in zip(train, held, strict=True) if h]}
+            train = [e for e, h in zip(train, held, strict=True) if not h]
         else:
             there = f"; it holds {held_by(Path(source))}" if source and Path(source).is_dir() else ""
             raise NotFound(f"no {split} split in {source}{there}")
-        sets = {name: _sample(examples, judged_rows) for name, examples in sets.items()}
-        return Labelled(replace(task, sets=tuple(filter(None, sets))), train, sets, split)
+        train = fewest(train, train_rows) if training else []
+        found = Labelled(replace(task, sets=tuple(filter(None, sets))), train, sets, split, notes)
+        if training:
+            trained[THIS_RUN] = found.rows
+        published = own_split and name != OWN
+        found = judgeable(found, trained, keep=judge_trained_rows, published=published, log=log)
+        return replace(found, sets={n: fewest(examples, judged_rows) for n, examples in found.sets.items()})
     except NotFound as error:
         needed = _files_needed(name, split, training, withheld)
         hint = f"give --data PATH (of distill: eval.source): {needed}"
         raise UsageError(f"task {name}: {error.message}", hint) from None
+
+
+def _is_one_file(task: Task, source: str | None) -> bool:
+    """Whether a source is one file, or files without a split in their names; they count as `train`."""
+    whole = _folders(task, source)[0] if source is not None else None
+    return whole is not None and list(whole.files) == ["train"]
+
+
+def _trained_on(task: Task, examples: list[Example], trained: Mapping[str, RowHashes], seed: int) -> bool:
+    """Whether models were trained on these very data: they know those rows that are not held back, or the smallest
+    hashes of them, as `fewest` takes them."""
+    known = np.unique(np.concatenate([*trained.values(), np.empty(0, np.uint64)]))
+    offered = np.unique(hashes_of([e for e, h in zip(examples, held_back(task, examples, seed), strict=True) if not h]))
+    count = int(np.isin(offered, known).sum())
+    return count > 0 and bool(np.isin(offered[:count], known).all())
+
+
+def judgeable(found: Labelled, trained: Mapping[str, RowHashes], *, keep: bool, published: bool, log: Log) -> Labelled:
+    """Leave the rows that trained a model out of the evaluated sets, and say so. `trained`: model -> hashes. `keep`:
+    leave them in, and name the split so. `published`: a benchmark with a split of its own keeps its few rows that its
+    training split holds too, as published results do. Raises UsageError: too few other rows."""
+    sets, notes, split = {}, list(found.notes), found.split
+    for name, examples in found.sets.items():
+        hashes = hashes_of(examples)
+        by_model = {model: n for model, rows in trained.items() if (n := int(np.isin(hashes, rows).sum()))}
+        known = np.isin(hashes, np.concatenate([*trained.values(), np.empty(0, np.uint64)]))
+        count, total = int(known.sum()), len(examples)
+        where = {ALL: "", HELD: f" {HELD}"}.get(found.split, f" of {found.split} {name}".rstrip())
+        sets[name] = examples
+        if not count:
+            continue
+        counted = {model: f"{n:,}" if len(by_model) > 1 else "they" for model, n in by_model.items()}
+        who = "; ".join(
+            f"{n} are training rows of this run" if m == THIS_RUN else f"{n} trained {m}" for m, n in counted.items()
+        )
+        few = published and count <= NATURAL * total
+        if few or keep:
+            why = "kept, as published results keep them" if few else "kept, as data.judge_trained_rows says"
+            notes.append(f"{count:,} of {total:,} rows{where} are training rows ({who}): {why}")
+            split = split if few else f"{found.split}, {count:,} of {total:,} rows trained a model"
+        elif total - count < min(LEAST, (total + 1) // 2):
+            raise UsageError(
+                f"{count:,} of {total:,} rows{where} cannot be judged by: {who}",
+                "give --data with other rows; or judge on them all the same with --set data.judge_trained_rows=true",
+            )
+        else:
+            notes.append(f"left out {count:,} of {total:,} rows{where}: {who}")
+            sets[name] = [e for e, is_known in zip(examples, known, strict=True) if not is_known]
+        log(notes[-1])
+    return replace(found, sets=sets, split=split, notes=notes)
 
 
 def _files_needed(name: str, split: str, training: bool, withheld: bool) -> str:
@@ -109,21 +203,30 @@ def _own_task(
     source: str | None,
     train_source: str | None,
     split: str,
+    *,
     training: bool,
     labels: tuple[str, ...] | None,
     log: Log,
+    bad: BadRows,
+    skip_bad: bool,
 ) -> Task:
     """The task of the user's own rows; see `open_labelled`."""
     if source is None:
         raise UsageError("task 'own' needs --data", "give a file or a directory with train.* and validation.*")
     opened = open_source(source if train_source is None else train_source)
     read_split = split if not training and opened.has(split) else "train"
-    task = own_task((row for _, row in _rows(opened, read_split)), columns, log)
+    try:
+        task = own_task((row for _, row in _rows(opened, read_split, bad)), columns, log, bad)
+    except UsageError:
+        if not skip_bad:
+            # The cause: without these rows the others do not make a task.
+            bad.settle(0, skip=False)
+        raise
     return replace(task, labels=labels) if labels is not None and set(task.labels) <= set(labels) else task
 
 
-def _training(task: Task, source: str | None, train_source: str | None) -> tuple[Source, str]:
-    """Source and set of the training examples."""
+def _training(task: Task, source: str | None, train_source: str | None, *, needed: bool) -> tuple[Source, str]:
+    """Source and set of the training examples; `needed`: a UsageError where there are none."""
     name = task.sets[0] if task.sets else ""
     where = task.hub_train or task.hub
     if train_source is None and source is None and where is not None:
@@ -135,7 +238,7 @@ def _training(task: Task, source: str | None, train_source: str | None) -> tuple
         return opened, name
     # Only folders of sets: the first one, English, is what cross-lingual tasks are trained on.
     first = open_source(str(Path(source) / folders[0]))
-    if not first.has("train"):
+    if needed and not first.has("train"):
         hint = "--set data.train=SOURCE names data of the same form to train on"
         raise UsageError(f"task {task.name}: no training split in {source} nor in {folders[0]}/ below it", hint)
     return first, folders[0]
@@ -152,7 +255,7 @@ def _folders(task: Task, source: str) -> tuple[Source | None, list[str]]:
         return None, folders
 
 
-def _evaluated(task: Task, source: str | None, split: str, training: bool, log: Log) -> dict[str, tuple[Source, str]]:
+def _evaluated(task: Task, source: str | None, split: str, log: Log) -> dict[str, tuple[Source, str]]:
     """Set -> its source and split; missing sets are left out and logged."""
     if source is None:
         if task.hub is None:
@@ -163,9 +266,6 @@ def _evaluated(task: Task, source: str | None, split: str, training: bool, log: 
     opened = {name: open_source(str(Path(source) / name)) for name in folders}
     places = {name: (of_set, split) for name, of_set in opened.items() if of_set.has(split)}
     if whole is not None and not places:
-        if not training and list(whole.files) == ["train"]:
-            # One file, or files without a split in their names: all there is to evaluate on.
-            return {"": (whole, "train")}
         places = {name: (whole, f"{split}_{name}") for name in task.sets if whole.has(f"{split}_{name}")}
         if not places and whole.has(split):
             # A plain split is the first set: matched, or English.
@@ -181,7 +281,7 @@ def _hub(where: tuple[str, str | None], name: str) -> Source:
     return Source(f"{repository}{':' + config if config else ''}", {}, (repository, config))
 
 
-def _read(task: Task, source: Source, split: str, *, withheld: bool = False) -> list[Example]:
+def _read(task: Task, source: Source, split: str, bad: Bad, *, withheld: bool = False) -> list[Example]:
     if not source.files and not source.hub:
         if task.name not in demo.TASKS:
             raise UsageError(f"the demo has no task {task.name}", f"its tasks: {', '.join(demo.TASKS)}; or give --data")
@@ -189,26 +289,23 @@ def _read(task: Task, source: Source, split: str, *, withheld: bool = False) -> 
             raise UsageError(f"the demo has no {split} split; it has {', '.join(demo.DOCUMENTS)}")
         rows = demo.demo_task(task.name, split)
         return [Example(f"demo {split}", str(i), (e.text,), e.label) for i, e in enumerate(rows)]
-    return [example_of(task, row, number, withheld=withheld) for number, row in _rows(source, split)]
+    examples = []
+    for number, row in _rows(source, split, bad):
+        try:
+            examples.append(example_of(task, row, number, withheld=withheld))
+        except BadRow as error:
+            bad(error)
+    return examples
 
 
-def _rows(source: Source, split: str) -> Iterator[tuple[int, Row]]:
+def _rows(source: Source, split: str, bad: Bad) -> Iterator[tuple[int, Row]]:
     """The rows of a split, each with its number in its file; a file without any is an error."""
-    for name, table in source.tables(split):
+    for name, table in source.tables(split, bad):
         number = -1
         for number, row in enumerate(table):
             yield number, row
         if number < 0:
             raise UsageError(f"{name} holds no rows")
-
-
-def _sample(examples: list[Example], rows: int | None) -> list[Example]:
-    """A fixed choice of `rows` examples, in their own order: files are often sorted, so the first ones are biased."""
-    return examples if rows is None else [examples[i] for i in _chosen(len(examples), rows)]
-
-
-def _chosen(total: int, count: int) -> list[int]:
-    return sorted(np.random.Generator(np.random.PCG64(0)).permutation(total)[:count].tolist())
 
 
 def check_training(labelled: Labelled) -> None:
@@ -217,7 +314,7 @@ def check_training(labelled: Labelled) -> None:
     if not labelled.train:
         raise UsageError(f"task {task.name} has no training examples")
     if task.kind in ("class", "multi", "tokens"):
-        seen = {c for e in labelled.train for c in (e.label if isinstance(e.label, tuple) else (e.label,))}
-        if missing := [name for number, name in enumerate(task.labels) if number not in seen]:
+        counts = zip(task.labels, class_counts(task, labelled.train), strict=True)
+        if missing := [name for name, count in counts if not count]:
             message = f"task {task.name}: no training example has the label {', '.join(missing)}"
             raise UsageError(message, "train on more rows, or leave the label out of the data")

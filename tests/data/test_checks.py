@@ -1,0 +1,118 @@
+"""Rows that cannot be used, all at once, and labels that look like mistakes."""
+
+import json
+
+import pytest
+
+from kdcli.data.labelled.checks import looked_over
+from kdcli.data.labelled.task_data import open_labelled
+from kdcli.errors import UsageError
+from kdcli.types import Example, Task
+
+
+def put(path, lines):
+    text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+    path.write_text(text, "utf-8")
+    return path
+
+
+def rows(count):
+    return [{"text": f"w{i}", "label": "ab"[i % 2]} for i in range(count)]
+
+
+def opened(file, log=None, **how):
+    return open_labelled("own", source=str(file), log=([] if log is None else log).append, **how)
+
+
+def test_every_kind_of_fault_is_counted_with_its_first_lines_at_once(tmp_path):
+    lines = [*rows(100), *[{"text": "w1", "label": ""}] * 12, {"text": 7, "label": "a"}, "{", [], {"text": "w1"}]
+    lines[50] = '{"text": "w1", "label": "\\ud800"}'
+    file = put(tmp_path / "train.jsonl", lines)
+    with pytest.raises(UsageError) as error:
+        opened(file)
+    first, *others = error.value.message.splitlines()
+    assert first == "17 of 116 rows cannot be used:"
+    assert set(others) == {
+        f"  12 rows: {file}:101: the label 'label' is missing; also 102, 103, 104, 105, 106, 107, 108, 109, 110, ...",
+        f"  {file}:113: column 'text' must hold text, got int",
+        f"  {file}:114 is not JSON: Expecting property name enclosed in double quotes: line 2 column 1 (char 2)",
+        f"  {file}:115 must be a JSON object, got list",
+        f"  {file}:116: column 'label' is not there; there are text",
+        f"  {file}:51: half a surrogate pair at character 0 of 'label'",
+    }
+    assert "--set data.skip_bad=true leaves such rows out" in error.value.hint
+    log: list[str] = []
+    found = opened(file, log, skip_bad=True)
+    assert len(found.train) + len(found.sets[""]) == 99
+    assert found.notes[0] == "left out 17 of 116 rows that cannot be used:"
+    assert sorted(found.notes[1:]) == sorted(line.strip() for line in others)
+    assert [line for line in log if line in found.notes] == found.notes
+
+
+def test_faults_of_both_splits_come_together(tmp_path):
+    put(tmp_path / "train.jsonl", [*rows(30), {"text": "w1", "label": None}])
+    put(tmp_path / "validation.jsonl", [{"text": "v1", "label": "a"}, {"text": "v2", "label": "z"}])
+    with pytest.raises(UsageError) as error:
+        opened(tmp_path)
+    assert error.value.message.startswith("2 of 33 rows cannot be used:")
+    assert "train.jsonl:31: the label" in error.value.message
+    assert "validation.jsonl:2: 'label' of task own must be one of 0 (a), 1 (b), got 'z'" in error.value.message
+
+
+def test_lines_of_a_csv_of_other_columns(tmp_path):
+    lines = ["text,label", *(f"w{i},{'ab'[i % 2]}" for i in range(50)), "w1", "w1,a,b"]
+    file = put(tmp_path / "train.csv", lines)
+    with pytest.raises(UsageError, match="2 of 52 rows cannot be used"):
+        opened(file)
+    assert len(opened(file, skip_bad=True).train) > 40
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_where_every_row_is_bad_the_first_is_the_error(tmp_path, skip):
+    put(tmp_path / "validation.jsonl", [{"sentence": 1, "label": 0}] * 5)
+    put(tmp_path / "train.jsonl", [{"sentence": 1, "label": 0}] * 5)
+    with pytest.raises(UsageError) as error:
+        open_labelled("sst2", source=str(tmp_path), skip_bad=skip, log=[].append)
+    assert error.value.message == f"{tmp_path / 'train.jsonl'}:1: column 'sentence' must hold text, got int"
+    assert "skip_bad" not in str(error.value.hint)
+
+
+def example(number, text, label):
+    return Example(f"f.csv:{number}", str(number), (text,), label)
+
+
+def test_class_counts_and_doubts_are_said():
+    task = Task("own", "class", ("text",), ("accuracy",), ("Good day", "N/A", "bad", "goodday "))
+    numbers = [0] * 40 + [2] * 30 + [1] * 3 + [3] * 11
+    found = looked_over(task, [example(i, "" if i in (4, 9) else "w", label) for i, label in enumerate(numbers)])
+    assert found == [
+        "training rows by class: Good day 40, bad 30, goodday  11, N/A 3",
+        "classes that differ in case or white space alone: 'Good day' and 'goodday ' (40, 11 rows; first f.csv:73, "
+        "f.csv:74, f.csv:75 and 8 more)",
+        "class 'N/A' reads like a missing label: f.csv:70, f.csv:71, f.csv:72",
+        "classes of fewer than 10 training rows: N/A 3",
+        "2 training rows without any text: f.csv:4, f.csv:9",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "expected"),
+    [
+        ("class", [0, 1] * 20, ["training rows by class: a 20, b 20"]),
+        ("multi", [(0, 1), (0,)] * 20, ["training rows by class: a 40, b 20"]),
+        ("tokens", [(0,), (1,)] * 3, ["training words by class: a 3, b 3"]),
+        ("score", [1.5, 2.0], []),
+    ],
+)
+def test_clean_labels_give_their_counts_alone(kind, labels, expected):
+    names = () if kind == "score" else ("a", "b")
+    task = Task("own", kind, ("text",), ("accuracy",), names)
+    assert looked_over(task, [example(i, "w", label) for i, label in enumerate(labels)]) == expected
+
+
+def test_many_classes_are_cut():
+    names = tuple(f"c{i:02}" for i in range(30))
+    task = Task("sst2", "class", ("text",), ("accuracy",), names)
+    (line,) = looked_over(task, [example(i, "w", i) for i in range(30)])
+    assert line.endswith(" ... 30 classes in all")
+    assert line.count(",") == 9
