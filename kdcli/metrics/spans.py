@@ -27,9 +27,9 @@ CHINESE = re.compile("([\u4e00-\u9fa5])")  # characters that are words of their 
 
 def score_answer(prediction: str, answers: Sequence[str], language: str = "") -> tuple[float, float]:
     """Compare an answer with the best of the gold answers: (exact, F1 over words), each 0 to 1. Case, punctuation,
-    articles and spaces do not count. A `language` follows MLQA, which ignores the punctuation of every script; without
-    one English is compared as by SQuAD, which ignores only ASCII punctuation. `answers`: empty for a question without an answer; then only an empty prediction is right. Raises
-    UsageError: a language without rules."""
+    articles and spaces do not count. A `language` follows MLQA, which ignores the punctuation of every script; none
+    follows SQuAD, which ignores only that of ASCII. `answers`: empty for a question without an answer; then only an
+    empty prediction is right. Raises UsageError: a language without rules."""
     predicted = _words(prediction, language)
     if not answers:
         return (0.0, 0.0) if predicted else (1.0, 1.0)

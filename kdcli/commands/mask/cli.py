@@ -15,6 +15,7 @@ MaskPath = Annotated[Path, typer.Argument(help="A mask file.")]
 AnyMask = Annotated[Path, typer.Argument(help="A mask file, or an .npy of the SMP authors.")]
 Base = Annotated[str | None, typer.Option(help="Where the base is; default: named in the mask.", metavar="MODEL")]
 Masking = Annotated[str, typer.Option(help="local, global or proportional; of --sparsity.")]
+OfTask = Annotated[str | None, typer.Option("--task", help="Of an .npy: the task of its head.", metavar="TASK")]
 Sparsity = Annotated[float | None, typer.Option(help="Re-threshold the stored scores at this sparsity.")]
 
 
@@ -39,19 +40,25 @@ def mask_diff(
 
 
 @mask.command("apply")
-@with_options("output_dir", "trust_remote_code", *PRINTING)
+@with_options("output_dir", "sets", "trust_remote_code", *PRINTING)
 def mask_apply(
-    file: AnyMask, base: Base = None, sparsity: Sparsity = None, masking: Masking = "proportional", **shared: Any
+    file: AnyMask,
+    base: Base = None,
+    task: OfTask = None,
+    sparsity: Sparsity = None,
+    masking: Masking = "proportional",
+    **shared: Any,
 ) -> None:
     """Save the masked model, with zeros: it loads anywhere and is not faster."""
     _save(locals() | shared)
 
 
 @mask.command("compact")
-@with_options("output_dir", "trust_remote_code", *PRINTING)
+@with_options("output_dir", "sets", "trust_remote_code", *PRINTING)
 def mask_compact(
     file: AnyMask,
     base: Base = None,
+    task: OfTask = None,
     sparsity: Sparsity = None,
     masking: Masking = "proportional",
     drop_rows_below: Annotated[int, typer.Option(help="Treat rows with fewer than N weights as empty.")] = 0,
@@ -64,5 +71,6 @@ def mask_compact(
 def _save(given: dict[str, Any], **how: Any) -> None:
     from kdcli.commands.mask import run
 
-    how |= {name: given[name] for name in ("base", "sparsity", "masking", "output_dir", "trust_remote_code")}
+    how |= {name: given[name] for name in ("base", "task", "sparsity", "masking", "output_dir", "trust_remote_code")}
+    how["sets"] = given["sets"] or ()
     show(run.apply(given["file"], **how), as_json=given["json"])
