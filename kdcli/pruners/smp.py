@@ -6,8 +6,9 @@
 
 `masking: proportional` is the paper's (eq. 5, `kdcli.pruners.selection`). R is the mean over matrices of mean σ(S), as
 in the authors' code: with the sum that the paper prints, λ_R = 400 would drown the task. `progress` is
-1 − (1 − t/T)³ over all T steps (`regularizer_schedule: steps`, their code) or follows the density, which is reached
-after N steps (`density`, the paper). N is `warmup_steps`, else `warmup_fraction` of all steps.
+1 − (1 − t/T)³ (`regularizer_schedule: steps`, their code), T being `regularizer_fraction` of all steps, then 1; or it
+follows the density, which is reached after N steps (`density`, the paper). N is `warmup_steps`, else `warmup_fraction`
+of all steps.
 
 Relations: a task costs a mask file beside one shared base; every other method saves a whole model. Take `movement` or
 `magnitude` when the weights may change.
@@ -28,7 +29,7 @@ from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, Shape, kept_share,
 from kdcli.pruners.selection import select, threshold
 from kdcli.recipe.sections import Section
 
-DEFAULTS = Defaults(lr=2e-2, teacher=0.5, head="embedding")
+DEFAULTS = Defaults(lr=2e-2, teacher=0.5, head="embedding", warmup=0.0)
 
 
 class Settings(Section):
@@ -42,6 +43,7 @@ class Settings(Section):
     warmup_steps: int | None = Field(None, ge=0)
     regularizer: float = Field(400.0, ge=0)
     regularizer_schedule: Literal["steps", "density"] = "steps"
+    regularizer_fraction: float = Field(1.0, gt=0, le=1)
     weight_lr: float = Field(WEIGHT_LR, gt=0)
 
 
@@ -64,7 +66,8 @@ def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps:
 
     def regularise(done: int) -> dict[str, Tensor]:
         by_steps = settings.regularizer_schedule == "steps"
-        risen = progress(done / steps, "cubic") if by_steps else progress(passed(done), settings.schedule)
+        past = min(1.0, done / (settings.regularizer_fraction * steps))
+        risen = progress(past, "cubic") if by_steps else progress(passed(done), settings.schedule)
         return {"regularizer": settings.regularizer * risen * masks.mean_sigmoid()}
 
     exact = None if settings.masking == "threshold" else density_at
