@@ -24,6 +24,7 @@ from pydantic import Field
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kdcli.errors import UsageError
 from kdcli.pruners.masked import attach
 from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, Shape, kept_share, progress, ramp
 from kdcli.pruners.selection import select, threshold
@@ -46,15 +47,23 @@ class Settings(Section):
     regularizer_fraction: float = Field(1.0, gt=0, le=1)
     weight_lr: float = Field(WEIGHT_LR, gt=0)
 
+    def rising(self, steps: int) -> float:
+        """N of a run of so many steps. Raises UsageError: the run is shorter."""
+        if self.warmup_steps is None:
+            return self.warmup_fraction * steps
+        if self.warmup_steps > steps:
+            raise UsageError(
+                f"'pruner.warmup_steps' {self.warmup_steps} is more than the {steps} steps of the run",
+                "train longer, or --set pruner.warmup_steps=null for 'pruner.warmup_fraction' of them",
+            )
+        return self.warmup_steps
+
 
 def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float) -> Pruner:
     """Put masks on a model and freeze it. `density`: share of the weights that is kept in the end, above 0 and at most
     1. `steps`: of the run. `lr`: the schedule's learning rate, which is that of the scores; `weight_lr` is that of a
-    trained head. Raises ValueError: the density would not be reached within the run."""
-    rising = settings.warmup_fraction * steps if settings.warmup_steps is None else settings.warmup_steps
-    if rising > steps:
-        raise ValueError(f"'pruner.warmup_steps' {settings.warmup_steps} is more than the {steps} steps of the run")
-    masks, passed = attach(model, frozen=True), partial(ramp, steps=steps, last=1 - rising / steps)
+    trained head. Raises UsageError: the density would not be reached within the run."""
+    masks, passed = attach(model, frozen=True), partial(ramp, steps=steps, last=1 - settings.rising(steps) / steps)
 
     def density_at(done: int) -> float:
         return kept_share(passed(done), density, settings.schedule)

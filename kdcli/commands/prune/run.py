@@ -17,7 +17,7 @@ from kdcli.downstream import task as tasks
 from kdcli.downstream.task import PreparedTask, order_and_schedule
 from kdcli.errors import UsageError
 from kdcli.models.heads import TaskModel
-from kdcli.pruners import check_settings, defaults
+from kdcli.pruners import check_settings, defaults, smp
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
 from kdcli.report.combine import Part, combine_reports
@@ -123,7 +123,10 @@ def _prepare(recipes: Recipes, first: Resolved[PruneRecipe], invocation: Invocat
     shared = task, teacher, invocation.dry_run
     stages = [PruneStage(*own, *shared) for own in stage_recipes(recipes, folder)]
     for stage in stages:
-        order_and_schedule(task, stage.resolved.recipe)
+        own = stage.resolved.recipe
+        _, schedule = order_and_schedule(task, own)
+        if isinstance(settings := check_settings(own.method, own.pruner), smp.Settings):
+            settings.rising(schedule.steps)
     stages[0].headed = headed
     return PruneRun(first, invocation, folder, stages)
 
