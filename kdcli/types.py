@@ -259,6 +259,7 @@ class Schedule:
     batch_size: int
     lr: float
     warmup_steps: int
+    lr_schedule: str = "linear"
     weight_decay: float = 0.01
     beta2: float = 0.999
     clip: float = 1.0
@@ -270,9 +271,12 @@ class Schedule:
     stop_after: int | None = None
 
     def lr_at(self, step: int) -> float:
-        """Learning rate of a step (1 to steps): linear warm-up, linear decay to 0 just after the last step."""
+        """Learning rate of a step (1 to steps): linear warm-up; then `constant`, or a `linear` decay to 0 just after
+        the last step."""
         if step <= self.warmup_steps:
             return self.lr * step / self.warmup_steps
+        if self.lr_schedule == "constant":
+            return self.lr
         return self.lr * (self.steps - step + 1) / (self.steps - self.warmup_steps)
 
 

@@ -87,6 +87,8 @@ def test_recipes_are_listed_shown_and_checked(tmp_path):
     names = {line.split()[1] for line in run("recipes", "ls").stdout.splitlines()}
     assert {"demo", "small", "minilm-6x768"} <= names
     shown = run("recipes", "show", "minilm-6x768").stdout
+    assert shown.startswith("# MiniLM 6x768 from BERT-base")
+    assert "https://arxiv.org/abs/2002.10957" in shown
     assert "batch_size: 1024  # recipe minilm-6x768" in shown
     (tmp_path / "mine.yaml").write_text(shown, "utf-8")
     assert run("recipes", "validate", str(tmp_path / "mine.yaml")).stdout.strip().endswith("ok")

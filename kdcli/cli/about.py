@@ -28,8 +28,15 @@ def recipes_ls(**shared: Any) -> None:
 
 @recipes.command("show")
 def recipes_show(name: Annotated[str, typer.Argument(help="Name or file.")], verb: str | None = None) -> None:
-    """Print a recipe with every value resolved and its origin."""
-    typer.echo(_resolved(name, verb).to_yaml(), nl=False)
+    """Print a recipe: its first lines, then every value resolved and its origin."""
+    import itertools
+
+    from kdcli.recipe.resolve import shipped
+
+    resolved = _resolved(name, verb)
+    file = shipped(resolved.recipe.verb).get(name, Path(name))
+    about = itertools.takewhile(lambda line: line.startswith("#"), file.read_text("utf-8").splitlines(keepends=True))
+    typer.echo("".join(about) + resolved.to_yaml(), nl=False)
 
 
 @recipes.command("validate")

@@ -173,8 +173,8 @@ class Evaluator:
         }
 
     def language(self, name: str) -> str:
-        """The language that normalises the answers of a set."""
-        return name if self.task.kind == "span" and name else "en"
+        """The language whose rules compare the answers of a set; empty where they are SQuAD's."""
+        return name if self.task.kind == "span" else ""
 
     def by_set(self, predictions: Sequence[Prediction]) -> dict[str, dict[str, float]]:
         """Set -> metric -> value."""

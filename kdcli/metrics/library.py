@@ -36,9 +36,9 @@ OFFICIAL = "evaluate-metric/"  # owner of the library's own metrics on the hub
 
 class TaskMetric(evaluate.Metric):  # type: ignore[misc]
     """The metrics of a kdcli task for a notebook: `TaskMetric(task).compute(predictions=..., references=...)`. Formats
-    are those of `FORMATS`; nothing is written to disk. `language` is that of `span` answers."""
+    are those of `FORMATS`; nothing is written to disk. `language`: of `span` answers, '' for SQuAD's."""
 
-    def __init__(self, task: Task, language: str = "en") -> None:
+    def __init__(self, task: Task, language: str = "") -> None:
         self.task, self.language = task, language
         super().__init__(config_name=task.name, keep_in_memory=True)
 

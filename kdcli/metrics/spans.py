@@ -25,11 +25,11 @@ ARTICLES = {
 CHINESE = re.compile("([\u4e00-\u9fa5])")  # characters that are words of their own in Chinese
 
 
-def score_answer(prediction: str, answers: Sequence[str], language: str = "en") -> tuple[float, float]:
+def score_answer(prediction: str, answers: Sequence[str], language: str = "") -> tuple[float, float]:
     """Compare an answer with the best of the gold answers: (exact, F1 over words), each 0 to 1. Case, punctuation,
-    articles and spaces do not count. `en` follows SQuAD, which ignores only ASCII punctuation; the other languages
-    follow MLQA. `answers`: empty for a question without an answer; then only an empty prediction is right. Raises
-    UsageError: a language without rules."""
+    articles and spaces do not count. A `language` follows MLQA, which ignores the punctuation of every script; none
+    follows SQuAD, which ignores only that of ASCII. `answers`: empty for a question without an answer; then only an
+    empty prediction is right. Raises UsageError: a language without rules."""
     predicted = _words(prediction, language)
     if not answers:
         return (0.0, 0.0) if predicted else (1.0, 1.0)
@@ -38,7 +38,7 @@ def score_answer(prediction: str, answers: Sequence[str], language: str = "en") 
 
 
 def scorer(
-    task: Task, predictions: Sequence[Mapping[str, Any]], references: Sequence[Mapping[str, Any]], language: str = "en"
+    task: Task, predictions: Sequence[Mapping[str, Any]], references: Sequence[Mapping[str, Any]], language: str = ""
 ) -> Scorer:
     """Score by `exact` and `f1`; a task with unanswerable questions also has the metrics that SQuAD 2.0 adds. There, a
     `no_answer` above 0 turns a prediction into no answer. `answer_f1` is F1 over the answerable questions,
@@ -107,10 +107,10 @@ def _with_unanswerable(raw: Array, no_answer: Array, answerable: Array, has_text
 
 def _words(text: str, language: str) -> list[str]:
     """The words of an answer that count, as in `normalize_answer` of the official scripts."""
-    if language not in ARTICLES:
+    if language and language not in ARTICLES:
         raise UsageError(f"no rules to compare answers in language {language!r}", f"allowed: {', '.join(ARTICLES)}")
     kept = "".join(c for c in text.lower() if not _punctuation(c, language))
-    if articles := ARTICLES[language]:
+    if articles := ARTICLES[language or "en"]:
         kept = re.sub(articles, " ", kept)
     if language == "zh":
         kept = CHINESE.sub(r" \1 ", kept)
@@ -118,7 +118,7 @@ def _words(text: str, language: str) -> list[str]:
 
 
 def _punctuation(char: str, language: str) -> bool:
-    return char in string.punctuation or (language != "en" and unicodedata.category(char).startswith("P"))
+    return char in string.punctuation or (language != "" and unicodedata.category(char).startswith("P"))
 
 
 def _f1(predicted: Sequence[str], gold: Sequence[str]) -> float:

@@ -27,6 +27,7 @@ class Defaults:
     lr: float  # of the schedule
     teacher: float  # weight of the teacher's term, if there is a teacher; the labels' is the rest
     head: Literal["embedding", "scratch"] = "scratch"  # frozen, made of label words; or trained
+    warmup: float = 0.1  # share of the steps in which the rate rises; movement pruning: 5,400 of 55,330
     exact: bool = True  # the density can be chosen; else gates or thresholds and the regularizer decide it
 
 

@@ -6,8 +6,9 @@
 
 `masking: proportional` is the paper's (eq. 5, `kdcli.pruners.selection`). R is the mean over matrices of mean σ(S), as
 in the authors' code: with the sum that the paper prints, λ_R = 400 would drown the task. `progress` is
-1 − (1 − t/T)³ over all T steps (`regularizer_schedule: steps`, their code) or follows the density, which is reached
-after N steps (`density`, the paper). N is `warmup_steps`, else `warmup_fraction` of all steps.
+1 − (1 − t/T)³ (`regularizer_schedule: steps`, their code), T being `regularizer_fraction` of all steps, then 1; or it
+follows the density, which is reached after N steps (`density`, the paper). N is `warmup_steps`, else `warmup_fraction`
+of all steps.
 
 Relations: a task costs a mask file beside one shared base; every other method saves a whole model. Take `movement` or
 `magnitude` when the weights may change.
@@ -23,12 +24,13 @@ from pydantic import Field
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kdcli.errors import UsageError
 from kdcli.pruners.masked import attach
 from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, Shape, kept_share, progress, ramp
 from kdcli.pruners.selection import select, threshold
 from kdcli.recipe.sections import Section
 
-DEFAULTS = Defaults(lr=2e-2, teacher=0.5, head="embedding")
+DEFAULTS = Defaults(lr=2e-2, teacher=0.5, head="embedding", warmup=0.0)
 
 
 class Settings(Section):
@@ -42,17 +44,26 @@ class Settings(Section):
     warmup_steps: int | None = Field(None, ge=0)
     regularizer: float = Field(400.0, ge=0)
     regularizer_schedule: Literal["steps", "density"] = "steps"
+    regularizer_fraction: float = Field(1.0, gt=0, le=1)
     weight_lr: float = Field(WEIGHT_LR, gt=0)
+
+    def rising(self, steps: int) -> float:
+        """N of a run of so many steps. Raises UsageError: the run is shorter."""
+        if self.warmup_steps is None:
+            return self.warmup_fraction * steps
+        if self.warmup_steps > steps:
+            raise UsageError(
+                f"'pruner.warmup_steps' {self.warmup_steps} is more than the {steps} steps of the run",
+                "train longer, or --set pruner.warmup_steps=null for 'pruner.warmup_fraction' of them",
+            )
+        return self.warmup_steps
 
 
 def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps: int, lr: float) -> Pruner:
     """Put masks on a model and freeze it. `density`: share of the weights that is kept in the end, above 0 and at most
     1. `steps`: of the run. `lr`: the schedule's learning rate, which is that of the scores; `weight_lr` is that of a
-    trained head. Raises ValueError: the density would not be reached within the run."""
-    rising = settings.warmup_fraction * steps if settings.warmup_steps is None else settings.warmup_steps
-    if rising > steps:
-        raise ValueError(f"'pruner.warmup_steps' {settings.warmup_steps} is more than the {steps} steps of the run")
-    masks, passed = attach(model, frozen=True), partial(ramp, steps=steps, last=1 - rising / steps)
+    trained head. Raises UsageError: the density would not be reached within the run."""
+    masks, passed = attach(model, frozen=True), partial(ramp, steps=steps, last=1 - settings.rising(steps) / steps)
 
     def density_at(done: int) -> float:
         return kept_share(passed(done), density, settings.schedule)
@@ -64,7 +75,8 @@ def pruner(settings: Settings, model: PreTrainedModel, *, density: float, steps:
 
     def regularise(done: int) -> dict[str, Tensor]:
         by_steps = settings.regularizer_schedule == "steps"
-        risen = progress(done / steps, "cubic") if by_steps else progress(passed(done), settings.schedule)
+        past = min(1.0, done / (settings.regularizer_fraction * steps))
+        risen = progress(past, "cubic") if by_steps else progress(passed(done), settings.schedule)
         return {"regularizer": settings.regularizer * risen * masks.mean_sigmoid()}
 
     exact = None if settings.masking == "threshold" else density_at

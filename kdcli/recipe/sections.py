@@ -29,7 +29,8 @@ class Section(BaseModel):
 
 
 class TrainSettings(Section):
-    """`train:`, shared by every verb that trains. `batch_size` is global: over all devices and micro-batches."""
+    """`train:`, shared by every verb that trains. `batch_size` is global: over all devices and micro-batches.
+    After the warm-up the learning rate falls to 0 (`lr_schedule: linear`) or stays (`constant`)."""
 
     lr: float = Field(3e-4, gt=0)
     max_steps: int | None = Field(None, gt=0)
@@ -38,6 +39,7 @@ class TrainSettings(Section):
     micro_batch_size: BatchSize | None = None
     warmup_steps: int | None = Field(None, ge=0)
     warmup_fraction: float = Field(0.05, ge=0, lt=1)
+    lr_schedule: Literal["linear", "constant"] = "linear"
     weight_decay: float = Field(0.01, ge=0)
     beta2: float = Field(0.999, gt=0, lt=1)
     clip: float = Field(1.0, gt=0)

@@ -115,8 +115,7 @@ def write_report(
             "failures": latency.failures,
             "agreements": latency.agreements,
             "projections": list(projections),
-            # The papers' tasks are not the user's own.
-            "published": published_for(() if recipe.get("task") == "own" else shapes),
+            "published": published_for(shapes, command, recipe),
             "notes": list(notes),
             "evaluations": evaluations,
             "comparisons": list(comparisons),

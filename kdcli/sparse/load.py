@@ -1,9 +1,9 @@
 """Loads a model ready to use: a base under a mask with the head of its task, or a compacted directory."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -14,12 +14,25 @@ from kdcli.disk import read_json
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import COMPACT, class_named, custom_class, empty_model, load_tensors
 from kdcli.models.files import CONFIG, SIZE, check_config, config_errors
+from kdcli.models.label_words import load_with_label_words
 from kdcli.models.load import load_config, load_weights
 from kdcli.models.matrices import matrices
-from kdcli.sparse.mask_file import MaskInfo, apply_masks, check_base, open_mask
+from kdcli.sparse.mask_file import (
+    MaskFile,
+    MaskInfo,
+    apply_masks,
+    base_hash,
+    check_base,
+    open_mask,
+    read_smp,
+)
+from kdcli.types import Task
 
 # Keys of a configuration that say nothing about a task.
 NOT_OF_A_TASK = ("architectures", "dtype", "transformers_version", "_name_or_path", "torch_dtype", "auto_map")
+# Words of the masks that the authors of static model pruning publish, in the data's order of labels, where they are not
+# the task's: MNLI was trained with its labels renumbered as a teacher had them.
+PUBLISHED_WORDS = {"mnli": ("Maybe", "No", "Yes")}
 
 
 def load(base: str | Path, mask: str | Path | None = None, *, trust_remote_code: bool = False) -> PreTrainedModel:
@@ -41,6 +54,43 @@ def load(base: str | Path, mask: str | Path | None = None, *, trust_remote_code:
     file = coded.decode(model)
     apply_masks(model, file.masks)
     return with_head(model, file.info, file.head, str(file.path))
+
+
+def published_mask(
+    file: Path,
+    source: str,
+    task: Task | None,
+    *,
+    kind: Literal["embedding", "mlm"] = "mlm",
+    words: Sequence[str] | None = None,
+    trust_remote_code: bool = False,
+) -> tuple[MaskFile, PreTrainedModel]:
+    """An `.npy` of the authors of static model pruning as a mask file, and the encoder of `source`, not masked yet. The
+    `.npy` holds bits alone: `task`, `kind` and `words` give the head, by default the one that the authors trained
+    under; no task leaves the encoder bare. Raises UsageError: see `read_smp` and `load_with_label_words`."""
+    base = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
+    masks = read_smp(file, base)
+    facts: dict[str, Any] = {"base": source, "base_sha256": base_hash(base), "model_type": str(base.config.model_type)}
+    kept, total = sum(int(m.sum()) for m in masks.values()), sum(m.numel() for m in masks.values())
+    about = MaskInfo(**facts, method="smp", density=kept / total)
+    if task is None:
+        return MaskFile(about, masks, file), base
+    chosen: tuple[str, ...] = tuple(words) if words else PUBLISHED_WORDS.get(task.name, task.words)
+    how: dict[str, Any] = {"words": chosen, "seed": 0, "trust_remote_code": trust_remote_code}
+    model = load_with_label_words(source, task, kind=kind, **how).model
+    head, config = task_part(model, base)
+    facts = {"task": task.name, "labels": task.labels, "label_words": chosen, "max_length": task.max_length}
+    facts |= {"architecture": type(model).__name__, "config": config}
+    return MaskFile(about.model_copy(update=facts), masks, file, head), base
+
+
+def head_of(info: MaskInfo) -> str:
+    """What a published mask is taken for, as a note."""
+    if info.architecture is None:
+        return "the bare encoder, without a head; --task TASK adds one"
+    outputs = info.labels or ("start", "end")[: len(info.label_words)]
+    words = ", ".join(f"{word} ({output})" for word, output in zip(info.label_words, outputs, strict=True))
+    return f"task {info.task}, {info.architecture}, frozen label words {words}"
 
 
 def is_compact(source: str) -> bool:

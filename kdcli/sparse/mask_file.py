@@ -35,6 +35,7 @@ from kdcli.sparse.coding import decode, encode, inflate
 from kdcli.types import RowHashes
 
 FORMAT = "kdcli-mask-1"
+PUBLISHED = ".npy"  # ending of the masks of the SMP authors, see `read_smp`
 DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 NO_DIGEST = "0" * 64
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float16, torch.bfloat16, torch.int64)}
@@ -207,7 +208,7 @@ def open_mask(path: Path) -> CodedMask:
     if (digest := DIGEST.search(data, 8, min(8 + size, len(data)))) is None:
         raise UsageError(
             f"{path} is no mask file of kdcli, or damaged: no hash in its header",
-            f"{COPY_AGAIN}; a model is no mask, and an .npy of the SMP authors is for `kdcli mask apply` and `compact`",
+            f"{COPY_AGAIN}; a model is no mask, and kdcli.load takes no .npy: `kdcli mask apply` makes it a model",
         )
     start, end = digest.span(1)
     if hashlib.sha256(data[:start] + NO_DIGEST.encode() + data[end:]).hexdigest().encode() != digest[1]:

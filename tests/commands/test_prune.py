@@ -377,6 +377,7 @@ def test_wrong_recipes_are_refused_before_anything_is_loaded(methods, options, m
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--set", "pruner.warmup_steps=31"], "'pruner.warmup_steps' 31 is more than the 30 steps of the run"),
         (["--set", "pruner.regulariser=1"], "unknown key 'pruner.regulariser' of method smp; did you mean"),
         (["--method", "magnitude", "--method", "smp", "--set", "head.words=[w40]"], "1 label words for the 2 outputs"),
     ],

@@ -198,6 +198,19 @@ def test_the_ablations_of_tinybert_are_the_rows_of_its_tables():
             assert values[section][name] == value
 
 
+def test_without_prediction_learns_the_labels_of_the_original_examples():
+    over = ablations("tinybert")["without-prediction"]
+    recipe = asked("tinybert-4x312", task="mrpc", student__to=None, augment__use=True, overrides=over).recipe
+    assert (recipe.kd.weight, recipe.augment.use, recipe.augment.predict) == (0.0, True, False)
+
+
+def test_the_separate_stage_of_tinybert_keeps_its_rate_and_that_of_prediction_falls():
+    recipe = asked(task="cola", sets=["train.warmup_steps=7"]).recipe
+    stage = stage_settings(recipe)
+    assert (stage.lr_schedule, stage.warmup_steps, stage.epochs) == ("constant", 0, 50.0)
+    assert (recipe.train.lr_schedule, recipe.train.warmup_steps) == ("linear", 7)
+
+
 @pytest.mark.parametrize("name", shipped("ablations"))
 def test_a_list_of_variants_changes_something_in_each(name):
     text = shipped("ablations")[name].read_text("utf-8")

@@ -137,6 +137,15 @@ def predicted(ready, recipe, kd, teachers, method=None, store=None):
     return headed, job
 
 
+def test_a_teacher_that_nothing_is_learned_from_is_not_asked(ready, recipe, monkeypatch):
+    asked = []
+    monkeypatch.setattr("kdcli.commands.distill.stages.cached_signals", lambda *args: asked.append(args))
+    _, job = predicted(ready, recipe, KdSettings(weight=0.0), [ready[1]])
+    batch = job.examples.batch(ROWS)
+    assert job.step(batch).terms.keys() == {"task"}
+    assert asked == []
+
+
 @pytest.mark.parametrize(("weight", "temperature"), [(0.0, 1.0), (0.3, 4.0), (1.0, 1.0)])
 def test_labels_and_logits_share_the_weight(ready, recipe, folders, weight, temperature):
     task, _ = ready

@@ -179,6 +179,13 @@ def test_the_regularizer_of_smp_rises_with_the_steps_or_with_the_density():
     assert bound("smp", regularizer=0.0).terms() == {}
 
 
+def test_the_regularizer_of_smp_may_rise_in_a_part_of_the_steps():
+    pruner = bound("smp", regularizer_fraction=0.5)
+    for done, risen in ((20, 1 - (1 - 20 / 50) ** 3), (50, 1.0), (80, 1.0)):
+        pruner.after(done)
+        assert pruner.terms()["regularizer"].item() == pytest.approx(400 * risen * 0.5, rel=1e-5)
+
+
 def test_scores_and_weights_have_their_own_rates_and_scores_no_decay():
     score = "model.encoder.layer.0.output.dense.parametrizations.weight.0.score"
     weight = "model.encoder.layer.0.output.dense.parametrizations.weight.original"

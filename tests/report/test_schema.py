@@ -3,10 +3,14 @@
 import functools
 import json
 import operator
+import tomllib
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from kdcli.data.tasks import tasks
+from kdcli.report import published
 from kdcli.report.published import published_for
 from kdcli.report.schema import Card, LatencyRow, PublishedRow, Report
 
@@ -64,3 +68,56 @@ def test_published_rows_belong_to_the_shape():
     assert published_for(["5x123"]) == []
     both = published_for(["6x384", "3x384"])
     assert len({r["row"] for r in both}) == len(both), "a row for two shapes comes once"
+
+
+def rows_for(shape, command, **recipe):
+    return {row["row"]: row["values"] for row in published_for([shape], command, recipe)}
+
+
+def test_published_rows_of_pruning_are_those_of_task_and_density():
+    rows = rows_for("12x768", "prune", task="mnli", sparsity=[0.9])
+    assert rows["BERT-base at 10 %, SMP-S"] == {"MNLI-m": 82.5, "MNLI-mm": 82.3}
+    assert rows["BERT-base at 10 %, SMP-S with a teacher"] == {"MNLI-m": 83.7, "MNLI-mm": 83.6}
+    assert rows["BERT-base, fine-tuned"] == {"MNLI-m": 84.5, "MNLI-mm": 84.9}
+    assert not any("3 %" in row or "50 %" in row for row in rows)
+    both = rows_for("12x768", "prune", task="squad", sparsity=[0.97, 0.5])
+    assert both["BERT-base at 3 %, SMP-L"] == {"SQuAD 1.1 EM": 70.7, "SQuAD 1.1 F1": 81.0}
+    assert both["BERT-base at 50 %, CAP with a teacher"] == {"SQuAD 1.1 EM": 80.9, "SQuAD 1.1 F1": 88.2}
+    assert rows_for("12x768", "prune", task="sst2", sparsity=[0.2])["RoBERTa-base at 80 %, SMP"] == {"SST-2": 94.9}
+    assert not any("SMP" in row for row in rows_for("12x768", "finetune", task="mnli"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "command", "recipe"),
+    [
+        ("12x768", "prune", {"task": "own", "sparsity": [0.9]}),
+        ("12x768", "prune", {"task": "demo-topic", "sparsity": [0.9]}),
+        ("12x768", "finetune", {"task": "own"}),
+        ("6x768", "distill", {"task": "own"}),
+        ("4x768", "cotrain", {"task": "own"}),
+        ("4x768", "cotrain", {"task": "sst2"}),
+        ("4x768", "distill", {}),
+    ],
+)
+def test_no_published_rows_where_the_task_is_none_of_the_papers(shape, command, recipe):
+    assert published_for([shape], command, recipe) == []
+
+
+def test_published_rows_of_co_training_and_of_a_tasks_distillation():
+    assert rows_for("4x768", "cotrain", task=None)["4x768 CTCD, 20 epochs"] == {"GLUE average": 79.12}
+    rows = rows_for("6x768", "distill", task="mrpc")
+    assert rows["TinyBERT 6x768, task-specific"] == {"params, M": 67.0, "MRPC F1": 90.6, "MRPC accuracy": 86.3}
+    assert rows["MiniLM 6x768 from BERT-base"] == {"params, M": 66.0, "MRPC": 88.4, "speed-up": 2.0}
+    assert "MiniLMv2 6x768 from BERT-base" not in rows, "its paper has no MRPC"
+    text = rows_for("6x768", "distill")
+    assert text["MiniLMv2 6x768 from RoBERTa-large"]["SQuAD 2.0 F1"] == 81.6
+    assert "TinyBERT 6x768, task-specific" not in text
+    assert text["MiniLM 6x768 from BERT-base"]["average"] == 80.4
+
+
+def test_every_column_of_a_published_row_is_of_a_task_or_of_every_one():
+    content = tomllib.loads((Path(published.__file__).parent / "published.toml").read_text("utf-8"))
+    columns = {name for row in content["row"] for name in row["values"]}
+    assert columns - set(content["tasks"]) == {"params, M", "speed-up"}
+    assert set(content["tasks"].values()) - {"glue"} <= set(tasks())
+    assert set(content["tasks"]) <= columns

@@ -121,6 +121,12 @@ def test_the_schedule_wastes_no_step_at_rate_zero():
     assert rates[4:] == pytest.approx([1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
 
 
+@pytest.mark.parametrize(("warmup", "expected"), [(0, [2.0] * 4), (2, [1.0, 2.0, 2.0, 2.0])])
+def test_a_constant_rate_stays_after_the_warm_up(warmup, expected):
+    schedule = make_schedule(steps=4, warmup_steps=warmup, lr=2.0, lr_schedule="constant")
+    assert [schedule.lr_at(s) for s in range(1, 5)] == expected
+
+
 def test_parameters_move_at_their_own_pace():
     # Adam's first step is the rate itself, whatever the gradient, plus the decay.
     net = Net()

@@ -289,9 +289,11 @@ def prediction_job(
         first_needs = first_needs | objective.teacher_needs
         if any(True for _ in objective.projections.parameters()):
             modules["projections"] = objective.projections
+    if not kd.weight and objective is None:
+        teachers = []  # Nothing is learned from them.
     order, _ = order_and_schedule(task, recipe)
     passes, store = schedule.steps / order.steps_of_pass, store if len(teachers) == 1 else None
-    needs = [first_needs, *[Needs(logits=True)] * (len(teachers) - 1)]
+    needs = [first_needs, *[Needs(logits=True)] * (len(teachers) - 1)][: len(teachers)]
     sources = [cached_signals(t, task, n, passes, store) for t, n in zip(teachers, needs, strict=True)]
 
     def step(batch: Batch) -> StepLoss:
@@ -303,4 +305,5 @@ def prediction_job(
             terms |= objective_terms(objective, signals[0], student)
         return StepLoss(terms, student.logits)
 
-    return replace(plain, modules=modules, step=step, examples=sources[0].examples), schedule
+    examples = sources[0].examples if sources else plain.examples
+    return replace(plain, modules=modules, step=step, examples=examples), schedule

@@ -27,8 +27,8 @@ from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
 from kdcli.report.finish import RunResult, measure, write_report
 from kdcli.report.views import short
-from kdcli.sparse.load import load
-from kdcli.sparse.mask_file import open_mask
+from kdcli.sparse.load import head_of, load, published_mask, with_head
+from kdcli.sparse.mask_file import PUBLISHED, apply_masks, open_mask
 from kdcli.training.launch import Session, choose_output_dir, launch
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
@@ -67,7 +67,7 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
     folder = choose_output_dir(name, resolved, invocation, session)
     sources, trusted = recipe.masks or recipe.models, session.trust_remote_code
     trained = {source: training_rows(location(source)) for source in recipe.models}
-    trained |= {file: open_mask(Path(file)).rows for file in recipe.masks}
+    trained |= {file: open_mask(Path(file)).rows for file in recipe.masks if Path(file).suffix != PUBLISHED}
     data = open_judged(str(recipe.task), recipe.data, recipe.models[0], trained, trust_remote_code=trusted)
     check_gate_names(data, extras)
     if extras.submission is not None:
@@ -100,6 +100,14 @@ def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
             "--mask takes one model, the base of every mask, and measures no latency",
             "kdcli evaluate BASE --mask FILE [--mask FILE]; kdcli mask apply saves a model to measure",
         )
+    bits = bool(recipe.masks) and all(Path(mask).suffix == PUBLISHED for mask in recipe.masks)
+    if not bits and (recipe.head.kind is not None or recipe.head.words is not None):
+        raise UsageError(
+            "head.kind and head.words are for a mask without a head, an .npy of the SMP authors",
+            "leave them out: what is evaluated has a head of its own",
+        )
+    if recipe.masks and recipe.head.label_map is not None:
+        raise UsageError("head.label_map is for models, not for masks", "choose the words of an .npy by head.words")
     if extras.submission is not None and (count := max(len(recipe.models), len(recipe.masks))) > 1:
         raise UsageError(f"--submission takes one model, not {count}")
     if extras.predictions is not None:
@@ -121,7 +129,7 @@ def _load(recipe: EvaluateRecipe, session: Session, data: Labelled, source: str)
     """A model, or the base under a mask, with the examples as it reads them."""
     trusted = session.trust_remote_code
     if recipe.masks:
-        model = _under_mask(recipe.models[0], Path(source), data.task, trusted)
+        model = _under_mask(recipe, Path(source), data.task, trusted)
     else:
         settings: dict[str, Any] = {"new_head": False, "compacted": True, "trust_remote_code": trusted}
         model = load_for_task(source, data.task, label_map=recipe.head.label_map, **settings)
@@ -130,9 +138,17 @@ def _load(recipe: EvaluateRecipe, session: Session, data: Labelled, source: str)
     return _Evaluated(model, max_length, evaluator.with_metrics(recipe.metrics, trust_remote_code=trusted))
 
 
-def _under_mask(base: str, file: Path, task: Task, trust_remote_code: bool) -> TaskModel:
+def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_code: bool) -> TaskModel:
     """A base under a mask, with the head of the mask. Raises UsageError: see `kdcli.sparse.load.load`; a mask for
     another task or other labels."""
+    base = recipe.models[0]
+    if file.suffix == PUBLISHED:
+        how: dict[str, Any] = {"kind": recipe.head.kind or "mlm", "words": recipe.head.words}
+        mask, encoder = published_mask(file, base, task, trust_remote_code=trust_remote_code, **how)
+        apply_masks(encoder, mask.masks)
+        model, note = with_head(encoder, mask.info, mask.head, str(file)), f"taken for {head_of(mask.info)}"
+        tokenizer = tokenizer_for(base, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code)
+        return TaskModel(model.eval(), tokenizer, str(file), note, mask.info.max_length)
     info = open_mask(file).info
     if (info.task, info.labels) != (task.name, task.labels):
         raise UsageError(

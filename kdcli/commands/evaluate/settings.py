@@ -8,6 +8,14 @@ from kdcli.downstream.settings import HeadSettings, LabelledSettings
 from kdcli.recipe.sections import MeasureSettings, Section
 
 
+class JudgedHeadSettings(HeadSettings):
+    """`head:` of `evaluate`. `kind` and `words` are the frozen head of a mask that holds bits alone; null are those
+    that the SMP authors trained under."""
+
+    kind: Literal["embedding", "mlm"] | None = None
+    words: list[str] | None = None
+
+
 class EvaluateRecipe(Section):
     """The recipe of `kdcli evaluate`; the first of `models` is the baseline of the others. With `masks` there is one
     model, the base that is evaluated under each mask. `metrics` are names, scripts or directories of the `evaluate`
@@ -21,7 +29,7 @@ class EvaluateRecipe(Section):
     metrics: list[str] = Field(default_factory=list)
     resamples: int = Field(1000, ge=100, le=10**6)
     worst: int = Field(20, ge=0)
-    head: HeadSettings = HeadSettings()
+    head: JudgedHeadSettings = JudgedHeadSettings()
     data: LabelledSettings = LabelledSettings()
     measure: MeasureSettings = MeasureSettings(latency=False)
 

@@ -16,6 +16,7 @@ MaskPath = Annotated[Path, typer.Argument(help="A mask file.")]
 AnyMask = Annotated[Path, typer.Argument(help="A mask file, or an .npy of the SMP authors.")]
 Base = Annotated[str | None, typer.Option(help="Where the base is; default: named in the mask.", metavar="MODEL")]
 Masking = Annotated[str | None, typer.Option(help="local, global or proportional (default); of --sparsity.")]
+OfTask = Annotated[str | None, typer.Option("--task", help="Of an .npy: the task of its head.", metavar="TASK")]
 Sparsity = Annotated[float | None, typer.Option(help="Re-threshold the stored scores at this sparsity.")]
 
 
@@ -40,19 +41,25 @@ def mask_diff(
 
 
 @mask.command("apply")
-@with_options("output_dir", "trust_remote_code", *PRINTING)
+@with_options("output_dir", "sets", "trust_remote_code", *PRINTING)
 def mask_apply(
-    file: AnyMask, base: Base = None, sparsity: Sparsity = None, masking: Masking = None, **shared: Any
+    file: AnyMask,
+    base: Base = None,
+    task: OfTask = None,
+    sparsity: Sparsity = None,
+    masking: Masking = None,
+    **shared: Any,
 ) -> None:
     """Save the masked model, with zeros: it loads anywhere and is not faster."""
     _save(locals() | shared)
 
 
 @mask.command("compact")
-@with_options("output_dir", "trust_remote_code", *PRINTING)
+@with_options("output_dir", "sets", "trust_remote_code", *PRINTING)
 def mask_compact(
     file: AnyMask,
     base: Base = None,
+    task: OfTask = None,
     sparsity: Sparsity = None,
     masking: Masking = None,
     drop_rows_below: Annotated[int, typer.Option(help="Treat rows with fewer than N weights as empty.")] = 0,
@@ -67,6 +74,6 @@ def _save(given: dict[str, Any], **how: Any) -> None:
         raise UsageError("--masking changes nothing without --sparsity", "add --sparsity")
     from kdcli.commands.mask import run
 
-    how |= {name: given[name] for name in ("base", "sparsity", "output_dir", "trust_remote_code")}
-    how["masking"] = given["masking"] or "proportional"
+    how |= {name: given[name] for name in ("base", "task", "sparsity", "output_dir", "trust_remote_code")}
+    how |= {"sets": given["sets"] or (), "masking": given["masking"] or "proportional"}
     show(run.apply(given["file"], **how), as_json=given["json"])

@@ -1,16 +1,17 @@
 """`kdcli mask`: show a mask file, compare two, or save the masked or compacted model."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.table import Column, Table
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
+from kdcli.data.tasks import task_of, tasks
 from kdcli.disk import check_writable, content_of
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import is_custom
@@ -19,10 +20,19 @@ from kdcli.models.load import load_weights, location, save_model
 from kdcli.models.matrices import matrices
 from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.pruners.selection import MASKINGS, down_to_one, select
+from kdcli.recipe.resolve import resolve
+from kdcli.recipe.sections import Section
 from kdcli.report.text import bytes_of, number, percent
 from kdcli.sparse.compact import compact
-from kdcli.sparse.load import with_head
-from kdcli.sparse.mask_file import MaskFile, MaskInfo, apply_masks, check_base, open_mask, read_mask, read_smp
+from kdcli.sparse.load import head_of, published_mask, with_head
+from kdcli.sparse.mask_file import (
+    PUBLISHED,
+    MaskFile,
+    apply_masks,
+    check_base,
+    open_mask,
+    read_mask,
+)
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import numbered
 
@@ -102,20 +112,24 @@ def apply(
     base: str | None,
     sparsity: float | None,
     masking: str,
+    task: str | None,
+    sets: Sequence[str],
     compacted: bool = False,
     drop_rows_below: int = 0,
     output_dir: Path | None,
     trust_remote_code: bool,
 ) -> MaskResult:
     """Save the model that a mask makes of its base, by default in runs/mask-NAME, numbered. `base` None is where the
-    mask says, which an `.npy` of the SMP authors does not. `sparsity` and `masking` re-threshold the stored scores, see
-    `kdcli.pruners.selection`; `compacted` removes what is empty, see `kdcli.sparse.compact`, instead of storing zeros.
-    Raises UsageError: see `read_mask`, `check_base` and `compact`; no scores to cut; a directory that is not empty."""
+    mask says, which an `.npy` of the SMP authors does not. `task` and `sets` (of `head.kind` and `head.words`) give
+    such an `.npy` its head; a task of None is the one that the file's name begins with, as the authors' do. `sparsity`
+    and `masking` re-threshold the stored scores, see `kdcli.pruners.selection`; `compacted` removes what is empty, see
+    `kdcli.sparse.compact`, instead of storing zeros. Raises UsageError: see `read_mask`, `check_base`, `published_mask`
+    and `compact`; no scores to cut; a directory that is not empty."""
     folder = output_dir or numbered(f"mask-{file.stem}", taken=False)
     check_writable(folder, directory=True)
     if folder.is_dir() and content_of(folder):
         raise UsageError(f"output directory {folder} is not empty", "choose another with -o")
-    mask, model, source = _open(file, base, trust_remote_code)
+    mask, model, source = _open(file, base, task, sets, trust_remote_code)
     masks = mask.masks if sparsity is None else _cut(mask, model, sparsity, masking)
     apply_masks(model, masks)
     whole = with_head(model, mask.info, mask.head, str(file))
@@ -135,23 +149,45 @@ def apply(
     size = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
     facts = {"folder": str(folder), "kept": kept, "weights": total, "bytes": size, "loads": loads}
     lines = [f"{kept:.1%} of {total:,} weights kept, {bytes_of(size)}", f"model in {folder}: {loads}"]
+    if file.suffix == PUBLISHED:
+        lines.insert(0, f"the file holds bits alone and was taken for {head_of(mask.info)}")
+        facts |= mask.info.model_dump(mode="json", include={"task", "labels", "label_words", "architecture"})
     return MaskResult(facts, lines)
 
 
-def _open(file: Path, base: str | None, trust_remote_code: bool) -> tuple[MaskFile, PreTrainedModel, str]:
+class _Head(Section):
+    kind: Literal["embedding", "mlm"] = "mlm"
+    words: list[str] | None = None
+
+
+class _HeadRecipe(Section):
+    """The keys that `--set` takes."""
+
+    verb: Literal["mask"] = "mask"
+    head: _Head = _Head()
+
+
+def _open(
+    file: Path, base: str | None, task: str | None, sets: Sequence[str], trust_remote_code: bool
+) -> tuple[MaskFile, PreTrainedModel, str]:
     """A mask, the encoder it is for, checked against each other, and the encoder's source."""
-    published = file.suffix == ".npy"
-    if published and base is None:
-        raise UsageError(f"{file} does not say which model it masks", "give it: --base bert-base-uncased")
-    coded = None if published else open_mask(file)
-    source = base or (coded.info.base if coded else "")
+    if file.suffix == PUBLISHED:
+        if base is None:
+            raise UsageError(f"{file} does not say which model it masks", "give it: --base bert-base-uncased")
+        head, named = resolve(_HeadRecipe, recipe=None, sets=sets).recipe.head, file.stem.split("_")[0]
+        of_task = task_of(task) if task is not None else tasks().get(named)
+        if of_task is None and sets:
+            raise UsageError(f"{file} does not say which task its head is for", "give it: --task TASK")
+        how: dict[str, Any] = {"kind": head.kind, "words": head.words, "trust_remote_code": trust_remote_code}
+        mask, model = published_mask(file, base, of_task, **how)
+        return mask, model, base
+    if task is not None or sets:
+        raise UsageError(f"--task and --set are for an .npy of the SMP authors; {file} holds its own head")
+    coded = open_mask(file)
+    source = base or coded.info.base
     model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
-    if coded is not None:
-        check_base(coded, model, source)
-        return coded.decode(model), model, source
-    masks, kind = read_smp(file, model), str(model.config.model_type)
-    about = MaskInfo(base=source, base_sha256="", model_type=kind, method="smp", density=_density(masks.values()))
-    return MaskFile(about, masks, file), model, source
+    check_base(coded, model, source)
+    return coded.decode(model), model, source
 
 
 def _cut(mask: MaskFile, model: PreTrainedModel, sparsity: float, masking: str) -> Mapping[str, Tensor]:

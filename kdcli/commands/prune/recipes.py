@@ -4,18 +4,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kdcli.commands.prune.settings import PruneRecipe
-from kdcli.recipe.resolve import Resolved, flatten, read_recipe, resolve, shipped
+from kdcli.pruners import defaults
+from kdcli.recipe.resolve import Resolved, defaulted, flatten, read_recipe, resolve, shipped
 
 
 def prune_recipes(
     methods: Sequence[str], *, recipe: str | None, sets: Sequence[str], options: Mapping[str, Any]
 ) -> list[Resolved[PruneRecipe]]:
-    """Resolve a recipe for each method, or for the recipe's own if none is given; see `resolve`. Unless `recipe` is
-    given, a method takes the shipped recipe of its name and the task. The data and budget of that recipe hold for the
-    other methods too."""
+    """Resolve a recipe for each method, or for the recipe's own if none is given; see `resolve`. Unless `recipe` names
+    a task itself, a method takes the shipped recipe of its name and the task, beneath `recipe`. The data and budget of
+    that recipe hold for the other methods too."""
     first = resolve(PruneRecipe, recipe=recipe, sets=sets, options=options).recipe
     chosen = list(methods) or [first.method]
-    names = {method: f"{method}-{first.task}" for method in chosen} if recipe is None else {}
+    whole = recipe is not None and "task" in read_recipe(recipe, "prune")
+    names = {} if whole else {method: f"{method}-{first.task}" for method in chosen}
     available = {m: dict(flatten(read_recipe(name, "prune"))) for m, name in names.items() if name in shipped("prune")}
     resolved = []
     for method in chosen:
@@ -27,3 +29,12 @@ def prune_recipes(
         own = {**options, "method": method if methods else None}
         resolved.append(resolve(PruneRecipe, recipe=recipe, beneath=beneath, sets=sets, options=own))
     return resolved
+
+
+def with_defaults(resolved: Resolved[PruneRecipe]) -> Resolved[PruneRecipe]:
+    """The recipe with what its method's authors ran it with, for keys that nobody set. Raises UsageError: no such
+    method."""
+    method = resolved.recipe.method
+    own = defaults(method)
+    keys = {"train.lr": own.lr, "train.warmup_fraction": own.warmup, "kd.weight": own.teacher, "head.kind": own.head}
+    return defaulted(resolved, keys, f"method {method}")

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from kdcli.commands.prune.job import Pruning, build_pruning
+from kdcli.commands.prune.recipes import with_defaults
 from kdcli.commands.prune.save import COMPACT, DENSE, MASKED, save_and_report
 from kdcli.commands.prune.settings import PruneRecipe
 from kdcli.downstream import task as tasks
@@ -19,8 +20,8 @@ from kdcli.errors import UsageError
 from kdcli.models.heads import TaskModel
 from kdcli.models.load import location
 from kdcli.models.training_rows import all_rows, training_rows
-from kdcli.pruners import check_settings, defaults
-from kdcli.recipe.resolve import Resolved, defaulted
+from kdcli.pruners import check_settings, defaults, smp
+from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
 from kdcli.report.combine import Part, combine_reports
 from kdcli.report.dry_run import Estimate
@@ -111,10 +112,7 @@ def run(recipes: Recipes, invocation: Invocation) -> RunResult | Estimate | None
     for what, given in (("method", methods), ("sparsity", [f"{s:g}" for s in first.sparsity])):
         if twice := [one for one in given if given.count(one) > 1]:
             raise UsageError(f"{what} {twice[0]} was given twice", "give each once")
-    complete = []
-    for each, method, own in zip(recipes, methods, map(defaults, methods), strict=True):
-        keys = {"train.lr": own.lr, "kd.weight": own.teacher, "head.kind": own.head}
-        complete.append(defaulted(each, keys, f"method {method}"))
+    complete = [with_defaults(each) for each in recipes]
     return run_command(complete[0], invocation, partial(_prepare, complete))
 
 
@@ -133,7 +131,10 @@ def _prepare(recipes: Recipes, first: Resolved[PruneRecipe], invocation: Invocat
     shared = task, teacher, invocation.dry_run
     stages = [PruneStage(*own, *shared) for own in stage_recipes(recipes, folder)]
     for stage in stages:
-        order_and_schedule(task, stage.resolved.recipe)
+        own = stage.resolved.recipe
+        _, schedule = order_and_schedule(task, own)
+        if isinstance(settings := check_settings(own.method, own.pruner), smp.Settings):
+            settings.rising(schedule.steps)
     stages[0].headed = headed
     return PruneRun(first, invocation, folder, stages)
 

@@ -9,7 +9,8 @@ from kdcli.recipe.sections import KdSettings, Section
 
 
 class PruneTrainSettings(FinetuneTrainSettings):
-    """`train:` of `prune`: the paper's learning rate of scores, no warm-up and no decay."""
+    """`train:` of `prune`: SMP's learning rate of scores, no warm-up and no decay; other methods have their
+    own rate and warm-up (`kdcli.pruners.pruner.Defaults`)."""
 
     lr: float = Field(2e-2, gt=0)
     warmup_fraction: float = Field(0.0, ge=0, lt=1)
