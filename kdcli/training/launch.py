@@ -29,6 +29,7 @@ class Session:
     accelerator: Accelerator
     device: torch.device
     trust_remote_code: bool = False
+    judging: bool = False  # In a verb that only judges, scores are computed in its dtype; elsewhere in float32
 
     @property
     def is_main(self) -> bool:
@@ -141,8 +142,8 @@ def already_done(folder: Path) -> bool:
     return done
 
 
-def launch(dtype: str, invocation: Invocation) -> Session | None:
-    """This process's session; None when processes started here have done the work. Raises UsageError, MachineError: no
+def launch(dtype: str, invocation: Invocation, *, judging: bool = False) -> Session | None:
+    """This process's session; `judging` as in `Session`; None when processes started here have done the work. Raises UsageError, MachineError: no
     such device or dtype here; ChildFailed: a process failed and has printed why."""
     device = choose_device(invocation.device)
     chosen = choose_dtype(dtype, device)
@@ -158,7 +159,7 @@ def launch(dtype: str, invocation: Invocation) -> Session | None:
         return None
     accelerator = start(device, chosen, invocation.report_to)
     here = accelerator.device if accelerator.num_processes > 1 else device
-    return Session(accelerator, here, invocation.trust_remote_code)
+    return Session(accelerator, here, invocation.trust_remote_code, judging)
 
 
 def make_schedule(settings: TrainSettings, steps_per_pass: float) -> Schedule:

@@ -57,7 +57,7 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
     nothing. Raises KdcliError: see `kdcli.errors`; nothing was written if recipe, models or data cannot be used."""
     recipe = resolved.recipe
     check_recipe(recipe, extras)
-    session = launch(recipe.dtype, invocation)
+    session = launch(recipe.dtype, invocation, judging=True)
     if session is None:
         return None
     name = f"evaluate-{Path(recipe.models[0]).name}-{recipe.task}"
