@@ -1,9 +1,11 @@
 """The command line: its words are frozen, its help is quick to think, its errors have exit codes."""
 
+import importlib.util
 import json
 import subprocess
 import sys
 
+import accelerate.tracking
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -11,6 +13,7 @@ from typer.testing import CliRunner
 import kdcli
 from kdcli import errors
 from kdcli.cli import app
+from kdcli.cli.options import TRACKERS
 
 SAYING = ("--quiet", "-q", "--verbose", "-v")
 ON_TASK = {
@@ -98,7 +101,39 @@ def test_doctor_says_what_this_machine_can_run():
     found = json.loads(run("doctor", "--json").stdout)
     assert "works" in found["devices"]["cpu"]
     assert found["versions"]["kdcli"] == kdcli.__version__
-    assert "works" in run("doctor").stdout
+    shown = run("doctor").stdout
+    assert "works" in shown
+    for name in ("onnxruntime", "openvino", *TRACKERS):
+        here = importlib.util.find_spec(name.replace("-", "_")) is not None
+        assert found["optional"][name.replace("_", "-")].startswith("not installed") is not here
+        assert name.replace("_", "-") in shown
+
+
+def test_the_trackers_of_help_are_those_of_accelerate():
+    assert list(TRACKERS) == sorted(accelerate.tracking.LOGGER_TYPE_TO_CLASS)
+
+
+@pytest.mark.parametrize(
+    ("name", "installed", "message", "hint"),
+    [
+        ("all", [], "--report-to all: no tracker is installed", "install one of aim, clearml"),
+        (
+            "wandb",
+            ["tensorboard"],
+            "--report-to wandb: it is not installed",
+            "pip install wandb; installed: tensorboard",
+        ),
+        ("comet_ml", [], "it is not installed", "pip install comet-ml; installed: none"),
+        ("tensorbord", [], "did you mean 'tensorboard'?", "allowed: none, all, aim"),
+    ],
+)
+def test_a_tracker_that_is_not_there_is_refused_by_name(monkeypatch, name, installed, message, hint):
+    monkeypatch.setattr("kdcli.training.launch.get_available_trackers", lambda: installed)
+    done = run("finetune", "demo", "--task", "demo-topic", "--report-to", name)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert hint in done.stderr
+    assert "pip install all" not in done.stderr
 
 
 def test_every_error_has_the_exit_code_it_promises(monkeypatch):

@@ -12,6 +12,8 @@ import typer
 
 from kdcli.errors import UsageError
 
+TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
+"""The trackers of accelerate, which help must not import."""
 RUN, TRAIN, SHOW, ON_TASK = "Run", "Training", "Output", "With --task"
 
 
@@ -46,7 +48,7 @@ def _shared(
         bool, typer.Option("--overwrite", help="Delete the run in the output directory first.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Estimate size, memory and time; write nothing.")] = False,
-    report_to: Annotated[str, typer.Option(help="none, tensorboard, trackio or wandb.", rich_help_panel=SHOW)] = "none",
+    report_to: Annotated[str, typer.Option(help=f"none, all, {', '.join(TRACKERS)}.", rich_help_panel=SHOW)] = "none",
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
     ] = False,
