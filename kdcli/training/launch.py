@@ -152,8 +152,9 @@ def already_done(folder: Path) -> bool:
 
 
 def launch(dtype: str, invocation: Invocation, *, judging: bool = False) -> Session | None:
-    """This process's session; `judging` as in `Session`; None when processes started here have done the work. Raises
-    UsageError, MachineError: no such device, dtype or tracker here; ChildFailed: a process failed and has printed why."""
+    """This process's session; None when processes started here have done the work. `judging` as in `Session`. Raises
+    UsageError, MachineError: no such device, dtype or tracker here; ChildFailed: a process failed and has printed
+    why."""
     check_tracker(invocation.report_to)
     device = choose_device(invocation.device)
     chosen = choose_dtype(dtype, device)
