@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from kdcli.backends.exported import is_export
 from kdcli.data.batches import BatchOrder, BucketOrder
 from kdcli.data.labelled.spans import check_answers, misplaced
 from kdcli.data.labelled.task_data import Labelled, check_training, open_labelled
@@ -96,7 +97,8 @@ def check_task_data(
 
 def open_judged(task: str, data: LabelledSettings, model: str, *, trust_remote_code: bool) -> Labelled:
     """The examples to evaluate on; an own task takes its classes from `model` if that names them."""
-    config = load_config(model, trust_remote_code=trust_remote_code, compacted=True)
+    weights = not is_export(model)
+    config = load_config(model, trust_remote_code=trust_remote_code, weights=weights, compacted=True)
     named = tuple(str(config.id2label[i]) for i in range(config.num_labels))
     own = task == OWN and not any(GENERIC.fullmatch(name) for name in named)
     where = data.model_dump(include={"source", "columns", "split", "judged_rows"})

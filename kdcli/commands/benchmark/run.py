@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoModel
 
+from kdcli.backends.exported import is_export, open_export
 from kdcli.backends.runners import check_backend
 from kdcli.bench.compare import gather
 from kdcli.bench.latency import CELLS, Latency, Protocol, Subject, measure_latency
@@ -203,6 +204,8 @@ def _card(model: str, invocation: Invocation) -> dict[str, Any]:
     if is_shape(model):
         made = AutoModel.from_config(config_of(model), dtype=torch.float32).eval()
         return describe(made, model, None) | paper_params(model)
+    if is_export(model):
+        return open_export(model, choose_device(invocation.device)).card
     trusted = invocation.trust_remote_code
     encoder = load(model).base_model if is_compact(model) else load_encoder(model, trust_remote_code=trusted).model
     return describe_source(encoder, model)
@@ -235,14 +238,26 @@ def _protocol(
     return Protocol(device=str(device), cells=cells, **rest)
 
 
+def _subject(name: str, model: str, backend: str, precision: str) -> Subject:
+    if is_export(model):
+        export = open_export(model)
+        return Subject(name, model, export.format, export.precision)
+    return Subject(name, location(model), backend, precision)
+
+
 def _measure(models: Mapping[str, str], backends: Sequence[tuple[str, str]], protocol: Protocol) -> Latency:
-    """One worker for each backend, with the baseline on plain torch in each; its rows are kept once."""
+    """One worker for each backend, with the baseline in each, on plain torch unless it is an export; its rows are kept
+    once."""
     keys = ("model", "backend", "dtype", "batch_size", "seq_len")
-    baseline = Subject(*next((name, location(model)) for name, model in models.items()))
+    baseline = _subject(*next(iter(models.items())), "torch", "fp32")
+    groups: dict[str, list[Subject]] = {}
+    for backend, precision in backends:
+        for subject in (_subject(name, model, backend, precision) for name, model in models.items()):
+            # An export runs on its own backend, once.
+            if subject not in groups.setdefault(subject.backend, []):
+                groups[subject.backend].append(subject)
     total = Latency()
-    for backend in dict.fromkeys(name for name, _ in backends):
-        precisions = [precision for name, precision in backends if name == backend]
-        subjects = [Subject(n, location(m), backend, p) for p in precisions for n, m in models.items()]
+    for backend, subjects in groups.items():
         Progress.log(f"measuring {len(subjects)} on {backend}")
         latency = measure_latency([baseline, *(s for s in subjects if s != baseline)], protocol)
         seen = {tuple(row[k] for k in keys) for row in total.rows}
