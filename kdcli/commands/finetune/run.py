@@ -102,13 +102,14 @@ def _prepare(resolved: Resolved[FinetuneRecipe], invocation: Invocation, session
     recipe, first = resolved.recipe, resolved.recipe.train.seed
     folder = choose_output_dir(f"finetune-{Path(str(recipe.model)).name}-{recipe.task}", resolved, invocation, session)
     task, headed = prepare(recipe, session)
-    stages, settings, schedules = [], [], {}
+    stages, settings = [], []
+    schedules: dict[str, str] = {}
     for values, setting in combinations(resolved):
         _, schedule = order_and_schedule(task, setting.recipe)
-        train = setting.recipe.train.model_dump(exclude={"epochs", "max_steps", "warmup_steps", "warmup_fraction"})
+        others = setting.recipe.train.model_dump(exclude={"epochs", "max_steps", "warmup_steps", "warmup_fraction"})
         # What differs in epochs alone may still be as many steps.
         named = ", ".join(f"{key}={value}" for key, value in values.items())
-        alike = schedules.setdefault(repr((schedule, setting.recipe.keep, train)), named)
+        alike = schedules.setdefault(repr((schedule, setting.recipe.keep, others)), named)
         if alike != named:
             raise UsageError(
                 f"the grid's {alike} and {named} train the same: {schedule.steps} steps, {schedule.warmup_steps} of "
