@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import logging
+import socket
 import subprocess
 import sys
 
@@ -13,7 +15,7 @@ from typer.testing import CliRunner
 import kdcli
 from kdcli import errors
 from kdcli.cli import app
-from kdcli.cli.options import TRACKERS
+from kdcli.cli.options import TRACKERS, prepare_libraries
 
 SAYING = ("--quiet", "-q", "--verbose", "-v")
 ON_TASK = {
@@ -165,3 +167,27 @@ def test_options_that_contradict_each_other_are_refused(options):
 def test_an_argument_that_is_not_utf8_is_refused():
     done = subprocess.run([sys.executable, "-m", "kdcli", "distill", b"a\xff"], capture_output=True, check=False)
     assert (done.returncode, b"is not UTF-8" in done.stderr, b"Traceback" in done.stderr) == (2, True, False)
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_retries_of_the_hub_client_are_one_line(monkeypatch, capfd, verbose):
+    from huggingface_hub import constants
+    from huggingface_hub.utils import http_backoff, httpx
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    passed = []
+    handler = logging.Handler()
+    handler.emit = passed.append
+    client = logging.getLogger("huggingface_hub.utils._http")
+    client.addHandler(handler)
+    prepare_libraries(False, verbose)
+    for _ in range(2):
+        with pytest.raises(httpx.HTTPError):
+            http_backoff("HEAD", f"http://127.0.0.1:{port}/x", max_retries=2, base_wait_time=0)
+    client.removeHandler(handler)
+    prepare_libraries(False, False)
+    assert len(passed) >= 8 if verbose else passed == []
+    assert capfd.readouterr().err.count("waiting for the hub") == (0 if verbose else 1)
