@@ -1,9 +1,13 @@
 """The command line: its words are frozen, its help is quick to think, its errors have exit codes."""
 
+import importlib.util
 import json
+import logging
+import socket
 import subprocess
 import sys
 
+import accelerate.tracking
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -11,6 +15,7 @@ from typer.testing import CliRunner
 import kdcli
 from kdcli import errors
 from kdcli.cli import app
+from kdcli.cli.options import TRACKERS, prepare_libraries
 
 SAYING = ("--quiet", "-q", "--verbose", "-v")
 ON_TASK = {
@@ -51,8 +56,8 @@ def test_the_verbs_and_their_options_are_frozen():
     measuring = {"--baseline", "--preset", "--backend", "--batch-size", "--seq-len", "--padding", "--project"}
     measuring |= {"--task", "--portable", "--compare", "--max-latency-ms", "--min-speedup", "--strict"}
     shared = {"--output-dir", "-o", "--recipe", "-r", "--set", "--data", "--device", "--overwrite"}
-    assert options_of("benchmark") == measuring | shared | {"--trust-remote-code", "--json", *SAYING}
-    written = {"--format", "--int8", "--output-dir", "-o", "--overwrite", "--trust-remote-code"}
+    assert options_of("benchmark") == measuring | shared | {"--dtype", "--trust-remote-code", "--json", *SAYING}
+    written = {"--format", "--int8", "--data", "--output-dir", "-o", "--overwrite", "--trust-remote-code"}
     assert options_of("export") == written | {"--json", *SAYING}
 
 
@@ -100,14 +105,50 @@ def test_doctor_says_what_this_machine_can_run():
     found = json.loads(run("doctor", "--json").stdout)
     assert "works" in found["devices"]["cpu"]
     assert found["versions"]["kdcli"] == kdcli.__version__
-    assert "works" in run("doctor").stdout
+    shown = run("doctor").stdout
+    assert "works" in shown
+    for name in ("onnxruntime", "openvino", *TRACKERS):
+        here = importlib.util.find_spec(name.replace("-", "_")) is not None
+        assert found["optional"][name.replace("_", "-")].startswith("not installed") is not here
+        assert name.replace("_", "-") in shown
+
+
+def test_the_trackers_of_help_are_those_of_accelerate():
+    assert list(TRACKERS) == sorted(accelerate.tracking.LOGGER_TYPE_TO_CLASS)
+
+
+@pytest.mark.parametrize(
+    ("name", "installed", "message", "hint"),
+    [
+        ("all", [], "--report-to all: no tracker is installed", "install one of aim, clearml"),
+        (
+            "wandb",
+            ["tensorboard"],
+            "--report-to wandb: it is not installed",
+            "pip install wandb; installed: tensorboard",
+        ),
+        ("comet_ml", [], "it is not installed", "pip install comet-ml; installed: none"),
+        ("tensorbord", [], "did you mean 'tensorboard'?", "allowed: none, all, aim"),
+    ],
+)
+def test_a_tracker_that_is_not_there_is_refused_by_name(monkeypatch, name, installed, message, hint):
+    monkeypatch.setattr("kdcli.training.launch.get_available_trackers", lambda: installed)
+    done = run("finetune", "demo", "--task", "demo-topic", "--report-to", name)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert hint in done.stderr
+    assert "pip install all" not in done.stderr
 
 
 def test_every_error_has_the_exit_code_it_promises(monkeypatch):
     codes = {e.__name__: e.exit_code for e in errors.KdcliError.__subclasses__() if e is not errors.ChildFailed}
     promised = {"UsageError": 2, "MachineError": 3, "DivergedError": 4, "GateError": 5, "UnstableError": 6}
     assert codes == promised | {"Stopped": 75, "Interrupted": 130}
-    for error in (errors.DivergedError("loss is nan", "lower train.lr"), KeyboardInterrupt()):
+    for error in (
+        errors.DivergedError("loss is nan", "x"),
+        errors.Stopped("stopped after step 2"),
+        KeyboardInterrupt(),
+    ):
 
         def fail(*_, error=error, **__):
             raise error
@@ -115,7 +156,8 @@ def test_every_error_has_the_exit_code_it_promises(monkeypatch):
         monkeypatch.setattr("kdcli.commands.distill.run.run", fail)
         result = run("distill", "demo")
         assert result.exit_code == getattr(error, "exit_code", 130)
-        assert ("Traceback" in result.stderr, result.stderr.startswith("error: ")) == (False, True)
+        assert "Traceback" not in result.stderr
+        assert result.stderr.startswith("error: ") == isinstance(error, errors.DivergedError)
 
 
 @pytest.mark.parametrize("options", [["--epochs", "2", "--max-steps", "3"], ["--resume", "--overwrite"]])
@@ -127,3 +169,27 @@ def test_options_that_contradict_each_other_are_refused(options):
 def test_an_argument_that_is_not_utf8_is_refused():
     done = subprocess.run([sys.executable, "-m", "kdcli", "distill", b"a\xff"], capture_output=True, check=False)
     assert (done.returncode, b"is not UTF-8" in done.stderr, b"Traceback" in done.stderr) == (2, True, False)
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_retries_of_the_hub_client_are_one_line(monkeypatch, capfd, verbose):
+    from huggingface_hub import constants
+    from huggingface_hub.utils import http_backoff, httpx
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    passed = []
+    handler = logging.Handler()
+    handler.emit = passed.append
+    client = logging.getLogger("huggingface_hub.utils._http")
+    client.addHandler(handler)
+    prepare_libraries(False, verbose)
+    for _ in range(2):
+        with pytest.raises(httpx.HTTPError):
+            http_backoff("HEAD", f"http://127.0.0.1:{port}/x", max_retries=2, base_wait_time=0)
+    client.removeHandler(handler)
+    prepare_libraries(False, False)
+    assert len(passed) >= 8 if verbose else passed == []
+    assert capfd.readouterr().err.count("waiting for the hub") == (0 if verbose else 1)

@@ -18,7 +18,7 @@ TOP = "cli teachers downstream report bench backends training losses pruners mod
 BELOW: dict[str, set[str]] = {
     "commands": set(TOP.split()),
     "teachers": {"downstream", "training", "data", "losses", "models", "recipe"},
-    "downstream": {"report", "bench", "training", "data", "metrics", "losses", "models", "recipe"},
+    "downstream": {"backends", "report", "bench", "training", "data", "metrics", "losses", "models", "recipe"},
     "report": {"bench", "training", "recipe"},
     "bench": {"backends", "training", "models", "sparse", "kdcli"},
     "backends": {"training", "models", "sparse"},

@@ -82,10 +82,10 @@ def runner(
         export = export_onnx if backend == "onnx" else export_openvino
         file = export(model, folder, int8=precision == "int8").path
     if backend == "onnx":
-        return _engine_runner(onnx_caller(file, threads=threads))
+        return engine_runner(onnx_caller(file, threads=threads))
     # With int8 weights, softmax and normalisation stay in float32.
     hint = "bf16" if precision == "bf16" else "f32"
-    return _engine_runner(openvino_caller(file, threads=threads, precision=hint))
+    return engine_runner(openvino_caller(file, threads=threads, precision=hint))
 
 
 def agreement(reference: Array, other: Array, mask: Array) -> dict[str, float]:
@@ -131,5 +131,6 @@ def _torch_runner(model: PreTrainedModel, precision: str, device: torch.device, 
     )
 
 
-def _engine_runner(caller: Caller) -> Runner:
+def engine_runner(caller: Caller) -> Runner:
+    """A loaded file as a `Runner`."""
     return Runner(caller.feed, caller, lambda outputs: [np.array(x, dtype=np.float32) for x in outputs])

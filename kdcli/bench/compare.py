@@ -1,7 +1,7 @@
 """Combine reports of several runs into one; nothing is measured again."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,16 @@ class Gathered:
     speedups: dict[str, dict[str, Any]] = field(default_factory=dict)
     quality: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    judged_on: dict[str, dict[str, tuple[str, str]]] = field(default_factory=dict)  # task -> run -> hash, words
+
+    def differing(self) -> list[str]:
+        """A sentence for every task that runs were judged on different examples of."""
+        said = []
+        for task, runs in self.judged_on.items():
+            if len({rows for rows, _ in runs.values()}) > 1:
+                on = "; ".join(f"{run}: {words}" for run, (_, words) in runs.items())
+                said.append(f"{task} was judged on different examples, so its scores cannot be compared ({on})")
+        return said
 
 
 def gather(sources: Sequence[Path], check: Callable[[dict[str, Any], Path], object]) -> Gathered:
@@ -41,10 +51,24 @@ def _add_report(gathered: Gathered, run: str, raw: dict[str, Any]) -> None:
     names = {name: run if len(raw["models"]) == 1 else f"{run}: {name}" for name in raw["models"]}
     gathered.cards |= {names[name]: card for name, card in raw["models"].items()}
     gathered.rows += [row | {"model": names.get(row["model"], row["model"])} for row in raw["latency"]]
-    gathered.speedups |= {f"{run}: {key}": speedup for key, speedup in raw["speedup"].items()}
+    gathered.speedups |= {_renamed(key, names): speedup for key, speedup in raw["speedup"].items()}
     for task, by_model in raw["quality"].items():
-        if known := {names[m]: metrics for m, metrics in by_model.items() if m in names}:
+        # A model on a backend other than torch in float32 is scored as `MODEL on onnx int8`.
+        whole = {m: names.get(m.split(" on ")[0], "") + m.removeprefix(m.split(" on ")[0]) for m in by_model}
+        if known := {whole[m]: metrics for m, metrics in by_model.items() if m.split(" on ")[0] in names}:
             gathered.quality.setdefault(task, {}).update(known)
+    for e in raw.get("evaluations", []):
+        source = (raw["recipe"].get("data") or {}).get("source")
+        on = f"{e['n']:,} examples of {source or 'its own data'}, {e['split']}"
+        gathered.judged_on.setdefault(f"{e['task']} {e['set']}".strip(), {})[run] = (e.get("rows_sha256") or on, on)
+
+
+def _renamed(key: str, names: Mapping[str, str]) -> str:
+    """The name of a speed-up, `MODEL[/BACKEND]_vs_BASELINE[@CELL]`, with the models' names in the comparison."""
+    baseline = next(iter(names))
+    ratio, over, cell = key.rpartition(f"_vs_{baseline}")
+    model = max((name for name in names if ratio == name or ratio.startswith(f"{name}/")), key=len, default="")
+    return f"{names.get(model, '')}{ratio[len(model) :]}{over.replace(baseline, names[baseline])}{cell}"
 
 
 def _add_portable(gathered: Gathered, file: Path) -> None:

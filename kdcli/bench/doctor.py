@@ -6,11 +6,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from rich.table import Table
 
-from kdcli.bench.environment import environment, versions
+from kdcli.bench.environment import environment, installed, versions
 from kdcli.errors import MachineError
 from kdcli.training.device import choose_device, choose_dtype, device_table, no_cuda
+
+TRACKERS = sorted(name.replace("_", "-") for name in LOGGER_TYPE_TO_CLASS)
+OPTIONAL = {
+    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "pip install 'kdcli[onnx]'"),
+    "openvino": "pip install 'kdcli[openvino]'",
+    "sentence-transformers": "pip install 'kdcli[embed]'",
+    **{name: f"--report-to {name}" for name in TRACKERS},
+}
+"""Libraries that some options need, and what installs them or needs them."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,8 @@ class Diagnosis:
         table = Table("", "found", show_header=False, box=None)
         for key, value in (self.facts["environment"] | self.facts["versions"]).items():
             table.add_row(key, ", ".join(value) or "none" if isinstance(value, list) else f"{value}")
+        for name, version in self.facts["optional"].items():
+            table.add_row(name, version)
         for device, verdict in self.facts["devices"].items():
             table.add_row(device, verdict)
         yield table
@@ -39,6 +51,7 @@ def examine() -> Diagnosis:
     else:
         devices["cuda"] = _failure(no_cuda())
     facts = {"environment": environment(), "versions": versions(), "devices": devices}
+    facts["optional"] = {name: installed([name]).get(name, f"not installed: {what}") for name, what in OPTIONAL.items()}
     return Diagnosis(facts | {"devices_known_as_of": device_table()["as_of"]})
 
 

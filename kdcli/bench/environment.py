@@ -1,8 +1,10 @@
 """The machine and the versions that a measurement was taken with; nothing that names a person or a host."""
 
+import contextlib
 import importlib.metadata
 import os
 import platform
+from collections.abc import Iterable
 from typing import Any
 
 import psutil
@@ -31,6 +33,15 @@ def latency_threads() -> int:
     """Threads for latency: the physical cores that this process may use, whatever a launcher set."""
     cores = psutil.cpu_count(logical=False) or 1
     return min(cores, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else cores
+
+
+def installed(names: Iterable[str]) -> dict[str, str]:
+    """Name -> version of those distributions that are installed."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def versions() -> dict[str, str]:

@@ -39,6 +39,10 @@ PRESETS: Mapping[str, Preset] = {
         device="k80",
         source="arXiv 1909.10351, table 1",
     ),
+    # Of both papers, one sequence at a time: half a minute on two cores.
+    "papers": Preset(
+        shapes=("12x768", "6x768", "12x384", "6x384", "4x384", "3x384", "4x312:1200@12"), cells=((1, 128),)
+    ),
     "serving": Preset(shapes=(), cells=tuple((1, length) for length in (16, 64, 128, 256, 512))),
 }
 

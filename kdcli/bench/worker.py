@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
+from kdcli.backends.exported import is_export, open_export
 from kdcli.backends.runners import LIMITS, Runner, agreement, runner
 from kdcli.bench.old_machines.measure_encoders import interleaved, speedup, summary, timed
 from kdcli.bench.shapes import config_of
@@ -73,6 +74,12 @@ def _load(request: Mapping[str, Any], device: torch.device, folder: Path, send: 
     for number, spec in enumerate(request["subjects"]):
         source, backend, precision = spec["source"], spec["backend"], spec["precision"]
         began = time.perf_counter()
+        if is_export(source):
+            export = open_export(source, device)
+            made = export.runner(request["threads"])
+            weights = sum(export.facts["files"].values())
+            loaded.append(_Loaded(spec, export.config, made, time.perf_counter() - began, weights))
+            continue
         model = _model(source, request["trust_remote_code"]).to(device)
         seconds = time.perf_counter() - began
         sample = _sample(source, model, request["texts"])

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from kdcli import __version__
-from kdcli.errors import Interrupted, KdcliError, MachineError, UsageError
+from kdcli.errors import Interrupted, KdcliError, MachineError, Stopped, UsageError
 
 # Faults of a file system that no code of ours can cause; a missing file would be ours.
 MACHINE_FAULTS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ELOOP}
@@ -45,7 +45,11 @@ class Verbs(TyperGroup):
         if error.message and (is_main() or isinstance(error, MachineError)):
             # No emoji: user input such as `1:a:1` may look like an emoji name.
             shown = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-            shown.print(f"error: {error.message}", style="red", markup=False)
+            # A stop that was asked for is no error.
+            if isinstance(error, Stopped | Interrupted):
+                shown.print(error.message, markup=False)
+            else:
+                shown.print(f"error: {error.message}", style="red", markup=False)
             if error.hint:
                 shown.print(error.hint, markup=False)
         raise typer.Exit(error.exit_code) from None

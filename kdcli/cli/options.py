@@ -2,8 +2,10 @@
 
 import functools
 import inspect
+import logging
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +15,8 @@ import typer
 
 from kdcli.errors import UsageError
 
+TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
+"""The trackers of accelerate, which help must not import."""
 RUN, TRAIN, SHOW, ON_TASK = "Run", "Training", "Output", "With --task"
 
 
@@ -47,7 +51,7 @@ def _shared(
         bool, typer.Option("--overwrite", help="Delete the run in the output directory first.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Estimate size, memory and time; write nothing.")] = False,
-    report_to: Annotated[str, typer.Option(help="none, tensorboard, trackio or wandb.", rich_help_panel=SHOW)] = "none",
+    report_to: Annotated[str, typer.Option(help=f"none, all, {', '.join(TRACKERS)}.", rich_help_panel=SHOW)] = "none",
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
     ] = False,
@@ -168,12 +172,38 @@ def prepare_libraries(quiet: bool, verbose: bool) -> None:
     # Spinning threads starve the thread they wait for: beside another program losses took 70 times as long, with this
     # limit 5 times, and alone the limit costs nothing (docs/results.md).
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    for name in ("utils._http", "file_download"):
+        # One filter, so that a second command in a process adds none.
+        log = logging.getLogger(f"huggingface_hub.{name}")
+        (log.removeFilter if verbose else log.addFilter)(_WAITING)
+    _WAITING.said = False
     if not verbose:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     from kdcli.training.progress import Progress
 
     Progress.console.quiet = quiet
+
+
+class _Waiting(logging.Filter):
+    """Says once that the hub does not answer, in place of the hub client's two lines for each of its retries."""
+
+    said = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Drop a message about a retry."""
+        if not RETRIES.search(record.getMessage()):
+            return True
+        if not self.said:
+            from kdcli.training.progress import Progress
+
+            self.said = True
+            Progress.log("waiting for the hub, which does not answer")
+        return False
+
+
+_WAITING = _Waiting()
+RETRIES = re.compile(r"thrown while requesting|Retrying in|before retry|Trying to resume|Max retries exceeded")
 
 
 def show(result: Any, *, as_json: bool) -> None:

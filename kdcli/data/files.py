@@ -25,6 +25,10 @@ from kdcli.data.demo import demo_documents, demo_identity
 from kdcli.disk import user_path
 from kdcli.errors import UsageError
 
+CONLL = ("conll", "conllu", "bio", "iob", "iob2")
+CONLL_HINT = (
+    'make a row a sentence of it, {"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]}, as docs/tasks.md shows'
+)
 FORMATS = ("txt", "jsonl", "csv", "parquet")
 SPLIT = re.compile(r"(train|validation|test)(_[a-z]+)?")
 PARQUET_ROWS = 128
@@ -111,12 +115,16 @@ def open_source(source: str) -> Source:
         return Source(source, {})
     path, endings = user_path(source), ", ".join(f".{f}" for f in FORMATS)
     if path.is_file():
+        if is_conll(path):
+            raise UsageError(f"{path} is CoNLL text, which is not read", CONLL_HINT)
         if not _format(path):
             raise UsageError(f"{path} has no known format; known: {endings}, each also .gz")
         return Source(source, {"train": (path,)})
     if path.is_dir():
         known = sorted(p for p in path.iterdir() if p.is_file() and _format(p) and not p.name.startswith("."))
         named = {s: tuple(p for p in known if _split(p) == s) for s in dict.fromkeys(map(_split, known)) if s}
+        if not known and any(map(is_conll, path.iterdir())):
+            raise UsageError(f"{path} holds CoNLL text, which is not read", CONLL_HINT)
         if not known:
             hint = f"it should hold train.* and perhaps validation.* with one of {endings} (or .gz of these)"
             raise NotFound(f"{path} has no file of a known format; it holds {held_by(path)}", hint)
@@ -126,6 +134,12 @@ def open_source(source: str) -> Source:
         raise NotFound(f"no data at {source}{_beside(source)}", hint)
     name, _, config = source.partition(":")
     return Source(source, {}, (name, config or None))
+
+
+def is_conll(path: Path, line: str = "") -> bool:
+    """Whether a file is CoNLL text, a word and its tags a line: by its ending, or by its first line."""
+    tagged = re.fullmatch(r"-DOCSTART-.*|\S+(?:[ \t]+\S+)*[ \t]+(?:O|[BIES]-\S+)", line.strip())
+    return bool(tagged) or path.name.removesuffix(".gz").rsplit(".", 1)[-1] in CONLL
 
 
 def _beside(source: str) -> str:

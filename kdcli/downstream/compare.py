@@ -1,6 +1,7 @@
 """Downstream scores of models made on text: each is fine-tuned alike in its own run below the output directory."""
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -44,14 +45,17 @@ def _with_model(resolved: Resolved[FinetuneRecipe], model: str) -> Resolved[Fine
     return replace(resolved, recipe=resolved.recipe.model_copy(update={"model": model}))
 
 
-def scored(session: Session, tasks: Tasks, sources: Mapping[str, str], folder: Path) -> list[dict[str, Any]]:
+def scored(session: Session, tasks: Tasks, sources: Mapping[str, str | Path], folder: Path) -> list[dict[str, Any]]:
     """Fine-tune every model on every task; runs that are done are read back. `sources`: name in the report -> where the
-    model is. `folder`: of all these runs; their reports stay, their weights are deleted."""
+    model is, a `Path` for one that this run made. `folder`: of all these runs; their reports stay, their weights are
+    deleted."""
     evaluations = []
     for task_name, (task, resolved) in tasks.items():
         for name, source in sources.items():
             where = folder / task_name / name.replace(" ", "-").replace(":", "_")
-            result = run_inside(task, _with_model(resolved, source), where)
+            # The run may move to another machine; what it was given may not.
+            named = Path(os.path.relpath(source, where)).as_posix() if isinstance(source, Path) else source
+            result = run_inside(task, _with_model(resolved, named), where, str(source))
             evaluations += [e.model_dump() | {"model": name} for e in result.report.evaluations]
             if session.is_main:
                 drop_weights(where)

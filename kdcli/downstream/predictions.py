@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -193,6 +194,7 @@ class Evaluator:
         for name, (begin, end) in self.bounds.items():
             pairs = list(zip(self.features.examples[begin:end], predictions[begin:end], strict=True))
             row = {"model": model, "task": self.task.name, "set": name, "split": split, "n": end - begin}
+            row["rows_sha256"] = _sha256([example for example, _ in pairs])
             truth, predicted = [reference(self.task, e) for e, _ in pairs], [p.value for _, p in pairs]
             extra = {k: v for metric in self.extra_metrics for k, v in metric.compute(predicted, truth).items()}
             counts = None
@@ -203,6 +205,12 @@ class Evaluator:
             mistakes = _worst_examples(self.task, pairs, self.language(name))[:worst]
             rows.append(row | {"per_class": per_class(self.task, predicted, truth), "worst": mistakes})
         return rows
+
+
+def _sha256(examples: Sequence[Example]) -> str:
+    """The hash of texts and labels of some examples, in any order."""
+    each = (hashlib.sha256(repr((e.texts, e.label)).encode("utf-8", "surrogatepass")).digest() for e in examples)
+    return hashlib.sha256(b"".join(sorted(each))).hexdigest()
 
 
 def _worst_examples(task: Task, pairs: Sequence[tuple[Example, Prediction]], language: str) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ WORST = 20  # mistakes of a model that its report shows
 class FinetuneStage:
     """A fine-tuning of one model; see `kdcli.report.stages.Stage`. `headed`: the loaded model; None loads it in
     `build`. Dropped when the stage is done. `timed`: measure latency as the recipe says; False measures none.
-    `repeats`: see `StageJob`."""
+    `repeats`: see `StageJob`. `source`: where the model is, if the recipe names it relative to `folder`."""
 
     task: PreparedTask
     resolved: Resolved[FinetuneRecipe]
@@ -36,13 +36,14 @@ class FinetuneStage:
     headed: TaskModel | None = None
     timed: bool = False
     repeats: int = 1
+    source: str | None = None
 
     def build(self) -> StageJob:
         """Load the model and make the job."""
         recipe = self.resolved.recipe
         if not self.timed:
             Progress.log(f"run {self.folder.name}")
-        self.headed = self.headed or self.task.load(recipe)
+        self.headed = self.headed or self.task.load(recipe.model_copy(update={"model": self.source or recipe.model}))
         job, schedule = downstream.build_job(self.task, recipe, self.headed)
         order, _ = order_and_schedule(self.task, recipe)
         downstream.log_padding(order)
@@ -73,9 +74,10 @@ def finish_claimed(
     write_finetune_report(task, folder, recipe, card, timed=timed, **contents)
 
 
-def run_inside(task: PreparedTask, resolved: Resolved[FinetuneRecipe], folder: Path) -> RunResult:
-    """A fine-tuning inside another run's directory; resumed with that run and read back if done."""
-    run_stage(task.session, FinetuneStage(task, resolved, folder))
+def run_inside(task: PreparedTask, resolved: Resolved[FinetuneRecipe], folder: Path, source: str) -> RunResult:
+    """A fine-tuning of the model at `source` inside another run's directory; resumed with that run and read back if
+    done."""
+    run_stage(task.session, FinetuneStage(task, resolved, folder, source=source))
     return RunResult.read(folder)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from kdcli.backends.exported import is_export
 from kdcli.data.batches import BatchOrder, BucketOrder
 from kdcli.data.labelled.checks import looked_over
 from kdcli.data.labelled.spans import check_answers, misplaced
@@ -127,7 +128,8 @@ def open_judged(
 ) -> Labelled:
     """The examples to evaluate on; an own task takes its classes from `model` if that names them. `trained`: judged
     models, by name -> the rows that trained them."""
-    config = load_config(model, trust_remote_code=trust_remote_code, compacted=True)
+    weights = not is_export(model)
+    config = load_config(model, trust_remote_code=trust_remote_code, weights=weights, compacted=True)
     named = tuple(str(config.id2label[i]) for i in range(config.num_labels))
     own = task == OWN and not any(GENERIC.fullmatch(name) for name in named)
     how = data.model_dump(include=DATA_KEYS) | {"trained": trained, "log": Progress.log}

@@ -90,7 +90,7 @@ def load_for_task(
         raise UsageError(f"{config.model_type} has no head for {what} in transformers, as {task.name} needs")
     misfit = _misfit(source, config, task, label_map) if own_head else "a new one was requested"
     if misfit is not None and not new_head:
-        raise UsageError(f"{source} cannot do task {task.name}: {misfit}", "fine-tune it first: kdcli finetune")
+        raise _unfit(source, task, misfit)
     if misfit is not None and label_map is not None:
         raise UsageError(
             f"head.label_map has no head to reorder: of {source}, {misfit}",
@@ -99,8 +99,7 @@ def load_for_task(
     tokenizer = tokenizer_for(source, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code)
     max_length = None
     if misfit is None:
-        if getattr(config, "finetuning_task", None) == task.name and tokenizer.model_max_length < VERY_LARGE_INTEGER:
-            max_length = int(tokenizer.model_max_length)
+        max_length = tuned_length(config, tokenizer, task)
         model = load_weights(source, own or auto, trust_remote_code=trust_remote_code)
         if label_map is not None:
             _permute(model, list(label_map))
@@ -112,6 +111,22 @@ def load_for_task(
         model = _with_new_head(source, config, task, seed, trust_remote_code)
         note = f"a new head: {misfit}"
     return TaskModel(model.eval(), tokenizer, source, note, max_length, training_rows(location(source)))
+
+
+def check_head(source: str, config: PreTrainedConfig, task: Task) -> None:
+    """Raise a UsageError unless the head that a configuration describes can serve a task; see `load_for_task`."""
+    if (misfit := _misfit(source, config, task, None)) is not None:
+        raise _unfit(source, task, misfit)
+
+
+def _unfit(source: str, task: Task, misfit: str) -> UsageError:
+    return UsageError(f"{source} cannot do task {task.name}: {misfit}", "fine-tune it first: kdcli finetune")
+
+
+def tuned_length(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, task: Task) -> int | None:
+    """Tokens of a row when the model was fine-tuned on this very task; None where it was not."""
+    known = getattr(config, "finetuning_task", None) == task.name and tokenizer.model_max_length < VERY_LARGE_INTEGER
+    return int(tokenizer.model_max_length) if known else None
 
 
 def kind_of_head(config: PreTrainedConfig, name: str) -> Literal["class", "tokens", "span"] | None:

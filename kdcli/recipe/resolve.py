@@ -7,6 +7,7 @@ import copy
 import importlib
 import itertools
 import math
+import os
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -208,6 +209,10 @@ def read_recipe(recipe: str, verb: str | None) -> dict[str, Any]:
         raise UsageError(f"{path} must hold a mapping of recipe keys, got {type(loaded).__name__}")
     if verb and loaded.get("verb", verb) != verb:
         raise UsageError(f"{path} is a recipe of '{loaded['verb']}', not of '{verb}'")
+    # A stage of a run names a model of the same run relative to itself.
+    model, of_run = str(loaded.get("model")), (path.parent / "log.jsonl").is_file()
+    if of_run and model.startswith("../") and (path.parent / model).is_dir():
+        loaded["model"] = os.path.normpath(path.parent / model)
     return loaded
 
 

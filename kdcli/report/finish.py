@@ -16,7 +16,7 @@ from kdcli.recipe.sections import MeasureSettings
 from kdcli.report.published import published_for
 from kdcli.report.schema import Report, Training
 from kdcli.report.sections.evaluations import set_name
-from kdcli.report.views import model_card, terminal, write_views
+from kdcli.report.views import model_card, short, terminal, write_views
 from kdcli.training.launch import Session
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import REPORT, RunDir
@@ -72,6 +72,11 @@ def quality_of(evaluations: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, 
     return quality
 
 
+def _named(source: str, run: Path) -> str:
+    """A model that lies in the directory of a run by its name, since the run may move; others as they were given."""
+    return short(source) if Path(source).is_relative_to(run) else source
+
+
 def write_report(
     run: RunDir,
     *,
@@ -95,6 +100,7 @@ def write_report(
     is as in `kdcli.report.schema`."""
     latency, evaluations = latency or Latency(), list(evaluations)
     quality = quality_of(evaluations) if quality is None else quality
+    cards = {name: dict(card) | {"id": _named(card["id"], run.path)} for name, card in cards.items()}
     shapes = {f"{card['layers']}x{card['hidden']}" for name, card in cards.items() if name != "teacher"}
     report = Report.model_validate(
         {
@@ -105,7 +111,7 @@ def write_report(
             "versions": versions(),
             "environment": environment(),
             "recipe": dict(recipe),
-            "models": {name: dict(card) for name, card in cards.items()},
+            "models": cards,
             "training": outcome and {name: getattr(outcome, name) for name in Training.model_fields},
             "curve": [{k: r.get(k) for k in ("step", "loss", "held_out", "metrics")} for r in run.read_log()],
             "beside": {name: run.report.curve for name, run in (beside or {}).items()},

@@ -172,7 +172,8 @@ class Mistake(_Part):
 
 
 class Evaluation(_Part):
-    """Scores of one model on one set of a task; `set` is empty when the task has only one."""
+    """Scores of one model on one set of a task; `set` is empty when the task has only one. `rows_sha256` is of the
+    examples, whatever their order; None in reports of earlier versions."""
 
     model: str
     task: str
@@ -183,6 +184,7 @@ class Evaluation(_Part):
     confusion: Confusion | None
     per_class: dict[str, ClassScore]
     worst: list[Mistake]
+    rows_sha256: str | None = None
 
 
 class Comparison(_Part):

@@ -1,5 +1,6 @@
 """One pass over held-out examples, without training: mean loss, and outputs for metrics."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,8 @@ def evaluate(session: Session, job: Job) -> EvaluationOutput:
 def evaluate_batches(session: Session, job: Job, examples: Examples, micro: int) -> EvaluationOutput | None:
     """Evaluate this rank's share of the examples and gather all; None when any rank ran out of memory."""
     accelerator = session.accelerator
+    # A score is the same whichever verb computes it; a held-out loss is compared with the training loss.
+    plain = job.compute_metrics is not None and not session.judging
     share = np.arange(len(examples))[accelerator.process_index :: accelerator.num_processes]
     sums: dict[tuple[str, Count], float] = {}
     counted = dict.fromkeys(COUNTS, 0.0)
@@ -53,7 +56,7 @@ def evaluate_batches(session: Session, job: Job, examples: Examples, micro: int)
         for begin in range(0, len(share), micro):
             indices = share[begin : begin + micro]
             batch = examples.batch(indices)
-            with torch.no_grad(), accelerator.autocast():
+            with torch.no_grad(), nullcontext() if plain else accelerator.autocast():
                 loss = job.step(to_device(session.device, batch))
             counts = counts_of(batch)
             counted = {over: counted[over] + counts[over] for over in COUNTS}

@@ -2,6 +2,7 @@
 
 import atexit
 import math
+import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -10,10 +11,11 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
-from kdcli.errors import ChildFailed, KdcliError, UsageError
+from kdcli.errors import ChildFailed, KdcliError, UsageError, did_you_mean
 from kdcli.recipe.sections import Invocation, TrainSettings
 from kdcli.training.device import choose_device, choose_dtype
 from kdcli.training.processes import fan_out, is_main, joined, take_slurm
@@ -29,6 +31,7 @@ class Session:
     accelerator: Accelerator
     device: torch.device
     trust_remote_code: bool = False
+    judging: bool = False  # In a verb that only judges, scores are computed in its dtype; elsewhere in float32
 
     @property
     def is_main(self) -> bool:
@@ -77,28 +80,35 @@ def start(device: torch.device, dtype: torch.dtype, report_to: str = "none") -> 
     Args:
         device: of a single process; each of several takes the device of its local rank.
         dtype: of the student's matrix products; weights and optimiser stay float32.
-        report_to: `none`, or an installed tracker that accelerate knows.
+        report_to: `none`, `all`, or an installed tracker, see `check_tracker`.
     """
     precision = {torch.float32: "no", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
-    trackers = None if report_to == "none" else report_to
+    # Some trackers need a directory here; `track` gives the real one.
+    how = {"log_with": None if report_to == "none" else report_to, "project_dir": tempfile.gettempdir()}
     take_slurm()
-    try:
-        with warnings.catch_warnings():
-            # Otherwise every one of several CPU processes reports its number of threads.
-            warnings.filterwarnings("ignore", message="OMP_NUM_THREADS")
-            accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision, log_with=trackers)
-    except ValueError as error:
-        if trackers is None:
-            raise
-        raise UsageError(f"--report-to {report_to}: {error}", f"pip install {report_to}") from None
-    if trackers and not accelerator.log_with:
-        raise UsageError(f"--report-to {report_to}: it is not installed", f"pip install {report_to}")
+    with warnings.catch_warnings():
+        # Otherwise every one of several CPU processes reports its number of threads.
+        warnings.filterwarnings("ignore", message="OMP_NUM_THREADS")
+        accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision, **how)
     if device.type == "cuda" and accelerator.num_processes == 1:
         torch.cuda.set_device(device)
     if device.type == "cpu":
         # A gloo group that outlives the interpreter aborts the process, also after an error.
         atexit.register(accelerator.state.destroy_process_group)
     return accelerator
+
+
+def check_tracker(name: str) -> None:
+    """Check `--report-to`: `none`, `all`, or a tracker of accelerate. Raises UsageError: unknown, or not installed."""
+    known, installed = sorted(LOGGER_TYPE_TO_CLASS), sorted(str(one) for one in get_available_trackers())
+    here = f"installed: {', '.join(installed) or 'none'}"
+    if name not in (*known, "none", "all"):
+        allowed = f"allowed: none, all, {', '.join(known)}; {here}"
+        raise UsageError(f"unknown tracker '{name}' (--report-to){did_you_mean(name, known)}", allowed)
+    if name == "all" and not installed:
+        raise UsageError("--report-to all: no tracker is installed", f"install one of {', '.join(known)}")
+    if name in known and name not in installed:
+        raise UsageError(f"--report-to {name}: it is not installed", f"pip install {name.replace('_', '-')}; {here}")
 
 
 def track(session: Session, folder: Path) -> None:
@@ -141,9 +151,11 @@ def already_done(folder: Path) -> bool:
     return done
 
 
-def launch(dtype: str, invocation: Invocation) -> Session | None:
-    """This process's session; None when processes started here have done the work. Raises UsageError, MachineError: no
-    such device or dtype here; ChildFailed: a process failed and has printed why."""
+def launch(dtype: str, invocation: Invocation, *, judging: bool = False) -> Session | None:
+    """This process's session; None when processes started here have done the work. `judging` as in `Session`. Raises
+    UsageError, MachineError: no such device, dtype or tracker here; ChildFailed: a process failed and has printed
+    why."""
+    check_tracker(invocation.report_to)
     device = choose_device(invocation.device)
     chosen = choose_dtype(dtype, device)
     count = invocation.processes
@@ -156,7 +168,7 @@ def launch(dtype: str, invocation: Invocation) -> Session | None:
         return None
     accelerator = start(device, chosen, invocation.report_to)
     here = accelerator.device if accelerator.num_processes > 1 else device
-    return Session(accelerator, here, invocation.trust_remote_code)
+    return Session(accelerator, here, invocation.trust_remote_code, judging)
 
 
 def make_schedule(settings: TrainSettings, steps_per_pass: float) -> Schedule:

@@ -8,13 +8,15 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
 from kdcli.training.processes import is_main
 
 LINE_SECONDS = 5.0
 """Between two lines where there is no terminal."""
+PACE_STEPS = 5
+"""Steps after the first from which the remaining time is estimated."""
 
 
 class Progress:
@@ -26,7 +28,8 @@ class Progress:
         self.steps, self.done = steps, done
         self.shown = shown and not self.console.quiet
         self.live = self.shown and self.console.is_terminal
-        self.began = self.last_line = time.monotonic()
+        self.last_line = time.monotonic()
+        self.first: tuple[int, float] | None = None  # The first step of this process, and when it was done
         self.bar = Bar(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
@@ -34,13 +37,12 @@ class Progress:
             TextColumn("{task.fields[facts]}"),
             TextColumn("elapsed"),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}"),
             console=self.console,
             disable=not self.live,
             transient=False,
         )
-        self.task = self.bar.add_task("train", total=steps, completed=done, facts="")
+        self.task = self.bar.add_task("train", total=steps, completed=done, facts="", left="")
 
     def __enter__(self) -> Progress:
         self.bar.start()
@@ -58,14 +60,25 @@ class Progress:
         if "held_out" in record:
             metrics = "".join(f", {name} {value:.4f}" for name, value in list(record.get("metrics", {}).items())[:2])
             self.log(f"step {step}: held-out loss {record['held_out']['loss']:.4f}{metrics}")
-        if self.live:
-            self.bar.update(self.task, completed=step, facts=facts)
-            return
         now = time.monotonic()
+        left = self._left(step, now)
+        if self.live:
+            self.bar.update(self.task, completed=step, facts=facts, left=left)
+            return
         if now - self.last_line >= LINE_SECONDS or step == self.steps:
-            left = (now - self.began) / max(1, step - self.done) * (self.steps - step)
-            self.log(f"step {step}/{self.steps}  {facts}  {left:.0f} s left")
+            self.log("  ".join(filter(None, [f"step {step}/{self.steps}", facts, left])))
             self.last_line = now
+
+    def _left(self, step: int, now: float) -> str:
+        """The remaining time at the mean pace since the first step, which is slower than the others; empty where it is
+        not known yet, and at the end."""
+        self.first = self.first or (step, now)
+        taken = step - self.first[0]
+        if taken < PACE_STEPS or step == self.steps:
+            return ""
+        seconds = (now - self.first[1]) / taken * (self.steps - step)
+        hours, minutes = divmod(round(seconds) // 60, 60)
+        return f"{hours}:{minutes:02}:{round(seconds) % 60:02} left"
 
     @classmethod
     def log(cls, message: str) -> None:

@@ -140,7 +140,8 @@ class RunDir:
             lines = [f"  {key}: was {before.get(key, ABSENT)}, is {now.get(key, ABSENT)}" for key in differing]
             raise UsageError(
                 f"{self.path} was started with another recipe:\n" + "\n".join(lines),
-                f"give the same options as before ({self.path / RECIPE}), or start anew with --overwrite",
+                f"give the same options as before ({self.path / RECIPE}), relative paths from the same working "
+                "directory, or start anew with --overwrite",
             )
 
     @property

@@ -8,13 +8,14 @@ import own_files
 import pytest
 from forked import script
 
-from kdcli.bench.latency import Latency
+from kdcli.bench.latency import Latency, Protocol
 from kdcli.commands.benchmark import run as command
 from kdcli.commands.benchmark import scores as backend_scores
 from kdcli.commands.benchmark.settings import BenchmarkRecipe
-from kdcli.errors import KdcliError
+from kdcli.errors import KdcliError, MachineError
 from kdcli.report.sections.latency import speedup_of
 
+PAPERS = ["12x768", "6x768", "12x384", "6x384", "4x384", "3x384"]
 SMALL = ["2x24:48@12", "1x24:48@12"]
 FEW = ["--set", "measure.min_runs=3", "--set", "measure.min_seconds=0.0", "--seq-len", "16", "--batch-size", "1"]
 
@@ -75,11 +76,52 @@ def test_every_backend_has_a_worker_with_the_baseline_in_it(requests, tmp_path):
         ({"preset": "tinybert"}, ["12x768", "4x312:1200@12", "6x768"], [(128, 128)]),
         ({"preset": "tinybert", "batch_sizes": [1, 2]}, ["12x768", "4x312:1200@12", "6x768"], [(1, 128), (2, 128)]),
         ({"models": ["6x384", "12x768"], "baseline": "12x768"}, ["12x768", "6x384"], [(1, 128), (8, 128)]),
+        ({}, [*PAPERS, "4x312:1200@12"], [(1, 128)]),
         ({"models": ["a"], "preset": "minilm", "seq_lens": [16]}, ["a"], [(128, 16)]),
     ],
 )
 def test_models_and_cells(settings, models, cells):
     assert command.models_and_cells(BenchmarkRecipe(**settings)) == (models, cells)
+
+
+def test_dtype_is_that_of_baseline_and_backends_without_their_own(requests, tmp_path):
+    succeeds(*SMALL, "--dtype", "bf16", "--backend", "torch", "--backend", "onnx-int8", "-o", tmp_path / "out")
+    names = [[(s.backend, s.precision) for s in subjects] for subjects, _ in requests]
+    bf16, int8 = ("torch", "bf16"), ("onnx", "int8")
+    assert names == [[bf16, bf16], [bf16, int8, int8]]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--dtype", "bf16", "--backend", "onnx"], 2, "backend onnx has no precision 'bf16'"),
+        (["--dtype", "fp16", "--backend", "openvino"], 2, "backend openvino has no precision 'fp16'"),
+        (["--dtype", "int8"], 2, "'dtype' must be"),
+        (["--dtype", "bf16"], 3, "an old card has no bf16"),
+    ],
+)
+def test_a_dtype_that_is_not_there_is_refused_by_name(monkeypatch, tmp_path, options, code, message):
+    def choose(wanted, device):
+        raise MachineError("an old card has no bf16", "use --dtype fp16 or fp32")
+
+    monkeypatch.setattr(command, "choose_dtype", choose)
+    result = run(*SMALL, *options, "-o", tmp_path / "out")
+    assert (result.exit_code, message in own_files.said_by(result)) == (code, True), result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_shapes_say_how_long_they_will_take(requests, tmp_path):
+    assert "2 untrained models, 2 cells: about " in own_files.said_by(succeeds(*SMALL, "-o", tmp_path / "out"))
+
+
+def test_the_estimate_is_what_a_worker_does(monkeypatch):
+    """One pass of the smallest takes a millisecond; the other does three times as much."""
+    monkeypatch.setattr(command, "timed", lambda call, device: 1e-3)
+    cards = {"a": {"multiply_adds": 300}, "b": {"multiply_adds": 100}}
+    protocol = Protocol(device="cpu", min_runs=50, min_seconds=0.1, cells=[(1, 128), (4, 256)])
+    found = command._estimate({"a": SMALL[0], "b": SMALL[1]}, cards, protocol)
+    rounds = 50 * (0.003 + 0.001) + 50 * 8 * (0.003 + 0.001)
+    assert found == pytest.approx(3 * command.STARTED_SECONDS + rounds + 4 * command.WARM_SECONDS)
 
 
 def test_gates_are_held_after_the_table_is_printed(requests, tmp_path):
@@ -181,7 +223,7 @@ def test_what_cannot_be_measured_is_refused_and_nothing_written(requests, tmp_pa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "no model given"),
+        ({"preset": "serving"}, "no model given"),
         ({"preset": "minilmm"}, "did you mean 'minilm'"),
         ({"models": SMALL, "backends": ["onxx"]}, "did you mean 'onnx'"),
         ({"models": SMALL, "backends": ["torch-int8"]}, "has no precision 'int8'"),

@@ -250,3 +250,16 @@ def test_two_processes_are_one_with_the_same_global_batch(encoder, tmp_path):
             torch.testing.assert_close(a[key], b[key], rtol=1e-4, atol=1e-5)
     one, two = (report_of(tmp_path / name).evaluations[0] for name in ("one", "two"))
     assert one.metrics == pytest.approx(two.metrics, abs=1e-5)
+
+
+def test_tensorboard_gets_what_the_log_holds(given, tmp_path):
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    out = tmp_path / "out"
+    succeeds(*given, "-o", out, "--report-to", "tensorboard")
+    found = reader.EventAccumulator(str(out / "logs" / "kdcli")).Reload()
+    logged = own_files.lines_of(out / "log.jsonl")
+    assert found.Tags()["scalars"]
+    for tag, values in (("loss", lambda row: row), ("metrics/accuracy", lambda row: row.get("metrics", {}))):
+        expected = [(row["step"], values(row)[tag.rpartition("/")[2]]) for row in logged if tag[-8:] in values(row)]
+        assert [(e.step, e.value) for e in found.Scalars(tag)] == [(s, pytest.approx(v, rel=1e-6)) for s, v in expected]
+        assert expected

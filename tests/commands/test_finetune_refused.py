@@ -83,6 +83,25 @@ def test_a_grid_of_what_all_runs_share(grid, message):
     assert message in f"{refusal.value}"
 
 
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        (
+            ["--grid", "epochs=0.001,0.002"],
+            "the grid's train.epochs=0.001 and train.epochs=0.002 train the same: 1 steps",
+        ),
+        (["--grid", "epochs=5,10", "--max-steps", "5"], "grid.train.epochs changes nothing beside train.max_steps"),
+        (
+            ["--max-steps", "9", "--set", "train.warmup_steps=2", "--grid", "warmup_fraction=0.1,0.2"],
+            "train.warmup_fraction=0.2 train the same: 9 steps, 2 of warm-up",
+        ),
+    ],
+)
+def test_cells_of_a_grid_that_train_the_same_are_refused(encoder, data, tmp_path, grid, message):
+    options = ["--task", "own", "--data", data, "--set", "data.max_length=24", "--batch-size", "8"]
+    assert message in refused(tmp_path, "finetune", encoder, *options, *grid)
+
+
 def recipe_of(model, task, data, **options):
     values = {"model": str(model), "task": task, "data.source": str(data), "data.max_length": 24}
     values |= {"data.stride": 4, "train.max_steps": 9}

@@ -108,7 +108,10 @@ def test_every_form_is_the_same_model(base, pruned):
 def test_mask_info_diff_apply_and_compact(base, pruned, tmp_path):
     out, _ = pruned
     facts = json.loads(succeeds("mask", "info", out / MASK, "--json").stdout)
-    assert facts["density_realised"] == pytest.approx(0.3, abs=1e-4)
+    assert (facts["density"], facts["density_asked"]) == (pytest.approx(0.3, abs=1e-4), pytest.approx(0.3))
+    held = read_mask(out / MASK).masks.values()
+    left, total = sum(int(mask.sum()) for mask in held), sum(mask.numel() for mask in held)
+    assert facts["density"] == left / total
     assert (facts["task"], facts["labels"], facts["label_words"]) == ("own", sorted(NAMES), ["w40", "w41"])
     assert "w40, w41" in kdcli("mask", "info", out / MASK).stdout
     assert json.loads(succeeds("mask", "diff", out / MASK, out / MASK, "--json").stdout)["shared"] == 1.0

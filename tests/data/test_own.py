@@ -3,6 +3,10 @@
 import csv
 import io
 import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
@@ -11,6 +15,7 @@ from hypothesis import strategies as st
 from kdcli.data.files import open_source
 from kdcli.data.labelled.examples import number_of
 from kdcli.data.labelled.own import HEAD, MANY_ROWS, MOST_CLASSES, own_task
+from kdcli.data.labelled.task_data import open_labelled
 from kdcli.data.tasks import task_of
 from kdcli.errors import UsageError
 from kdcli.types import Task
@@ -355,3 +360,37 @@ def test_labels_of_lists_round_trip(rows):
     assert {task.labels[task.labels.index(n)] for n in names} == set(task.labels) == names
     tags = found(tagged(*[row for row in rows if row], ["O", "O"]))
     assert (tags.kind, tags.labels[0], set(tags.labels)) == ("tokens", "O", names | {"O"})
+
+
+TAGGED = "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\nPeter NNP B-NP B-PER\n"
+
+
+@pytest.mark.parametrize("name", ["train.conll", "train.txt", "train.bio"])
+@pytest.mark.parametrize("head", [TAGGED, TAGGED.split("\n\n", 1)[1]], ids=["docstart", "word"])
+@pytest.mark.parametrize("folder", [True, False])
+def test_conll_text_is_refused_with_what_to_do(tmp_path, name, head, folder):
+    (tmp_path / name).write_text(head, "utf-8")
+    with pytest.raises(UsageError, match=r"CoNLL text|is plain text: its lines hold no labels") as caught:
+        open_labelled("own", source=str(tmp_path if folder else tmp_path / name), training=True, log=print)
+    assert '{"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]}' in caught.value.hint
+
+
+def test_plain_text_holds_no_labels(tmp_path):
+    (tmp_path / "train.txt").write_text("An ordinary sentence .\nAnother one .\n", "utf-8")
+    with pytest.raises(UsageError, match="is plain text: its lines hold no labels") as caught:
+        open_labelled("own", source=str(tmp_path / "train.txt"), training=True, log=print)
+    assert "with a column of labels" in caught.value.hint
+
+
+def test_the_lines_of_the_documentation_turn_conll_into_rows(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text("utf-8")
+    (code,) = re.findall(r"### CoNLL text\n.*?```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "a.conll").write_text(TAGGED, "utf-8")
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "a.conll"], capture_output=True, text=True, check=True
+    )
+    rows = list(map(json.loads, done.stdout.splitlines()))
+    assert rows == [
+        {"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]},
+        {"tokens": ["Peter"], "tags": ["B-PER"]},
+    ]

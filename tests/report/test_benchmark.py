@@ -8,7 +8,8 @@ import pytest
 import reports
 from reports import HOSTILE, benchmark_row, benchmark_values, card, made, missing, printed, report_of, views, words
 
-from kdcli.report.pictures.charts import MOST_LINES, pictures
+from kdcli.bench.compare import gather
+from kdcli.report.pictures.charts import MOST_LINES, pictures, quality_against
 from kdcli.report.schema import Agreement, Report
 from kdcli.report.sections import latency as section_of
 from kdcli.report.sections.latency import latency, latency_csv, not_measured
@@ -261,3 +262,73 @@ def test_no_front_of_what_less_is_better_of():
     losses = {"held-out loss": {m: {"loss": 0.5} for m in ("12x768", "6x384")}}
     report = made(reports.compared_benchmark_values(), quality=losses)
     assert [p.caption[:16] for p in pictures(report)] == ["Size and latency"]
+
+
+def judged_on_two_backends(**changes):
+    """Two models on torch and on ONNX in int8, all four scored."""
+    names, on = ("12x768", "6x384"), (("torch", "fp32"), ("onnx", "int8"))
+    scores = {"12x768": 0.93, "12x768 on onnx int8": 0.92, "6x384": 0.91, "6x384 on onnx int8": 0.89}
+    return made(
+        benchmark_values(),
+        speedup={"6x384/onnx-int8_vs_12x768": reports.ratio(12.0, 11.0, 13.0)},
+        models={name: card(id=name) for name in names},
+        latency=[benchmark_row(name, backend, 1, 128) for backend in on for name in names],
+        quality={"sst2": {name: {"accuracy": value} for name, value in scores.items()}},
+        **changes,
+    )
+
+
+def test_the_picture_holds_every_backend_that_was_scored():
+    caption = quality_against(judged_on_two_backends(), "latency").caption
+    for name in ("12x768 60 ms, 0.9300", "12x768 on onnx int8 30 ms, 0.9200", "6x384 on onnx int8 5 ms, 0.8900"):
+        assert name in caption, caption
+    assert "not of this backend" not in caption
+
+
+def test_the_first_score_is_of_what_is_as_fast_as_is_said():
+    found = facts(judged_on_two_backends())
+    assert ("12.0×", "the speed of 12x768: 6x384 onnx-int8, 1 × 128 tokens (11.0–13.0)") in found
+    assert ("0.8900", "accuracy on sst2; 12x768 0.9300") in found
+
+
+def test_runs_side_by_side_have_no_ratio_between_them(tmp_path):
+    values = benchmark_values()
+    evaluation = {
+        "model": "6x384",
+        "task": "sst2",
+        "set": "",
+        "split": "validation",
+        "n": 872,
+        "metrics": {"accuracy": 0.9},
+    }
+    evaluation |= {"confusion": None, "per_class": {}, "worst": []}
+    for name, rows, source in (("one", "a", None), ("two", "b", "mine.csv"), ("three", "a", None)):
+        own = {"evaluations": [evaluation | {"rows_sha256": rows}]}
+        own["recipe"] = {"data": {"source": source}}
+        (tmp_path / f"{name}.json").write_text(made(values, **own).to_json(), "utf-8")
+    gathered = gather([tmp_path / f"{name}.json" for name in ("one", "two")])
+    (said,) = gathered.differing()
+    assert "sst2 was judged on different examples, so its scores cannot be compared" in said
+    assert "two: 872 examples of mine.csv, validation" in said
+    assert gather([tmp_path / f"{name}.json" for name in ("one", "three")]).differing() == []
+    report = made(
+        values,
+        models=gathered.cards,
+        latency=gathered.rows,
+        speedup=gathered.speedups,
+        recipe={"compare": ["one", "two"]},
+    )
+    row = next(r for r in report.latency if r.model == "two: 6x384" and r.backend == "torch")
+    assert section_of.compared_with(report, row) == "two: 12x768"
+    for text in views(report):
+        assert missing(text, "10.00x (9.00–12.00) over two: 12x768", "each run was measured apart") == []
+        assert "in turns in one process" not in text
+        assert "the speed of one: 12x768: two" not in text
+
+
+def test_a_run_of_one_model_keeps_its_ratios(tmp_path):
+    rows = [benchmark_row("12x768", on, 1, 128) for on in (("torch", "fp32"), ("onnx", "int8"))]
+    values = benchmark_values() | {"models": {"12x768": card()}, "latency": rows}
+    values["speedup"] = {"12x768/onnx-int8_vs_12x768@1x128": reports.ratio(3.0, 2.0, 4.0, 1, 128)}
+    (tmp_path / "mine.json").write_text(made(values).to_json(), "utf-8")
+    assert list(gather([tmp_path / "mine.json"]).speedups) == ["mine/onnx-int8_vs_mine@1x128"]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import nn
 
 from kdcli.data.batches import BatchOrder
@@ -101,6 +102,24 @@ def test_outputs_are_float32_whatever_the_model_computes_in():
     found = evaluate(session(), job_of(Rows(9), outputs="half"))
     assert {o.dtype for o in found.outputs} == {np.dtype(np.float32)}
     assert found.outputs[3].tolist() == [3.0, -3.0]
+
+
+@pytest.mark.parametrize(
+    ("judge", "judging", "dtype"),
+    [(True, False, torch.float32), (True, True, torch.bfloat16), (False, False, torch.bfloat16)],
+)
+def test_scores_are_computed_in_float32_unless_a_verb_that_only_judges_asks_for_less(judge, judging, dtype):
+    AcceleratorState._reset_state(True)
+    model, seen = nn.Linear(1, 1), set()
+
+    def step(batch):
+        seen.add((found := model(batch["input_ids"].float())).dtype)
+        return StepLoss(found.float().mean(), {}, found)
+
+    job = dataclasses.replace(job_of(Rows(9), judge=judge), modules={"student": model}, step=step)
+    evaluate(Session(Accelerator(cpu=True, mixed_precision="bf16"), CPU, judging=judging), job)
+    AcceleratorState._reset_state(True)
+    assert seen == {dtype}
 
 
 @pytest.mark.parametrize("how", [{"judge": False}, {"outputs": False}])

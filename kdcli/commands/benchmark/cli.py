@@ -10,11 +10,11 @@ from kdcli.cli.options import JUDGING, invocation_of, show, with_options
 
 
 @app.command()
-@with_options(*JUDGING)
+@with_options(*JUDGING, "dtype")
 def benchmark(
     models: Annotated[list[str] | None, typer.Argument(help="Hub ids, directories, or shapes such as 6x384.")] = None,
     baseline: Annotated[str | None, typer.Option(help="Model to compare with; default the first.")] = None,
-    preset: Annotated[str | None, typer.Option(help="minilm, tinybert or serving.")] = None,
+    preset: Annotated[str | None, typer.Option(help="papers (without models), minilm, tinybert or serving.")] = None,
     backend: Annotated[
         list[str] | None, typer.Option(metavar="NAME[-DTYPE]", help="torch, compile, onnx, openvino; e.g. onnx-int8.")
     ] = None,
@@ -37,7 +37,7 @@ def benchmark(
     from kdcli.commands.benchmark.settings import BenchmarkRecipe
     from kdcli.recipe.resolve import resolve
 
-    options = {name: given[name] for name in ("models", "baseline", "preset", "padding", "task")}
+    options = {name: given[name] for name in ("models", "baseline", "preset", "padding", "task", "dtype")}
     options |= {"backends": backend, "batch_sizes": batch_size, "seq_lens": seq_len, "data.source": shared["data"]}
     options["project"] = project.split(",") if project else None
     resolved = resolve(BenchmarkRecipe, recipe=shared["recipe"], sets=shared["sets"] or (), options=options)

@@ -8,15 +8,18 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModel
 
+from kdcli.backends.exported import is_export, open_export
 from kdcli.backends.runners import check_backend
 from kdcli.bench.compare import gather
 from kdcli.bench.latency import CELLS, Latency, Protocol, Subject, measure_latency
+from kdcli.bench.old_machines.measure_encoders import WARM_RUNS, WARM_SECONDS, timed
 from kdcli.bench.old_machines.portable import write_portable
 from kdcli.bench.old_machines.projection import table
 from kdcli.bench.shapes import PRESETS, config_of, paper_params
@@ -26,7 +29,7 @@ from kdcli.data.files import open_source
 from kdcli.data.labelled.task_data import Labelled
 from kdcli.downstream.recipes import as_trained
 from kdcli.errors import GateError, Interrupted, MachineError, UnstableError, UsageError, did_you_mean
-from kdcli.models.card import describe, describe_source
+from kdcli.models.card import TOKENS, describe, describe_source
 from kdcli.models.load import load_encoder, load_tokenizer, location
 from kdcli.models.shape import is_shape
 from kdcli.recipe.resolve import Resolved
@@ -34,14 +37,16 @@ from kdcli.recipe.sections import Invocation
 from kdcli.report.finish import RunResult, checked_report, write_report
 from kdcli.report.schema import Report
 from kdcli.report.sections.latency import speedup_of
+from kdcli.report.text import duration
 from kdcli.report.views import short
 from kdcli.sparse.load import is_compact, load
-from kdcli.training.device import choose_device
+from kdcli.training.device import choose_device, choose_dtype
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir, numbered
 from kdcli.types import ModelShape
 
 COMPARED_TEXTS = 16  # Real texts on which backends are compared with torch in float32
+STARTED_SECONDS = 3.0  # Of a worker to start, and about of a model to load
 LENGTH_TEXTS = 2000  # Real texts for the lengths of `padding: data`
 
 
@@ -84,8 +89,8 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> RunResul
     sources, cells = models_and_cells(resolved.recipe)
     resolved = as_trained(resolved, sources[0], task=False)
     recipe = resolved.recipe
-    backends = check_backends(recipe, sources)
     device = choose_device(invocation.device)
+    backends = check_backends(recipe, sources, device)
     models = _named(sources)
     folder = invocation.output_dir or numbered(f"benchmark-{next(iter(models))}", taken=invocation.overwrite)
     RunDir(folder).check(resolved.to_yaml(), resume=False, overwrite=invocation.overwrite)
@@ -95,7 +100,10 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> RunResul
     shapes = {n: ModelShape(c["layers"], c["hidden"], c["ffn"], c["heads"]) for n, c in cards.items()}
     projections = table(shapes, recipe.project, cells)
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
-    latency = _measure(models, backends, protocol)
+    if all(map(is_shape, models.values())):
+        seconds = _estimate(models, cards, protocol) * len({name for name, _ in backends})
+        Progress.log(f"{len(models)} untrained models, {len(cells)} cells: about {duration(seconds)}")
+    latency = _measure(models, backends, recipe.dtype, protocol)
     scores = evaluate_backends(recipe, *opened, backends, device) if opened and not latency.interrupted else Scores()
     notes = ["interrupted: only the cells measured until then are here"] if latency.interrupted else []
     notes += opened[0].notes if opened else []
@@ -125,7 +133,10 @@ def compare(resolved: Resolved[BenchmarkRecipe], invocation: Invocation, sources
     folder = invocation.output_dir or numbered("benchmark-compare", taken=invocation.overwrite)
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
     recipe = resolved.recipe.model_dump() | {"compare": [str(s) for s in sources]}
-    contents: dict[str, Any] = {"cards": cards, "quality": gathered.quality, "notes": gathered.notes}
+    contents: dict[str, Any] = {"cards": cards, "quality": gathered.quality}
+    for line in (differing := gathered.differing()):
+        Progress.log(line)
+    contents["notes"] = [*differing, *gathered.notes]
     contents["latency"] = Latency(rows=gathered.rows, speedups=gathered.speedups)
     return write_report(RunDir(folder), command="benchmark", recipe=recipe, **contents)
 
@@ -162,7 +173,8 @@ def models_and_cells(recipe: BenchmarkRecipe) -> tuple[list[str], list[tuple[int
         raise UsageError(
             f"unknown preset '{recipe.preset}'{did_you_mean(recipe.preset, PRESETS)}", f"known: {', '.join(PRESETS)}"
         )
-    preset = PRESETS[recipe.preset] if recipe.preset else None
+    alone = not recipe.models and recipe.baseline is None
+    preset = PRESETS[recipe.preset or "papers"] if recipe.preset or alone else None
     models = list(recipe.models) or list(preset.shapes if preset else ())
     if recipe.baseline is not None:
         models = [recipe.baseline, *(m for m in models if m != recipe.baseline)]
@@ -176,12 +188,16 @@ def models_and_cells(recipe: BenchmarkRecipe) -> tuple[list[str], list[tuple[int
     return models, [(batch_size, seq_len) for batch_size in batch_sizes for seq_len in seq_lens]
 
 
-def check_backends(recipe: BenchmarkRecipe, models: Sequence[str]) -> list[tuple[str, str]]:
-    """Read `BACKEND[-PRECISION]` and check each; without a precision it is fp32. Raises UsageError, MachineError: see
-    `check_backend`; sparse with a compacted model."""
-    backends = [(name, precision or "fp32") for name, _, precision in (b.partition("-") for b in recipe.backends)]
+def check_backends(
+    recipe: BenchmarkRecipe, models: Sequence[str], device: torch.device | None = None
+) -> list[tuple[str, str]]:
+    """Read `BACKEND[-PRECISION]` and check each; without a precision it is `dtype`. Raises UsageError, MachineError:
+    see `check_backend`; a device without the precision; sparse with a compacted model."""
+    backends = [(name, precision or recipe.dtype) for name, _, precision in (b.partition("-") for b in recipe.backends)]
     for backend, precision in backends:
         check_backend(backend, precision)
+        if precision == "bf16" and device is not None:
+            choose_dtype(precision, device)
         for model in models if backend == "sparse" else ():
             if is_compact(model):
                 raise UsageError(
@@ -206,6 +222,8 @@ def _card(model: str, invocation: Invocation) -> dict[str, Any]:
     if is_shape(model):
         made = AutoModel.from_config(config_of(model), dtype=torch.float32).eval()
         return describe(made, model, None) | paper_params(model)
+    if is_export(model):
+        return open_export(model, choose_device(invocation.device)).card
     trusted = invocation.trust_remote_code
     encoder = load(model).base_model if is_compact(model) else load_encoder(model, trust_remote_code=trusted).model
     return describe_source(encoder, model)
@@ -238,14 +256,42 @@ def _protocol(
     return Protocol(device=str(device), cells=cells, **rest)
 
 
-def _measure(models: Mapping[str, str], backends: Sequence[tuple[str, str]], protocol: Protocol) -> Latency:
-    """One worker for each backend, with the baseline on plain torch in each; its rows are kept once."""
+def _subject(name: str, model: str, backend: str, precision: str) -> Subject:
+    if is_export(model):
+        export = open_export(model)
+        return Subject(name, model, export.format, export.precision)
+    return Subject(name, location(model), backend, precision)
+
+
+def _estimate(models: Mapping[str, str], cards: Mapping[str, Mapping[str, Any]], protocol: Protocol) -> float:
+    """About how many seconds a worker takes for shapes, from one pass of the smallest and the multiply-adds of all."""
+    smallest = min(models, key=lambda name: int(cards[name]["multiply_adds"]))
+    model = AutoModel.from_config(config_of(models[smallest]), dtype=torch.float32).eval().to(protocol.device)
+    ids_BL = torch.ones((1, TOKENS), dtype=torch.long, device=protocol.device)
+    with torch.inference_mode():
+        first, second = (timed(partial(model, input_ids=ids_BL), torch.device(protocol.device)) for _ in range(2))
+    per_token = min(first, second) / cards[smallest]["multiply_adds"] / TOKENS
+    total = STARTED_SECONDS * (1 + len(models))
+    for batch_size, seq_len in protocol.cells:
+        passes = [per_token * card["multiply_adds"] * batch_size * seq_len for card in cards.values()]
+        total += max(protocol.min_seconds, protocol.min_runs * sum(passes))
+        total += sum(max(WARM_SECONDS, WARM_RUNS * one) for one in passes)
+    return total
+
+
+def _measure(models: Mapping[str, str], backends: Sequence[tuple[str, str]], dtype: str, protocol: Protocol) -> Latency:
+    """One worker for each backend, with the baseline in each, on torch in `dtype` unless it is an export; its rows are
+    kept once."""
     keys = ("model", "backend", "dtype", "batch_size", "seq_len")
-    baseline = Subject(*next((name, location(model)) for name, model in models.items()))
+    baseline = _subject(*next(iter(models.items())), "torch", dtype)
+    groups: dict[str, list[Subject]] = {}
+    for backend, precision in backends:
+        for subject in (_subject(name, model, backend, precision) for name, model in models.items()):
+            # An export runs on its own backend, once.
+            if subject not in groups.setdefault(subject.backend, []):
+                groups[subject.backend].append(subject)
     total = Latency()
-    for backend in dict.fromkeys(name for name, _ in backends):
-        precisions = [precision for name, precision in backends if name == backend]
-        subjects = [Subject(n, location(m), backend, p) for p in precisions for n, m in models.items()]
+    for backend, subjects in groups.items():
         Progress.log(f"measuring {len(subjects)} on {backend}")
         latency = measure_latency([baseline, *(s for s in subjects if s != baseline)], protocol)
         seen = {tuple(row[k] for k in keys) for row in total.rows}

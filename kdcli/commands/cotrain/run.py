@@ -125,11 +125,11 @@ class PairRun:
     def report(self) -> None:
         main, *others = self.stages
         data, session, contents, community = main.data, main.session, main.contents, self.community
-        sources = {name: str(folder) for name, folder in main.folders.items()}
+        sources: dict[str, str | Path] = {**main.folders}
         if community is not None:
-            sources = {TEACHER: location(community.source)} | sources
-        subjects = list(map(Subject, sources, sources.values()))
-        sources |= {f"{name} {STANDALONE}": str(folder) for stage in others for name, folder in stage.folders.items()}
+            sources = {TEACHER: location(community.source), **sources}
+        subjects = [Subject(name, str(source)) for name, source in sources.items()]
+        sources |= {f"{name} {STANDALONE}": folder for stage in others for name, folder in stage.folders.items()}
         tasks = data.tasks if isinstance(data, OnText) else {}
         scores = scored(session, tasks, sources, self.folder / DOWNSTREAM)
         if not session.is_main:

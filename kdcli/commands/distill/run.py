@@ -68,4 +68,4 @@ def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation
     # All variants share the teacher; the undistilled student too, up to its start.
     models = {name: {TEACHER: TEACHER, STUDENT: name, WITHOUT: WITHOUT} for name in variants}
     parts = [Part(name, RunResult.read(folder / name), shown) for name, shown in models.items()]
-    return combine_reports(folder, command="distill", parts=parts, notes=[f"{n}: {folder / n}" for n in variants])
+    return combine_reports(folder, command="distill", parts=parts, notes=[f"{n}: {n}/" for n in variants])

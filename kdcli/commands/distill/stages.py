@@ -3,6 +3,7 @@
 Every stage is a run in a directory of its own; the prediction stage is the run of the output directory itself.
 """
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -90,7 +91,8 @@ class TaskRun:
             stages.append(TaskStage(self.folder / INTERMEDIATE, self.resolved, *first))
         stages.append(TaskStage(self.folder, self.resolved, self.build_prediction, self.finish_prediction))
         if self.recipe.undistilled.use:
-            resolved, inside = undistilled_recipe(self.recipe, str(self.start)), self.folder / ALONE
+            inside = self.folder / ALONE
+            resolved = undistilled_recipe(self.recipe, self._named_start(inside))
             stages.append(TaskStage(inside, resolved, self.build_undistilled, self.finish_undistilled))
         return stages
 
@@ -98,6 +100,12 @@ class TaskRun:
     def rows(self) -> RowHashes:
         """The labelled rows that the student learns from: the task's, and those of its teachers."""
         return all_rows(self.task.data.rows, *(teacher.rows for teacher in self.teachers))
+
+    def _named_start(self, folder: Path) -> str:
+        """The student before any stage, as a file in `folder` names it: relative if this run made it, since the run may
+        move to another machine, else as it was given."""
+        made = self.recipe.student.source is None and self.recipe.general.run is None
+        return Path(os.path.relpath(self.start, folder)).as_posix() if made else str(self.start)
 
     @cached_property
     def teacher_card(self) -> dict[str, Any]:
@@ -178,7 +186,7 @@ class TaskRun:
         return self._stage_job(*downstream.build_job(self.task, recipe, self.headed), {}, per_copy=False)
 
     def finish_undistilled(self, outcome: Outcome) -> None:
-        recipe = undistilled_recipe(self.recipe, str(self.start)).recipe
+        recipe = undistilled_recipe(self.recipe, self._named_start(self.folder / ALONE)).recipe
         trained = downstream.trained_model(self.task, self.headed, outcome)
         finish_claimed(self.task, recipe, self.folder / ALONE, trained, timed=False)
 
@@ -192,7 +200,7 @@ class TaskRun:
         evaluations = self.teacher_evaluations + evaluate(STUDENT, split, self.trained.predictions, WORST)
         notes = [*self.task.notes, *self.augmented[1], *(f"teacher: {t.source}" for t in self.teachers[1:])]
         if recipe.general.use:
-            notes.append(f"the student before the task: {self.start}")
+            notes.append(f"the student before the task: {self._named_start(folder)}")
         if recipe.undistilled.use:
             alone = RunResult.read(folder / ALONE).report.evaluations
             evaluations += [e.model_dump() | {"model": WITHOUT} for e in alone]

@@ -216,11 +216,11 @@ class TextStage:
     def _scores(self) -> list[dict[str, Any]]:
         """Evaluations of the fine-tuned teacher, students, and students copied from the teacher but not distilled."""
         run, recipe, folder = self.run, self.resolved.recipe, self.folder / DOWNSTREAM
-        sources = {TEACHER: str(recipe.teacher)}
+        sources: dict[str, str | Path] = {TEACHER: str(recipe.teacher)}
         for name, shape in self.shapes.items():
-            sources[name] = str(self.model_folder(name))
+            sources[name] = self.model_folder(name)
             copied = folder / as_directory(f"{name}{UNDISTILLED}".replace(" ", "-"))
-            sources[name + UNDISTILLED] = str(copied)
+            sources[name + UNDISTILLED] = copied
             if run.session.is_main and not copied.exists():
                 fresh = load_encoder(str(recipe.teacher), trust_remote_code=run.session.trust_remote_code)
                 save_model(_build(recipe, fresh, shape).model, fresh.tokenizer, copied, fresh.rows)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kdcli.backends.exported import Export
 from kdcli.bench.latency import Subject
 from kdcli.commands.evaluate.settings import EvaluateRecipe
 from kdcli.data.labelled.submission import check_submission, write_submission
@@ -17,10 +18,11 @@ from kdcli.data.labelled.task_data import Labelled, open_labelled
 from kdcli.disk import check_writable, disk_errors, write_atomic
 from kdcli.downstream.predictions import Evaluator, Prediction, compared, shown_label, summed_up
 from kdcli.downstream.recipes import as_trained
-from kdcli.downstream.task import evaluator_of, open_judged, predict
+from kdcli.downstream.runtimes import judged, load_judged
+from kdcli.downstream.task import evaluator_of, open_judged
 from kdcli.errors import GateError, UsageError, did_you_mean
 from kdcli.models.card import describe_source
-from kdcli.models.heads import TaskModel, load_for_task, tokenizer_for
+from kdcli.models.heads import TaskModel, tokenizer_for
 from kdcli.models.load import location
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved
@@ -60,7 +62,7 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
     resolved = as_trained(resolved, next(iter(resolved.recipe.models), None))
     recipe = resolved.recipe
     check_recipe(recipe, extras)
-    session = launch(recipe.dtype, invocation)
+    session = launch(recipe.dtype, invocation, judging=True)
     if session is None:
         return None
     name = f"evaluate-{Path(recipe.models[0]).name}-{recipe.task}"
@@ -74,7 +76,7 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
         check_submission(data.task)
     # All are loaded before the first is evaluated, because the last may be unusable.
     ready = [_load(recipe, session, data, source) for source in sources]
-    predicted = [replace(of, predictions=predict(session, of.evaluator, of.model)) for of in ready]
+    predicted = [replace(of, predictions=judged(session, of.evaluator, of.model)) for of in ready]
     evaluated = dict(zip(_names(sources), predicted, strict=True))
     to_submit = {} if extras.submission is None else _predict_test(recipe, ready[0].model, session)
     session.accelerator.end_training()
@@ -131,8 +133,7 @@ def _load(recipe: EvaluateRecipe, session: Session, data: Labelled, source: str)
     if recipe.masks:
         model = _under_mask(recipe, Path(source), data.task, trusted)
     else:
-        settings: dict[str, Any] = {"new_head": False, "compacted": True, "trust_remote_code": trusted}
-        model = load_for_task(source, data.task, label_map=recipe.head.label_map, **settings)
+        model = load_judged(source, data.task, label_map=recipe.head.label_map, trust_remote_code=trusted)
     Progress.log(f"{source}: {model.note}")
     evaluator, max_length = evaluator_of(data, recipe.data, model)
     return _Evaluated(model, max_length, evaluator.with_metrics(recipe.metrics, trust_remote_code=trusted))
@@ -164,14 +165,16 @@ def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_cod
 def _report(
     recipe: EvaluateRecipe, session: Session, folder: Path, data: Labelled, evaluated: Mapping[str, _Evaluated]
 ) -> RunResult:
-    evaluations, cards, notes = [], {}, list(data.notes)
+    evaluations, cards, notes, subjects = [], {}, list(data.notes), []
     for name, of in evaluated.items():
         evaluations += of.evaluator.evaluations(name, data.split, of.predictions, recipe.worst)
-        cards[name] = describe_source(of.model.model, of.model.source)
+        headed, source = of.model.model, of.model.source
+        cards[name] = headed.card if isinstance(headed, Export) else describe_source(headed, source)
+        ran_on = (headed.format, headed.precision) if isinstance(headed, Export) else ()
+        subjects.append(Subject(name, location(source), *ran_on))
         cut = of.evaluator.features.rows.truncated / max(1, sum(map(len, data.sets.values())))
         verb = "need more than one window of" if data.task.kind == "span" else "were cut at"
         notes.append(f"{name}: {of.model.note}; {cut:.1%} of the examples {verb} {of.max_length} tokens")
-    subjects = [Subject(name, location(of.model.source)) for name, of in evaluated.items()]
     latency, rows = measure(subjects, recipe.measure, session), []
     # All models have the same examples in the same order.
     baseline, *others = [(name, of.evaluator.scorers(of.predictions)) for name, of in evaluated.items()]
@@ -208,7 +211,7 @@ def _predict_test(recipe: EvaluateRecipe, model: TaskModel, session: Session) ->
         # Some test files have labels; they are ignored.
         unlabelled = replace(data, sets={name: [replace(e, label=None) for e in examples]})
         evaluator, _ = evaluator_of(unlabelled, recipe.data, model)
-        values[name] = [p.value for p in predict(session, evaluator, model)]
+        values[name] = [p.value for p in judged(session, evaluator, model)]
     return values
 
 

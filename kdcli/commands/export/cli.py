@@ -9,7 +9,7 @@ from kdcli.cli.options import LOADING, show, with_options
 
 
 @app.command()
-@with_options(*LOADING)
+@with_options("data", *LOADING)
 def export(
     model: Annotated[str, typer.Argument(help="Hub id, directory, or 'demo'; its head goes with it.")],
     file_format: Annotated[str, typer.Option("--format", metavar="onnx|openvino", help="What to write.")],
@@ -19,5 +19,5 @@ def export(
     """Write a model as ONNX or OpenVINO, compared with torch before it is kept."""
     from kdcli.commands.export.run import run
 
-    given = {key: shared[key] for key in ("output_dir", "overwrite", "trust_remote_code")}
+    given = {key: shared[key] for key in ("data", "output_dir", "overwrite", "trust_remote_code")}
     show(run(model, format=file_format, int8=int8, **given), as_json=shared["json"])

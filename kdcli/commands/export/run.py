@@ -4,6 +4,8 @@ The directory holds the model file, the tokenizer, config.json with the labels, 
 export.json with the measured error. It is written atomically.
 """
 
+import hashlib
+import itertools
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,10 +16,15 @@ from rich.table import Table
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.backends.export import EXACT, LIMITS, export_onnx, export_openvino
-from kdcli.backends.sessions import library
+from kdcli.backends.exported import FACTS
+from kdcli.backends.runners import engine_runner
+from kdcli.backends.sessions import library, onnx_caller, openvino_caller
 from kdcli.bench.environment import versions
+from kdcli.commands.export.agreement import agreement, said
+from kdcli.data.files import open_source
 from kdcli.disk import STAGED, check_writable, content_of, fill_dir, write_atomic
 from kdcli.errors import UsageError, did_you_mean
+from kdcli.models.card import describe
 from kdcli.models.custom_class import custom_class
 from kdcli.models.heads import AUTO_CLASS, PROBLEM, kind_of_head
 from kdcli.models.load import load_config, load_tokenizer, load_weights, location
@@ -31,8 +38,6 @@ from kdcli.types import Kind
 
 FORMATS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
 """Format -> libraries it needs."""
-FACTS = "export.json"
-
 OPEN = {
     "onnx": """import onnxruntime
 {imports}
@@ -58,6 +63,7 @@ def run(inputs):
 }
 """Format -> code that loads a file and defines `run`: arrays by name -> list of outputs."""
 
+TEXTS_COMPARED = 64
 TEXTS = '["A first text.", "A second and somewhat longer one."]'
 USE: dict[Kind | None, tuple[str, str]] = {
     None: (TEXTS, "(last_hidden_state,) = run(inputs)\nprint(last_hidden_state.shape)  # texts, tokens, width"),
@@ -99,12 +105,20 @@ class Exported:
 
 
 def run(
-    source: str, *, format: str, int8: bool, output_dir: Path | None, overwrite: bool, trust_remote_code: bool
+    source: str,
+    *,
+    format: str,
+    int8: bool,
+    data: str | None = None,
+    output_dir: Path | None,
+    overwrite: bool,
+    trust_remote_code: bool,
 ) -> Exported:
     """Export a model (hub id, directory or `demo`) and compare the file with torch; `int8` quantises weights and
-    activations. `output_dir` is by default runs/export-NAME-FORMAT, numbered; `overwrite` replaces an export there.
-    Raises UsageError: unknown format, a directory that is not an export, a model that cannot be loaded or exported;
-    MachineError: a library is missing, the disk is full, or the file differs from torch."""
+    activations. `data`: text on which predictions are compared, by default the demo's. `output_dir` is by default
+    runs/export-NAME-FORMAT, numbered; `overwrite` replaces an export there. Raises UsageError: unknown format, a
+    directory that is not an export, a model that cannot be loaded or exported; MachineError: a library is missing, the
+    disk is full, or the file differs from torch."""
     if format not in FORMATS:
         raise UsageError(f"unknown format '{format}'{did_you_mean(format, FORMATS)}", f"allowed: {', '.join(FORMATS)}")
     for name in FORMATS[format]:
@@ -113,6 +127,7 @@ def run(
     name = f"export-{Path(short(source)).name}-{format}" + ("-int8" if int8 else "")
     folder = output_dir or numbered(name, taken=overwrite)
     check_folder(folder, overwrite)
+    texts = list(itertools.islice(open_source(data or "demo").documents("train", None), TEXTS_COMPARED))
     model, tokenizer, kind, notes = _load(source, trust_remote_code)
     Progress.log(f"exporting {short(source)} to {format}, {precision}")
     with fill_dir(folder, last=FACTS, clear=True) as aside:
@@ -120,8 +135,13 @@ def run(
         facts: dict[str, Any] = {"source": short(source), "format": format, "precision": precision}
         facts |= {"architecture": type(model).__name__, "kind": kind}
         facts |= {"inputs": list(file.inputs), "outputs": list(file.outputs)}
-        facts["files"] = {f.name: f.stat().st_size for f in sorted(aside.iterdir()) if f.is_file()}
+        written = sorted(f for f in aside.iterdir() if f.is_file())
+        facts["files"] = {f.name: f.stat().st_size for f in written}
+        card = describe(model, short(source), None) | {"bytes": sum(facts["files"].values()), "held_in": precision}
+        facts["card"] = card | {"sha256": _sha256(written)}
         facts |= {"max_abs": file.max_abs, "relative": file.relative}
+        load = {"onnx": onnx_caller, "openvino": openvino_caller}[format]
+        facts["agreement"] = agreement(model, tokenizer, engine_runner(load(file.path, threads=0)), kind, texts)
         facts["limits"] = {"max_abs": None if int8 else EXACT, "relative": LIMITS[precision]}
         facts["notes"] = notes
         facts["versions"] = versions() | {name: library(name, format).__version__ for name in FORMATS[format]}
@@ -166,8 +186,18 @@ def _load(
     return model, tokenizer, kind, notes
 
 
+def _sha256(files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            hashlib.file_digest(stream, lambda: digest)
+    return digest.hexdigest()
+
+
 def _error(facts: dict[str, Any]) -> str:
-    return f"{facts['max_abs']:.1e} largest difference, {facts['relative']:.1e} relative error"
+    # What a quantised file's relative error means for its predictions nobody can tell.
+    exact = f"; the largest difference is {facts['max_abs']:.1e}" if facts["precision"] == "fp32" else ""
+    return said(facts["agreement"], facts["kind"]) + exact
 
 
 def _readme(facts: dict[str, Any], model: PreTrainedModel, kind: Kind | None) -> str:
@@ -189,7 +219,7 @@ def _readme(facts: dict[str, Any], model: PreTrainedModel, kind: Kind | None) ->
 
 * inputs: {", ".join(facts["inputs"])}
 * outputs: {", ".join(facts["outputs"])}
-* beside torch in float32: {_error(facts)} over the real tokens of padded batches of random tokens{notes}
+* beside torch in float32: {_error(facts)}{notes}
 
 `pip install {install} transformers`, then in this directory:
 

@@ -103,8 +103,19 @@ def _prepare(resolved: Resolved[FinetuneRecipe], invocation: Invocation, session
     folder = choose_output_dir(f"finetune-{Path(str(recipe.model)).name}-{recipe.task}", resolved, invocation, session)
     task, headed = prepare(recipe, session)
     stages, settings = [], []
+    schedules: dict[str, str] = {}
     for values, setting in combinations(resolved):
-        order_and_schedule(task, setting.recipe)
+        _, schedule = order_and_schedule(task, setting.recipe)
+        others = setting.recipe.train.model_dump(exclude={"epochs", "max_steps", "warmup_steps", "warmup_fraction"})
+        # What differs in epochs alone may still be as many steps.
+        named = ", ".join(f"{key}={value}" for key, value in values.items())
+        alike = schedules.setdefault(repr((schedule, setting.recipe.keep, others)), named)
+        if alike != named:
+            raise UsageError(
+                f"the grid's {alike} and {named} train the same: {schedule.steps} steps, {schedule.warmup_steps} of "
+                "warm-up",
+                "leave one of them out",
+            )
         # A dry run takes the first seed of a setting for all of them.
         for seed in range(first, first + (1 if invocation.dry_run else recipe.seeds)):
             train = setting.recipe.train.model_copy(update={"seed": seed})

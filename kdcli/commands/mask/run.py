@@ -63,7 +63,7 @@ def info(file: Path) -> MaskResult:
     mask = read_mask(file)
     about, has_scores = mask.info, bool(mask.scores)
     facts = about.model_dump(mode="json") | {"bytes": file.stat().st_size, "scores": has_scores}
-    facts["density_realised"] = _density(mask.masks.values())
+    facts |= {"density": _density(mask.masks.values()), "density_asked": about.density}
     by_kind: dict[str, list[Tensor]] = {}
     for name, of_matrix in mask.masks.items():
         by_kind.setdefault(name.split(".")[1], []).append(of_matrix)
@@ -77,7 +77,7 @@ def info(file: Path) -> MaskResult:
         ["tokens a row", "" if about.max_length is None else str(about.max_length)],
         ["method", about.method],
         ["density asked for", f"{percent(about.density)}%"],
-        ["density", f"{percent(facts['density_realised'], 4)}%"],
+        ["density", f"{percent(facts['density'], 4)}%"],
         *([kind, f"{percent(_density(masks))}%"] for kind, masks in by_kind.items()),
         *([name, number(value)] for name, value in about.metrics.items()),
         ["size", bytes_of(facts["bytes"])],

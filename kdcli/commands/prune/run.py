@@ -92,7 +92,10 @@ class PruneRun:
             form = COMPACT if COMPACT in result.report.models else MASKED
             parts.append(Part(stage.name, result, {DENSE: DENSE, form: stage.name}))
         method, *others = dict.fromkeys(stage.resolved.recipe.method for stage in self.stages)
-        notes = [*first.task.notes, *(f"{stage.name}: {stage.folder}" for stage in self.stages)]
+        notes = [
+            *first.task.notes,
+            *(f"{stage.name}: {stage.folder.relative_to(self.folder)}" for stage in self.stages),
+        ]
         notes += [f"recipe.yaml here is that of {method}; each run has its own"] if others else []
         # Latencies stay in each stage's own report.
         recipe = self.resolved.recipe.model_dump()

@@ -5,9 +5,10 @@ import re
 import reprlib
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from kdcli.data.files import Bad, BadRow, Log, Row, refuse, whole_text
+from kdcli.data.files import CONLL_HINT, Bad, BadRow, Log, Row, is_conll, refuse, whole_text
 from kdcli.data.labelled.examples import number_of
 from kdcli.data.tasks import OWN
 from kdcli.data.tasks.squad import IMPOSSIBLE_METRICS
@@ -192,6 +193,14 @@ class _Columns:
         return None
 
     def _unclear(self, role: str, choices: Iterable[str], why: str | None = None) -> NoReturn:
+        file = self.where.rpartition(":")[0]
+        if file.removesuffix(".gz").endswith(".txt"):
+            hint = (
+                CONLL_HINT
+                if is_conll(Path(file), str(self.first["text"]))
+                else "give jsonl, csv or parquet with a column of labels"
+            )
+            raise UsageError(f"{file} is plain text: its lines hold no labels", hint)
         message = f"{self.where}: {why or f'which column holds the {role}?'} there are {', '.join(self.first)}"
         of_pair = "; of a pair also data.columns.pair" if role == "text" else ""
         raise UsageError(message, f"give --set data.columns.{role}={'|'.join(choices) or 'NAME'}{of_pair}")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from kdcli.report.pictures.drawing import COLOURS, DASHES, INK, Line, line_chart, scatter_chart, svg, ticks
 from kdcli.report.schema import CurvePoint, LatencyRow, Report
-from kdcli.report.sections.latency import BENCHMARK, PLAIN, Cell, cell_name, cells, comparable, ran_as
+from kdcli.report.sections.latency import BENCHMARK, PLAIN, Cell, cell_name, cells, comparable, ran_as, scored_as
 from kdcli.report.sections.selection import by_setting, spread
 from kdcli.report.text import Picture, cut, names_of, number, percent
 
@@ -191,7 +191,7 @@ def quality_against(report: Report, what: Literal["latency", "size", "density"])
     if beaten := [name for name in points if name not in front]:
         text += f" Hollow, since another is at least as good in both: {', '.join(beaten)}."
     rows = comparable(report)
-    if what == "latency" and (rows[0].backend, rows[0].dtype) not in PLAIN:
+    if what == "latency" and not _by_backend(report) and (rows[0].backend, rows[0].dtype) not in PLAIN:
         text += " The quality is that of the weights, not of this backend."
     return Picture(drawing, text)
 
@@ -203,14 +203,30 @@ def _costs(report: Report, what: Literal["latency", "size", "density"]) -> tuple
         kept = dict.fromkeys(list(report.models)[:1], 100.0) | {p.model: 100 * p.density for p in report.pruning}
         several = len({percent(p.density, 1) for p in report.pruning}) > 1
         return "%", "weights kept, %", kept if several else {}
+    if what == "latency" and (scored := _by_backend(report)):
+        row = next(iter(cells(report).values()))[0]
+        return "ms", f"median ms, {cell_name((row.batch_size, row.seq_len))}", scored
     rows = [row for row in comparable(report) if row.model in report.models]
     if what == "latency":
         on = f"{rows[0].backend} {rows[0].dtype}" if rows else ""
         label = f"median ms, {cell_name((rows[0].batch_size, rows[0].seq_len))}, {on}" if rows else ""
         return "ms", label, {row.model: row.p50_ms for row in rows}
-    names = [p.model for p in report.pruning if p.model in report.models] or [row.model for row in rows]
+    measured = dict.fromkeys(row.model for row in next(iter(cells(report).values()), []) if row.model in report.models)
+    names = [p.model for p in report.pruning if p.model in report.models] or list(measured)
     sizes = {name: report.models[name].bytes / 1e6 for name in names}
     return "MB", "weights, MB", {} if report.pruning and len(set(sizes.values())) == 1 else sizes
+
+
+def _by_backend(report: Report) -> dict[str, float]:
+    """Medians of the first cell under the names that scores have, such as `MODEL on onnx int8`; empty where only the
+    rows that are comparable were scored."""
+    rows = next(iter(cells(report).values()), [])
+    scored = {name for models in report.quality.values() for name in models}
+    found: dict[str, float] = {}
+    for row in rows:
+        if (name := scored_as(row, scored)) in scored:
+            found.setdefault(name, row.p50_ms)
+    return found if found.keys() - {row.model for row in comparable(report)} else {}
 
 
 def _most_scored(report: Report, models: list[str]) -> tuple[str, str, dict[str, float]]:

@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from collections import Counter
+from collections.abc import Container
 
 from kdcli.report.schema import Agreement, Failure, LatencyRow, Report, Speedup
 from kdcli.report.text import Section, Table, View, bytes_of, filled, names_of, number
@@ -38,12 +39,37 @@ def ran_as(row: LatencyRow | Agreement | Failure) -> str:
     return f"{row.model} {row.backend}-{row.dtype}"
 
 
+def scored_as(row: LatencyRow, scored: Container[str]) -> str:
+    """The name under which a row is scored on a task: of its backend, else of its model (an export, or torch)."""
+    name = f"{row.model} on {row.backend} {row.dtype}"
+    return name if name in scored else row.model
+
+
 def speedup_of(report: Report, row: LatencyRow) -> Speedup | None:
     """The speed-up of a row over the first model of the report; None where it is that model, or none was taken."""
+    return _ratio_of(report, row)[0]
+
+
+def compared_with(report: Report, row: LatencyRow) -> str:
+    """The model that the speed-up of a row is over: in a comparison of runs the baseline of its own run."""
+    baseline = _ratio_of(report, row)[1]
+    # Cells after the first have their size in the name; a name may hold an @ too.
+    return re.sub(rf"@{row.batch_size}x{row.seq_len}$", "", baseline) if of_runs(report) else next(iter(report.models))
+
+
+def of_runs(report: Report) -> bool:
+    """Whether a report lays several runs side by side, each measured apart from the others."""
+    return "compare" in report.recipe
+
+
+def _ratio_of(report: Report, row: LatencyRow) -> tuple[Speedup | None, str]:
+    """The speed-up of a row, and the second half of its name."""
     name = row.model if (row.backend, row.dtype) in PLAIN else f"{row.model}/{row.backend}-{row.dtype}"
-    # In a comparison of runs each has a baseline of its own.
-    own = (ratio for key, ratio in report.speedup.items() if key.startswith(f"{name}_vs_"))
-    return next((s for s in own if (s.batch_size, s.seq_len) == (row.batch_size, row.seq_len)), None)
+    for key, ratio in report.speedup.items():
+        named, over, rest = key.partition(f"{name}_vs_")
+        if over and not named and (ratio.batch_size, ratio.seq_len) == (row.batch_size, row.seq_len):
+            return ratio, rest
+    return None, ""
 
 
 def interval(speedup: Speedup | None) -> str:
@@ -73,14 +99,18 @@ def latency(report: Report) -> list[Section]:
 def _facts(report: Report, row: LatencyRow) -> dict[str, str]:
     """All of a row: first what a terminal has room for; device and padding where they differ."""
     differ = {key: len({getattr(r, key) for r in report.latency}) > 1 for key in ("device", "padding")}
-    baseline = row.model == next(iter(report.models)) and (row.backend, row.dtype) in PLAIN
+    speedup, first = speedup_of(report, row), next(iter(cells(report).values()))[0]
+    # All are compared with the first model, on what it was measured on first.
+    plain = (first.model, first.backend, first.dtype) == (row.model, row.backend, row.dtype)
+    alike = plain and row.model == next(iter(report.models)) and not of_runs(report)
+    over = f" over {compared_with(report, row)}" if speedup and of_runs(report) else ""
     return {
         "model": row.model if len(_ran_on(report)) == 1 else ran_as(row),
         "p50 ms": _ms(row.p50_ms),
         "p90 ms": _ms(row.p90_ms),
         "p99 ms": _ms(row.p99_ms),
         "tokens/s": "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}",
-        "speed-up": "1 (baseline)" if baseline else interval(speedup_of(report, row)),
+        "speed-up": "1 (baseline)" if alike else interval(speedup) + over,
         "status": row.status,
         "p95 ms": _ms(row.p95_ms),
         "IQR / p50": f"{row.iqr_over_p50:.0%}",
@@ -105,8 +135,13 @@ def _remarks(report: Report) -> list[str]:
     devices = " and ".join(dict.fromkeys(row.device for row in report.latency))
     paddings = " and ".join(dict.fromkeys(PADDING.get(row.padding, row.padding) for row in report.latency))
     ran_on = f", {_ran_on(report)[0]}" if len(_ran_on(report)) == 1 else ""
-    how = f"On {devices}{ran_on}, {paddings}; models of a backend were taken in turns in one process. A speed-up over "
-    how += f"{next(iter(report.models))} is the median of paired ratios, its quartiles in brackets. "
+    how = f"On {devices}{ran_on}, {paddings}; "
+    if of_runs(report):
+        how += "each run was measured apart, maybe on another machine or under another load, so models of two runs "
+        how += "have no ratio. A speed-up within a run is the median of paired ratios, its quartiles in brackets. "
+    else:
+        how += "models of a backend were taken in turns in one process. A speed-up over "
+        how += f"{next(iter(report.models))} is the median of paired ratios, its quartiles in brackets. "
     how += "tokens/s counts real tokens, without padding."
     return [how, NOISE] if any(row.status != "ok" for row in report.latency) else [how]
 

@@ -5,7 +5,7 @@ from statistics import fmean
 
 from kdcli.report.schema import ASSISTANT, FINETUNED, TEACHER, UNDISTILLED, LatencyRow, Report, Speedup
 from kdcli.report.sections.evaluations import set_name, tasks
-from kdcli.report.sections.latency import BENCHMARK, cells, interval, ran_as, speedup_of
+from kdcli.report.sections.latency import BENCHMARK, cells, compared_with, interval, ran_as, scored_as, speedup_of
 from kdcli.report.sections.pruning import best_pruned
 from kdcli.report.text import Section, Table, count, duration, filled, names_of, number, on_disk, percent, short
 
@@ -190,21 +190,23 @@ def facts(report: Report) -> list[tuple[str, str]]:
     """The few numbers to see first: of one model, beside the first."""
     first, name = next(iter(report.models)), foremost(report)
     card, baseline = report.models[name], report.models[first]
-    pruned = [p for p in report.pruning if p.model == name] or report.pruning[:1]
+    pruned, fastest = [p for p in report.pruning if p.model == name] or report.pruning[:1], _fastest(report)
     shown = [(f"{percent(p.density, 1)} %", f"of the layers' weights kept, {p.method}", "") for p in pruned]
     for task, models in (_quality(report) | _means(report)).items():
-        own, before, other = (models.get(n, {}) for n in (name, name + UNDISTILLED, first))
+        # The score of what was as fast as is said, such as an int8 form.
+        scored = scored_as(fastest[1], models) if fastest and report.command == BENCHMARK else name
+        own, before, other = (models.get(n, {}) for n in (scored, name + UNDISTILLED, first))
         # The first metric of a task is the one that matters.
         metric = next(iter(own), "loss")
         if metric != "loss":
             shown.append((number(own[metric]), f"{metric} on {task}", number(other.get(metric))))
         elif own.get("loss") and "loss" in before:
             shown.append((f"{before['loss'] / own['loss']:.1f}×", f"lower {task} than before distillation", ""))
-    if fastest := _fastest(report):
+    if fastest:
         best, row = fastest
         ran = ran_as(row) if report.command == BENCHMARK else row.model
         where = f"{best.batch_size} × {best.seq_len} tokens ({best.low:.1f}–{best.high:.1f})"
-        shown.append((f"{best.median:.1f}×", f"the speed of {first}: {ran}, {where}", ""))
+        shown.append((f"{best.median:.1f}×", f"the speed of {compared_with(report, row)}: {ran}, {where}", ""))
     rows = [row for row in report.latency if row.model == name and not pruned and not fastest]
     shown += [(f"{row.p50_ms:.1f} ms", f"{row.batch_size} × {row.seq_len} tokens", "") for row in rows[:1]]
     shown.append((on_disk(card), "on disk", on_disk(baseline)))

@@ -1,0 +1,84 @@
+"""A directory that `kdcli export` wrote, run by the runtime it was written for."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from kdcli.backends.runners import Runner, engine_runner
+from kdcli.backends.sessions import library, onnx_caller, openvino_caller
+from kdcli.errors import UsageError
+from kdcli.models.load import load_config
+
+FACTS = "export.json"
+FILES = {"onnx": "model.onnx", "openvino": "model.xml"}  # format -> the file to load
+RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}
+
+
+@dataclass(frozen=True)
+class Export:
+    """An exported model: its directory, the content of export.json and the configuration of the model it was made of.
+    `card` is that model's, with the bytes and the hash of what was written."""
+
+    folder: Path
+    facts: Mapping[str, Any]
+    config: PreTrainedConfig
+
+    @property
+    def format(self) -> str:
+        """`onnx` or `openvino`, a backend of `kdcli.backends.runners`."""
+        return str(self.facts["format"])
+
+    @property
+    def precision(self) -> str:
+        """`fp32` or `int8`."""
+        return str(self.facts["precision"])
+
+    @property
+    def card(self) -> dict[str, Any]:
+        return dict(self.facts["card"])
+
+    def runner(self, threads: int) -> Runner:
+        """The file, loaded; outputs in the order of `kdcli.backends.export.OUTPUTS`. Raises MachineError: the runtime
+        is missing; UsageError: it cannot load the file."""
+        file, name = self.folder / FILES[self.format], RUNTIMES[self.format]
+        library(name, self.format)
+        load = onnx_caller if self.format == "onnx" else openvino_caller
+        try:
+            return engine_runner(load(file, threads=threads))
+        except Exception as error:  # noqa: BLE001  # the runtimes raise types of their own
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise UsageError(f"{name} cannot load {file}: {reason}", "export the model again") from None
+
+
+def is_export(source: str) -> bool:
+    """Whether a source is a directory that `kdcli export` wrote."""
+    return (Path(source) / FACTS).is_file()
+
+
+def open_export(source: str, device: torch.device | None = None) -> Export:
+    """Read an export and check its files. Raises UsageError: damaged, incomplete, of an earlier version, or to be run
+    on a `device` other than the CPU."""
+    folder, again = Path(source), "export the model again"
+    if device is not None and device.type != "cpu":
+        raise UsageError(f"{source} is an export, which runs on the CPU only, not on {device}", "add --device cpu")
+    try:
+        facts = json.loads((folder / FACTS).read_text("utf-8"))
+        sizes, file_format = dict(facts["files"]), facts["format"]
+        if file_format not in FILES or FILES[file_format] not in sizes or facts["precision"] not in ("fp32", "int8"):
+            raise ValueError("it names another format")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{folder / FACTS} cannot be read: {type(error).__name__} {error}", again) from None
+    if not isinstance(facts.get("card"), dict):
+        raise UsageError(f"{folder / FACTS} is of an earlier kdcli: it does not describe the model", again)
+    for name, size in sizes.items():
+        # A name is a file of the directory, not a path out of it.
+        found = (folder / Path(name).name).stat().st_size if (folder / Path(name).name).is_file() else None
+        if found != size:
+            problem = "is missing" if found is None else f"has {found:,} bytes, not {size:,}"
+            raise UsageError(f"{folder / Path(name).name} {problem}", again)
+    return Export(folder, facts, load_config(source, weights=False, compacted=True))
