@@ -128,13 +128,8 @@ def scores_pairs(task: Task) -> bool:
 
 def as_task_model(embedder: Embedder) -> TaskModel:
     """The embedder where a report wants a model of a task."""
-    return TaskModel(
-        embedder.model,
-        embedder.tokenizer,
-        embedder.source,
-        f"cosine of its vectors; {embedder.note}",
-        embedder.max_length,
-    )
+    note = f"cosine of its vectors; {embedder.note}"
+    return TaskModel(embedder.model, embedder.tokenizer, embedder.source, note)
 
 
 def predict_pairs(embedder: Embedder, evaluator: Evaluator, session: Session) -> list[Prediction]:

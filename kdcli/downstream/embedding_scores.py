@@ -6,7 +6,7 @@ Retrieval reads a directory as BEIR has it: `corpus.jsonl` (`_id`, `title`, `tex
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from kdcli.training.launch import Session
 from kdcli.training.progress import Progress
 
 RETRIEVAL = "retrieval"
-RESAMPLES = 1000
 TOP = 100  # Documents ranked for a query
 QUERIES_AT_ONCE = 256
 
@@ -61,12 +60,12 @@ def judged_sets(settings: DownstreamSettings) -> list[Judged]:
             found.append(Judged(name, retrieval=read_retrieval(settings.source or "")))
             continue
         recipe = downstream_recipe(settings, name, 0).recipe
-        found.append(judged_pairs(name, recipe.data))
+        found.append(Judged(name, open_pairs(name, recipe.data), recipe.data))
     return found
 
 
-def judged_pairs(name: str, settings: Any) -> Judged:
-    """A task of pairs with a score, read."""
+def open_pairs(name: str, settings: Any) -> Labelled:
+    """A task of pairs with a score, read. Raises UsageError: another task; unusable data."""
     if name != "own" and not scores_pairs(task_of(name)):
         raise UsageError(
             f"task {name} is not judged by vectors: they are judged on pairs with a score",
@@ -76,11 +75,13 @@ def judged_pairs(name: str, settings: Any) -> Judged:
     data = open_labelled(name, training=False, log=Progress.log, **where)
     if not scores_pairs(data.task):
         raise UsageError(f"task {name} has labels {', '.join(data.task.labels)}, not a score for a pair of texts")
-    return Judged(name, pairs=data, settings=settings)
+    # A cosine has not the scale of the scores.
+    metrics = tuple(m for m in data.task.metrics if m != "mse")
+    return replace(data, task=replace(data.task, metrics=metrics))
 
 
 def scored(
-    judged: Sequence[Judged], models: Mapping[str, Embedder], session: Session
+    judged: Sequence[Judged], models: Mapping[str, Embedder], session: Session, resamples: int = 1000
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Evaluations and comparisons as a report takes them; the first model is the baseline of the others."""
     evaluations: list[dict[str, Any]] = []
@@ -110,18 +111,15 @@ def scored(
         baseline, *others = scorers.items()
         for other in others:
             if evaluator is not None:
-                comparisons += compared(evaluator, other, baseline, RESAMPLES)
+                comparisons += compared(evaluator, other, baseline, resamples)
             elif one.retrieval is not None:
-                found = paired_bootstrap(other[1][""], baseline[1][""], len(one.retrieval.queries), resamples=RESAMPLES)
+                found = paired_bootstrap(other[1][""], baseline[1][""], len(one.retrieval.queries), resamples=resamples)
                 names = {"model": other[0], "baseline": baseline[0], "task": one.name, "set": ""}
                 comparisons += [
                     names | {"metric": m, "difference": d, "low": low, "high": high}
                     for m, (d, low, high) in found.items()
                 ]
-    # A cosine has not the scale of the scores.
-    for row in evaluations:
-        row["metrics"].pop("mse", None)
-    return evaluations, [row for row in comparisons if row["metric"] != "mse"]
+    return evaluations, comparisons
 
 
 def _mean_scorer(values: Mapping[str, Array]) -> Scorer:

@@ -9,7 +9,8 @@ is the teacher's vector of a text's positive; the n are those of its negatives a
 https://arxiv.org/abs/1807.03748). So a text's loss depends on no other text of its batch: micro-batches and processes
 change nothing, and the teacher computes each vector once.
 
-`relations` adds MiniLMv2's loss of the last layer and `hidden` the cosine distance of its token states; both need the
+Relations: for embedding models only; the other methods compare token states and leave the pooling aside. `relations`
+adds MiniLMv2's loss of the last layer and `hidden` the cosine distance of its token states; both need the
 teacher in every step, with the student's tokenizer. `dimensions` (Matryoshka, https://arxiv.org/abs/2205.13147) takes
 L_vec and L_sim of the first d components too, and their mean.
 

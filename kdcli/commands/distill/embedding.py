@@ -35,6 +35,7 @@ from kdcli.report.finish import measure, quality_of, write_report
 from kdcli.report.schema import TEACHER, UNDISTILLED
 from kdcli.report.stages import StageJob
 from kdcli.teachers.cache import SignalStore
+from kdcli.teachers.given import read_vectors
 from kdcli.teachers.teacher import Teacher
 from kdcli.training.launch import Session, choose_output_dir, make_schedule
 from kdcli.training.progress import Progress
@@ -46,6 +47,7 @@ DEFAULTS: dict[str, Any] = {"train.lr": 5e-4, "train.batch_size": 64, "train.epo
 """Of recipe keys that nobody set."""
 GROUP = 16  # Rows padded together
 BASIS_ROWS = 50_000  # Vectors that give the principal components
+TURNED_ROWS = 1000  # Vectors of a student before training, to which these are turned
 POOLED, POSITIVE, NEGATIVES = "teacher.pooled", "teacher.positive", "teacher.negatives"  # of a batch
 
 Vectors = Callable[[Array], Array]  # numbers of texts -> the teacher's vectors of them, [n, E]
@@ -140,6 +142,7 @@ class EmbeddingRun:
     texts: Texts
     rows: Encoded
     judged: list[Judged]
+    given: Array | None  # vectors from a file
     students: dict[str, Student] = field(default_factory=dict)
     formats: dict[str, EmbeddingFormat] = field(default_factory=dict)
 
@@ -163,6 +166,9 @@ class EmbeddingRun:
             built = self._initialized(to)
             torch.manual_seed(recipe.train.seed)
             fmt, basis_ED = self._format(to, vectors, everything[held:])
+            if basis_ED is not None and not recipe.loss.get("dimensions"):
+                student = Embedder(name, built.model.eval(), self.teacher.tokenizer, fmt, "")
+                basis_ED = self._turned(basis_ED, student, vectors)
             objective = projected(build_objective(METHOD, recipe.loss, shape, to), basis_ED)
             self.students[name], self.formats[name] = Student(built.model, objective, Pool(fmt)), fmt
             for note in built.notes:
@@ -208,12 +214,22 @@ class EmbeddingRun:
     def report(self) -> None:
         """The stage wrote it."""
 
+    @property
+    def teacher_width(self) -> int:
+        """Components of the teacher's vectors."""
+        if self.given is not None:
+            return int(self.given.shape[1])
+        return self.teacher.format.width(self.teacher.model.config.hidden_size)
+
     def _vectors(self) -> Vectors:
         """The teacher's vectors: computed, or read from the cache; a dry run takes random ones."""
         teacher, settings = self.teacher, self.resolved.recipe.embedding
-        width = teacher.format.width(teacher.model.config.hidden_size)
         if self.invocation.dry_run:
+            width = self.teacher_width
             return lambda at: np.random.default_rng(0).standard_normal((len(at), width), dtype=np.float32)
+        if self.given is not None:
+            given = self.given
+            return lambda at: np.take(given, at, axis=0)
         session, needs = self.session, Needs(pooled=True)
         limit = int(settings.cache_gb * 1e9)
         how: dict[str, Any] = {"device": session.device, "limit_bytes": limit, "log": Progress.log}
@@ -227,7 +243,7 @@ class EmbeddingRun:
     def _format(self, to: ModelShape, vectors: Vectors, texts: Array) -> tuple[EmbeddingFormat, Array | None]:
         """How a student of a shape makes vectors, and the basis of its targets."""
         recipe, of_teacher, hidden = self.resolved.recipe, self.teacher.format, self.teacher.model.config.hidden_size
-        wide, dimensions = of_teacher.width(hidden), recipe.loss.get("dimensions")
+        wide, dimensions = self.teacher_width, recipe.loss.get("dimensions")
         fmt = of_teacher
         if of_teacher.dense is not None and to.hidden != hidden:
             fmt = replace(fmt, dense=None)
@@ -236,20 +252,30 @@ class EmbeddingRun:
             raise UsageError(f"loss.dimensions {wrong} of vectors of width {width}", f"each must be 1 to {width}")
         if width == wide and not dimensions:
             return fmt, None
+        if width > wide:
+            # Only vectors from a file are narrower than a student.
+            down = torch.nn.init.orthogonal_(torch.empty(wide, width))
+            return replace(fmt, dense=(down, None, False)), None
         sample = np.sort(np.random.default_rng(recipe.train.seed).permutation(texts)[:BASIS_ROWS])
         basis_ED = principal_basis(vectors(sample), min(width, wide))
         if width < wide and recipe.embedding.dense:
             # Its states start near the principal components, as copied ones are near the teacher's.
             return replace(fmt, dense=(torch.from_numpy(basis_ED), None, False)), None
-        if width > wide:
-            message = f"a student of width {width} gives wider vectors than its teacher, {wide}"
-            raise UsageError(message, "choose a narrower one")
         x = vectors(sample).astype(np.float64)
         share = np.square(x @ basis_ED).sum() / np.square(x).sum()
         Progress.log(
             f"targets: {width} principal components of the teacher's {wide}, {share:.1%} of its vectors' energy"
         )
         return fmt, basis_ED
+
+    def _turned(self, basis_ED: Array, student: Embedder, vectors: Vectors) -> Array:
+        """The basis turned to where the student's vectors are before training (orthogonal Procrustes). Every rotation
+        keeps all cosines, so the nearest one leaves least to learn."""
+        at = np.sort(np.random.default_rng(self.resolved.recipe.train.seed).permutation(len(self.texts))[:TURNED_ROWS])
+        texts = [self.texts.texts[n] for n in at]
+        own_ND = student.vectors(texts, "", replace(self.session, device=torch.device("cpu")))
+        u, _, v = np.linalg.svd((vectors(at).astype(np.float64) @ basis_ED).T @ own_ND)
+        return np.asarray(basis_ED @ (u @ v), dtype=np.float32)
 
     def _initialized(self, to: ModelShape) -> InitializedStudent:
         how = self.resolved.recipe.student.model_dump(include={"init", "layers", "dropout"})
@@ -278,6 +304,8 @@ class EmbeddingRun:
         subjects = [Subject(TEACHER, location(teacher.source)), *(Subject(n, str(f)) for n, f in folders.items())]
         quality = quality_of(evaluations) | {HELD_OUT: held_out_losses(RunDir(self.folder), list(self.shapes))}
         notes = [f"{teacher.source}: {teacher.note}", f"{len(self.texts):,} distinct texts"]
+        if recipe.embedding.vectors:
+            notes.append(f"the student learnt the vectors in {recipe.embedding.vectors}, not the teacher's own")
         write_report(
             RunDir(self.folder),
             command="distill",
@@ -318,7 +346,10 @@ def prepare_embedding(resolved: Resolved[DistillRecipe], invocation: Invocation,
     folder = choose_output_dir(as_directory(f"distill-{name}"), resolved, invocation, session)
     judged = judged_sets(recipe.eval)
     settings, data = recipe.embedding, recipe.data
-    texts = read_texts(data.source, column=data.column, unit=settings.unit, rows=settings.rows, log=Progress.log)
+    # A file has a vector for each text as it stands.
+    unit = "document" if settings.vectors else settings.unit
+    texts = read_texts(data.source, column=data.column, unit=unit, rows=settings.rows, log=Progress.log)
+    given = read_vectors(Path(settings.vectors), texts) if settings.vectors else None
     rows = teacher.rows(texts.texts, texts.roles, data.max_length)
     Progress.log(f"{len(rows):,} texts of {rows.lengths.mean():.0f} tokens")
-    return EmbeddingRun(resolved, invocation, folder, session, teacher, shapes, texts, rows, judged)
+    return EmbeddingRun(resolved, invocation, folder, session, teacher, shapes, texts, rows, judged, given)

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import regex  # type: ignore[import-untyped]
 
 from kdcli.data.files import Log, Row, Source, open_source, whole_text
 from kdcli.errors import UsageError
 
-ENDS = re.compile(r"(?<=[.!?])[\"')\]]*\s+|(?<=[。！？])|[\r\n]+")
+# With closing quotes and brackets; behind CJK marks stands no space.
+ENDS = regex.compile(r"""(?<=[.!?]["'”’)\]]*)\s+|(?<=[。！？])(?![”’」』）])|(?<=[。！？][”’」』）])|[\r\n]+""")
 SHORTEST = 2  # Words of a sentence; CJK characters count as words.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")
 QUERY, POSITIVE, NEGATIVE = ("query", "anchor"), "positive", re.compile(r"negatives?(_\d+)?")
@@ -34,12 +36,15 @@ class Texts:
         roles: of each, the name of the prompt for it: `query`, `document`, or "" of a sentence.
         positive: of each, a text that should be near, or -1. [N] int64
         negatives: of each, texts that should be far, or -1. [N, M] int64, M may be 0
+        rows: of each, its place among the `read` texts of the source; -1 of a positive or negative. [N] int64
     """
 
     texts: list[str]
     roles: list[str]
     positive: Array
     negatives: Array
+    rows: Array
+    read: int
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -57,9 +62,11 @@ def read_texts(source: str, *, column: str | None, unit: str, rows: int | None, 
     opened = open_source(source)
     links: dict[str, tuple[str | None, tuple[str, ...]]] = {}  # text -> its positive and negatives
     roles: dict[str, str] = {}
+    places: dict[str, int] = {}
     read = 0
     first, units = _peeked(opened, column, unit)
     for text, role, positive, negatives in units:
+        places.setdefault(text, read)
         read += 1
         roles.setdefault(text, role)
         if positive is not None or text not in links:
@@ -79,7 +86,8 @@ def read_texts(source: str, *, column: str | None, unit: str, rows: int | None, 
     for n, text in enumerate(ordered):
         for m, negative in enumerate(links[text][1]):
             negatives_NM[n, m] = number.get(negative, -1)
-    return Texts(ordered, [roles[t] for t in ordered], positive_N, negatives_NM)
+    rows_N = np.array([places.get(t, -1) for t in ordered], dtype=np.int64)
+    return Texts(ordered, [roles[t] for t in ordered], positive_N, negatives_NM, rows_N, read)
 
 
 def held_out_count(texts: Sequence[str], wanted: int) -> int:
