@@ -74,7 +74,8 @@ def open_pairs(name: str, settings: Any) -> Labelled:
     where = settings.model_dump(include={"source", "columns", "split", "judged_rows"})
     data = open_labelled(name, training=False, log=Progress.log, **where)
     if not scores_pairs(data.task):
-        raise UsageError(f"task {name} has labels {', '.join(data.task.labels)}, not a score for a pair of texts")
+        message = f"the rows of task {name} are of kind {data.task.kind}; vectors are judged on pairs with a score"
+        raise UsageError(message, "name two columns of texts; set data.columns.kind=score for labels of whole numbers")
     # A cosine has not the scale of the scores.
     metrics = tuple(m for m in data.task.metrics if m != "mse")
     return replace(data, task=replace(data.task, metrics=metrics))

@@ -89,11 +89,12 @@ def _demo_recipe(method: str | None, sets: Sequence[str]) -> dict[str, dict[str,
     """The recipe of `distill demo`; with another method, without the settings of its loss."""
     from kdcli.recipe.resolve import flatten, read_recipe
 
-    values = dict(flatten(read_recipe("demo", "distill")))
     method = method or dict(each.split("=", 1) for each in sets if "=" in each).get("method")
-    if method not in (None, "minilm"):
+    name = "demo-embedding" if method == "embedding" else "demo"
+    values = dict(flatten(read_recipe(name, "distill")))
+    if method not in (None, "minilm", "embedding"):
         values = {key: value for key, value in values.items() if not key.startswith("loss.")}
-    return {"recipe demo": values}
+    return {f"recipe {name}": values}
 
 
 def _distill_on_task(given: Mapping[str, Any]) -> None:

@@ -248,8 +248,7 @@ class EmbeddingRun:
         if of_teacher.dense is not None and to.hidden != hidden:
             fmt = replace(fmt, dense=None)
         width = fmt.width(to.hidden)
-        if dimensions and (wrong := [d for d in dimensions if not 0 < d <= width]):
-            raise UsageError(f"loss.dimensions {wrong} of vectors of width {width}", f"each must be 1 to {width}")
+
         if width == wide and not dimensions:
             return fmt, None
         if width > wide:
@@ -342,6 +341,9 @@ def prepare_embedding(resolved: Resolved[DistillRecipe], invocation: Invocation,
     shapes = student_shapes(recipe, shape)
     for to in shapes.values():
         build_objective(METHOD, recipe.loss, shape, to)
+        width = teacher.format.width(to.hidden) if to.hidden == shape.hidden else to.hidden
+        if wrong := [d for d in recipe.loss.get("dimensions") or () if not 0 < d <= width]:
+            raise UsageError(f"loss.dimensions {wrong} of vectors of width {width}", f"each must be 1 to {width}")
     name = f"{Path(teacher.source).name}-{'+'.join(short_name(s, shape) for s in shapes.values())}"
     folder = choose_output_dir(as_directory(f"distill-{name}"), resolved, invocation, session)
     judged = judged_sets(recipe.eval)
