@@ -78,8 +78,8 @@ def check_writable(path: Path, *, directory: bool) -> None:
             raise MachineError(f"{path} cannot be written: no permission to write in {above.absolute()}")
 
 
-def read_json(path: Path, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
-    """The object in a JSON file that others wrote. Raises UsageError, with the file's name: see `parse_json`; it cannot
+def read_json(path: Path, *, most_bytes: int = MOST_BYTES, kind: type = dict) -> Any:
+    """The object (or list, of `kind`) in a JSON file that others wrote. Raises UsageError, with the file's name: see `parse_json`; it cannot
     be read, or is larger than `most_bytes`."""
     try:
         if path.exists() and not path.is_file():
@@ -90,12 +90,12 @@ def read_json(path: Path, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     if len(data) > most_bytes:
         raise UsageError(f"{path} is larger than {most_bytes:,} bytes, the most that is read")
-    return parse_json(data, path)
+    return parse_json(data, path, kind)
 
 
-def parse_json(data: bytes, source: object) -> dict[str, Any]:
-    """The object in some JSON; `source` names it in errors. Raises UsageError: not JSON, not UTF-8, nested deeper than
-    `MOST_DEPTH`, or no object."""
+def parse_json(data: bytes, source: object, kind: type = dict) -> Any:
+    """The object (or list, of `kind`) in some JSON; `source` names it in errors. Raises UsageError: not JSON, not UTF-8, nested deeper than
+    `MOST_DEPTH`, or of another kind."""
     try:
         tree = json.loads(str(data, "utf-8"))
         if ESCAPED_SURROGATE.search(data):
@@ -104,8 +104,9 @@ def parse_json(data: bytes, source: object) -> dict[str, Any]:
         raise UsageError(f"{source} is not valid JSON: {error}") from None
     except RecursionError:
         raise UsageError(f"{source} is nested deeper than {MOST_DEPTH} levels") from None
-    if not isinstance(tree, dict):
-        raise UsageError(f"{source} must hold a JSON object, not a {type(tree).__name__}")
+    if not isinstance(tree, kind):
+        wanted = "object" if kind is dict else kind.__name__
+        raise UsageError(f"{source} must hold a JSON {wanted}, not a {type(tree).__name__}")
     level: list[Any] = [tree]
     depth = 0
     while level := [c for n in level for c in (n.values() if isinstance(n, dict) else n) if isinstance(c, dict | list)]:

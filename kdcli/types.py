@@ -121,8 +121,9 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Needs:
-    """The signals a loss reads: layers of q, k, v and hidden (0 = embedding output), logits of every row or token, or
-    a masked language model's logits of labelled tokens only (`masked_logits`)."""
+    """The signals a loss reads: layers of q, k, v and hidden (0 = embedding output), logits of every row or token, a
+    masked language model's logits of labelled tokens only (`masked_logits`), or an embedding model's vector of each row
+    (`pooled`)."""
 
     q: frozenset[int] = frozenset()
     k: frozenset[int] = frozenset()
@@ -130,6 +131,7 @@ class Needs:
     hidden: frozenset[int] = frozenset()
     logits: bool = False
     masked_logits: bool = False
+    pooled: bool = False
 
     def __or__(self, other: Needs) -> Needs:
         return Needs(
@@ -139,6 +141,7 @@ class Needs:
             self.hidden | other.hidden,
             self.logits or other.logits,
             self.masked_logits or other.masked_logits,
+            self.pooled or other.pooled,
         )
 
 
@@ -152,6 +155,8 @@ class Signals:
         hidden: layer -> [B, L, D]; 0 is the embedding output, the last is the model's `last_hidden_state`.
         logits: [B, C]; [B, L, C] of tokens; [B, L, 2] of spans (start, end); [P, V] of labelled tokens, row by row.
         labels: the batch's labels, if any; see `Kind`.
+        pooled: vectors of an embedding model, [B, D]; of a teacher also those of other texts: `anchors` [R, D], of each
+            row's `positive` [B, D] and `negatives` [B, M, D], all zero where a row has none.
     """
 
     mask: Tensor | None = None
@@ -161,6 +166,10 @@ class Signals:
     hidden: dict[int, Tensor] = field(default_factory=dict)
     logits: Tensor | None = None
     labels: Tensor | None = None
+    pooled: Tensor | None = None
+    anchors: Tensor | None = None
+    positive: Tensor | None = None
+    negatives: Tensor | None = None
 
 
 @dataclass(frozen=True)

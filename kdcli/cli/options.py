@@ -88,6 +88,11 @@ Task = Annotated[
     typer.Option(help="sst2, mnli, squad …; 'own' for your own files.", metavar="TASK", rich_help_panel=TRAIN),
 ]
 
+Pooling = Annotated[
+    str | None,
+    typer.Option(help="mean, cls or last, of an encoder without modules.json.", rich_help_panel=TRAIN),
+]
+
 Metric = Annotated[
     list[str] | None,
     typer.Option(

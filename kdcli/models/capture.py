@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -72,13 +73,17 @@ AttentionMaskInterface.register(INTERFACE, sdpa_mask)
 class Capture(nn.Module):
     """A module whose forward(batch) gives `Signals` and computes nothing beyond the last signal needed. `model`: a base
     encoder, or one with a head (needed for logits); it keeps working as before. `needs`: layers 1 ... N; `hidden` also
-    takes 0, the embedding output. Raises UsageError: a model type without a row in `kdcli.models.layout`. Raises
-    ValueError: a layer that the model does not have, or logits of a model without a head."""
+    takes 0, the embedding output. `pool`: last hidden states and mask -> vectors, for `pooled`. Raises UsageError: a
+    model type without a row in `kdcli.models.layout`. Raises ValueError: a layer that the model does not have, or
+    logits of a model without a head."""
 
-    def __init__(self, model: PreTrainedModel, needs: Needs) -> None:
+    def __init__(self, model: PreTrainedModel, needs: Needs, pool: nn.Module | None = None) -> None:
         super().__init__()
         config = model.config
-        self.layout, self.model, self.needs = layout_for(config), model, needs
+        if needs.pooled:
+            assert pool is not None, "vectors are pooled by a module"
+            needs = replace(needs, hidden=needs.hidden | {int(config.num_hidden_layers)})
+        self.layout, self.model, self.needs, self.pool = layout_for(config), model, needs, pool
         encoder: Any = model.base_model
         # A plain list, not submodules: the layers belong to the model already, and a shared layer occurs several times.
         self.layers = self.layout.modules(encoder)
@@ -120,6 +125,9 @@ class Capture(nn.Module):
                 signals.logits = output.logits[0]
         if recorder.missing:
             raise RuntimeError(f"never saw {sorted(recorder.missing)}: is the row in kdcli/models/layout.py right?")
+        if self.needs.pooled:
+            assert self.pool is not None
+            signals.pooled = self.pool(signals.hidden[len(self.layers)], signals.mask)
         return signals
 
     def _inputs(self, batch: Batch) -> dict[str, Any]:

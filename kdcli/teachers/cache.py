@@ -1,7 +1,8 @@
 """A teacher's signals on disk: for rows that are read in every epoch the teacher runs once.
 
 `tokens.bin` holds bfloat16: one record per real token, with its hidden states, queries, keys and values side by side.
-`logits.bin` holds float32: one record per row, or per token where the head labels tokens. Rows are stored by length,
+`logits.bin` holds float32: one record per row, or per token where the head labels tokens; of an embedding model, a
+row's vector in float16. Rows are stored by length,
 so computing appends and a batch of similar lengths reads one region. `index.json` holds a hash of every block.
 
 A row reads the same bits in every batch. Against a float32 teacher a value is off by at most 1/256; logits are exact.
@@ -55,11 +56,18 @@ class Column:
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """What is stored: the columns of a token's record, and the shape of the logits of a row or token, if any."""
+    """What is stored: the columns of a token's record, and the shape of the logits of a row or token, or of its vector
+    (`pooled`), if any."""
 
     columns: tuple[Column, ...]
     logits: tuple[int, ...] | None
     logits_per_token: bool
+    pooled: bool = False
+
+    @property
+    def dtype(self) -> type[Any]:
+        """Of logits or vectors on disk."""
+        return np.float16 if self.pooled else np.float32
 
     @classmethod
     def of(cls, teacher: nn.Module, rows: Encoded, needs: Needs, device: torch.device) -> Self:
@@ -75,6 +83,9 @@ class RecordLayout:
                 shape = tuple(x.shape[2:] if kind == "hidden" else (x.shape[1], x.shape[3]))
                 begin = columns[-1].end if columns else 0
                 columns.append(Column(kind, layer, shape, begin, begin + math.prod(shape), x.dtype))
+        if needs.pooled:
+            assert signals.pooled is not None
+            return cls(tuple(columns), tuple(signals.pooled.shape[1:]), False, pooled=True)
         if not needs.logits:
             return cls(tuple(columns), None, False)
         assert signals.logits is not None
@@ -88,8 +99,9 @@ class RecordLayout:
         return (0,) if self.logits is None else (len(rows.ids_T if self.logits_per_token else rows.ends), *self.logits)
 
     def size(self, rows: Encoded) -> int:
-        """Bytes of everything: two per value of a record, four per logit."""
-        return 2 * math.prod(self.tokens_shape(rows)) + 4 * math.prod(self.logits_shape(rows))
+        """Bytes of everything: two per value of a record, four per logit, two per component of a vector."""
+        bytes_each = np.dtype(self.dtype).itemsize
+        return 2 * math.prod(self.tokens_shape(rows)) + bytes_each * math.prod(self.logits_shape(rows))
 
 
 class SignalStore:
@@ -145,8 +157,12 @@ class SignalStore:
                         return None
         log(f"the teacher's signals are read from {store.folder}, {_mb(size)}")
         store.tokens = store._mapped(TOKENS_FILE, np.int16, layout.tokens_shape(rows))
-        store.logits = store._mapped(LOGITS_FILE, np.float32, layout.logits_shape(rows))
+        store.logits = store._mapped(LOGITS_FILE, layout.dtype, layout.logits_shape(rows))
         return store
+
+    def vectors(self, indices: Array) -> Array:
+        """The stored vectors (or logits) of some rows, [n, ...]."""
+        return np.take(self.logits, self.position[indices], axis=0)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -329,6 +345,8 @@ def _compute(
     tokens = torch.cat(columns, -1) if columns else torch.empty(0, dtype=torch.bfloat16)
     logits = torch.empty(0)
     if layout.logits is not None:
-        assert signals.logits is not None
-        logits = (signals.logits[real_BL] if layout.logits_per_token else signals.logits).float()
+        found = signals.pooled if layout.pooled else signals.logits
+        assert found is not None
+        logits = found[real_BL] if layout.logits_per_token else found
+        logits = logits.half() if layout.pooled else logits.float()
     return tokens.view(torch.int16).cpu().numpy(), logits.cpu().numpy()

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from kdcli.models.capture import Capture, capture, prepare_teacher
@@ -19,9 +20,14 @@ class Teacher:
     captured: Capture
 
     @classmethod
-    def frozen(cls, source: str, model: PreTrainedModel, needs: Needs, session: Session) -> Self:
-        """The model in eval mode on the device, its weights in the compute dtype."""
-        return cls(source, capture(prepare_teacher(model.to(session.device), session.compute_dtype), needs))
+    def frozen(
+        cls, source: str, model: PreTrainedModel, needs: Needs, session: Session, pool: nn.Module | None = None
+    ) -> Self:
+        """The model in eval mode on the device, its weights in the compute dtype; `pool` stays in float32."""
+        model = prepare_teacher(model.to(session.device), session.compute_dtype)
+        if pool is not None:
+            pool.to(session.device).requires_grad_(False)
+        return cls(source, capture(model, needs, pool))
 
     def signals(self, batch: Batch) -> Signals:
         """The signals of one batch, without gradients."""

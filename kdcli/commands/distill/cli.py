@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import ON_TASK, TRAINING, Task, invocation_of, show, training_options, with_options
+from kdcli.cli.options import ON_TASK, TRAINING, Pooling, Task, invocation_of, show, training_options, with_options
 from kdcli.errors import UsageError
 from kdcli.recipe.methods import method_names
 
@@ -53,6 +53,10 @@ def distill(
     eval_task: Annotated[
         list[str] | None, typer.Option(metavar="TASK", help="Also fine-tune all models on this task and compare.")
     ] = None,
+    pooling: Pooling = None,
+    teacher_vectors: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The teacher's vectors of the texts, as .npy or .parquet.")
+    ] = None,
     **shared: Any,
 ) -> None:
     """Train a smaller student of an encoder: on unlabelled text (MiniLM, TinyBERT ...), or on a task with --task."""
@@ -68,6 +72,7 @@ def distill(
             option = "also-teacher" if name == "more_teachers" else name.replace("_", "-")
             raise UsageError(f"--{option} needs --task", "it belongs to distilling on a task")
     own = {"teacher": teacher, "student.to": to, "method": method, "assistant": assistant, "eval.tasks": eval_task}
+    own |= {"embedding.pooling": pooling, "embedding.vectors": teacher_vectors}
     resolved = resolve(
         DistillRecipe,
         recipe=shared["recipe"],
@@ -84,15 +89,16 @@ def _demo_recipe(method: str | None, sets: Sequence[str]) -> dict[str, dict[str,
     """The recipe of `distill demo`; with another method, without the settings of its loss."""
     from kdcli.recipe.resolve import flatten, read_recipe
 
-    values = dict(flatten(read_recipe("demo", "distill")))
     method = method or dict(each.split("=", 1) for each in sets if "=" in each).get("method")
-    if method not in (None, "minilm"):
+    name = "demo-embedding" if method == "embedding" else "demo"
+    values = dict(flatten(read_recipe(name, "distill")))
+    if method not in (None, "minilm", "embedding"):
         values = {key: value for key, value in values.items() if not key.startswith("loss.")}
-    return {"recipe demo": values}
+    return {f"recipe {name}": values}
 
 
 def _distill_on_task(given: Mapping[str, Any]) -> None:
-    for name in ("assistant", "eval_task"):
+    for name in ("assistant", "eval_task", "pooling", "teacher_vectors"):
         if given[name]:
             raise UsageError(f"--{name.replace('_', '-')} belongs to distilling on text, not on a task")
     copies = True if given["augment_only"] or given["glove"] or given["augment_model"] else None

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from kdcli.commands.distill.embedding import METHOD, check_embedding, prepare_embedding, with_method
 from kdcli.commands.distill.settings import DistillRecipe, TaskDistillRecipe
 from kdcli.commands.distill.stages import STUDENT, WITHOUT, TaskRun
 from kdcli.commands.distill.task import check_task, prepare_task
@@ -22,6 +23,10 @@ from kdcli.training.progress import Progress
 
 def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> RunResult | Estimate | None:
     """Distil on text, measure and report; returns and raises as `run_command`."""
+    resolved = with_method(resolved)
+    if resolved.recipe.method == METHOD:
+        check_embedding(resolved.recipe)
+        return run_command(resolved, invocation, prepare_embedding)
     check_text(resolved.recipe)
     return run_command(resolved, invocation, prepare_text)
 

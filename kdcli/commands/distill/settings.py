@@ -18,6 +18,22 @@ class StudentSettings(Section):
     dropout: float | None = Field(None, ge=0, lt=1)
 
 
+class EmbeddingSettings(Section):
+    """`embedding:`, of `method: embedding`. `pooling` null is the teacher's own; `unit`: documents are cut into
+    sentences, or left whole; `rows` limits the texts. `dense`: a student narrower than its teacher's vectors gets a
+    dense layer up to their width; otherwise it learns their principal components. `anchors` are the texts of
+    `similarity` and `contrastive`. `vectors` is a file of the teacher's vectors, null computes them; `cache_gb` is the
+    disk budget for these, which stay in the cache for later runs."""
+
+    pooling: str | None = None
+    unit: Literal["sentence", "document"] = "sentence"
+    rows: int | None = Field(None, gt=1)
+    dense: bool = False
+    anchors: int = Field(1024, gt=0)
+    vectors: str | None = None
+    cache_gb: float = Field(20.0, gt=0)
+
+
 class DistillRecipe(Section):
     """A recipe of `kdcli distill` on text; `loss` holds the keys of the method's `Settings`."""
 
@@ -31,6 +47,7 @@ class DistillRecipe(Section):
     train: TrainSettings = TrainSettings()
     eval: DownstreamSettings = DownstreamSettings()
     measure: MeasureSettings = MeasureSettings()
+    embedding: EmbeddingSettings = EmbeddingSettings()
 
 
 class TaskStudentSettings(StudentSettings):

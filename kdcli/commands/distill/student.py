@@ -16,10 +16,10 @@ from kdcli.types import Batch, Examples, Job, Needs, Objective, Order, Signals, 
 class Student(nn.Module):
     """An encoder, its loss and the loss's projections: trained, clipped and checkpointed together."""
 
-    def __init__(self, encoder: PreTrainedModel, objective: Objective) -> None:
+    def __init__(self, encoder: PreTrainedModel, objective: Objective, pool: nn.Module | None = None) -> None:
         super().__init__()
         self.objective = objective
-        self.captured = capture(encoder, objective.student_needs)
+        self.captured = capture(encoder, objective.student_needs, pool)
         self.projections = objective.projections
 
     @property
@@ -44,6 +44,11 @@ def freeze_unreached(students: Mapping[str, Student], teacher: PreTrainedModel, 
     """Freeze, and log, the weights that a student's loss does not depend on; all models and `batch` on the CPU."""
     with torch.no_grad():
         signals = capture(teacher, teacher_needs(students))(batch)
+    freeze_unused(students, batch, signals)
+
+
+def freeze_unused(students: Mapping[str, Student], batch: Batch, signals: Signals) -> None:
+    """As `freeze_unreached`, from the teacher's signals for the batch."""
     for name, student in students.items():
         loss = StepLoss(student(batch, signals)).total
         unreached = params_without_grad(dict(student.named_parameters()), loss)

@@ -6,13 +6,15 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import JUDGING, Metric, Task, invocation_of, show, with_options
+from kdcli.cli.options import JUDGING, Metric, Pooling, Task, invocation_of, show, with_options
 
 
 @app.command()
 @with_options(*JUDGING, "dtype", "processes")
 def evaluate(
-    models: Annotated[list[str] | None, typer.Argument(help="Fine-tuned models; the first is the baseline.")] = None,
+    models: Annotated[
+        list[str] | None, typer.Argument(help="Fine-tuned or embedding models; the first is the baseline.")
+    ] = None,
     task: Task = None,
     mask_file: Annotated[
         list[str] | None, typer.Option("--mask", metavar="FILE", help="Evaluate MODEL under this mask; repeatable.")
@@ -25,15 +27,16 @@ def evaluate(
         list[str] | None, typer.Option(metavar="METRIC=VALUE", help="Exit 5 below this; may be repeated.")
     ] = None,
     metric: Metric = None,
+    pooling: Pooling = None,
     **shared: Any,
 ) -> None:
-    """Evaluate fine-tuned models on a labelled task and compare them."""
+    """Evaluate fine-tuned models on a labelled task, or embedding models by their vectors, and compare them."""
     given = locals() | shared
     from kdcli.commands.evaluate.settings import EvaluateRecipe
     from kdcli.recipe.resolve import gates, resolve
 
     options = {"models": models, "masks": mask_file, "task": task, "data.source": shared["data"], "metrics": metric}
-    options["dtype"] = shared["dtype"]
+    options |= {"dtype": shared["dtype"], "pooling": pooling}
     resolved = resolve(EvaluateRecipe, recipe=shared["recipe"], sets=shared["sets"] or (), options=options)
     # After the recipe is checked, because this import takes seconds.
     from kdcli.commands.evaluate.run import Extras, check_gates, run

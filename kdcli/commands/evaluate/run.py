@@ -15,13 +15,17 @@ from kdcli.bench.latency import Subject
 from kdcli.commands.evaluate.settings import EvaluateRecipe
 from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.labelled.task_data import Labelled, open_labelled
+from kdcli.data.tasks import OWN, task_of
 from kdcli.disk import check_writable, disk_errors, write_atomic
+from kdcli.downstream.embedder import Embedder, as_task_model, predict_pairs, scores_pairs
+from kdcli.downstream.embedding_scores import RETRIEVAL, Judged, open_pairs, read_retrieval, scored
 from kdcli.downstream.predictions import Evaluator, Prediction, compared, shown_label, summed_up
 from kdcli.downstream.recipes import as_trained
 from kdcli.downstream.runtimes import judged, load_judged
 from kdcli.downstream.task import evaluator_of, open_judged
 from kdcli.errors import GateError, UsageError, did_you_mean
 from kdcli.models.card import describe_source
+from kdcli.models.embedder import read_format
 from kdcli.models.heads import TaskModel, tokenizer_for
 from kdcli.models.load import location
 from kdcli.models.training_rows import training_rows
@@ -54,6 +58,7 @@ class _Evaluated:
     max_length: int
     evaluator: Evaluator
     predictions: list[Prediction] = field(default_factory=list)
+    embedder: Embedder | None = None
 
 
 def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extras) -> RunResult | None:
@@ -67,16 +72,23 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
         return None
     name = f"evaluate-{Path(recipe.models[0]).name}-{recipe.task}"
     folder = choose_output_dir(name, resolved, invocation, session)
+    if recipe.task == RETRIEVAL:
+        return _retrieval(resolved, invocation, session, folder)
     sources, trusted = recipe.masks or recipe.models, session.trust_remote_code
     trained = {source: training_rows(location(source)) for source in recipe.models}
     trained |= {file: open_mask(Path(file)).rows for file in recipe.masks if Path(file).suffix != PUBLISHED}
-    data = open_judged(str(recipe.task), recipe.data, recipe.models[0], trained, trust_remote_code=trusted)
+    embedders = _are_embedders(recipe)
+    if embedders:
+        data = open_pairs(str(recipe.task), recipe.data, trained)
+    else:
+        data = open_judged(str(recipe.task), recipe.data, recipe.models[0], trained, trust_remote_code=trusted)
     check_gate_names(data, extras)
     if extras.submission is not None:
         check_submission(data.task)
     # All are loaded before the first is evaluated, because the last may be unusable.
-    ready = [_load(recipe, session, data, source) for source in sources]
-    predicted = [replace(of, predictions=judged(session, of.evaluator, of.model)) for of in ready]
+    load_one = _load_embedder if embedders else _load
+    ready = [load_one(recipe, session, data, source) for source in sources]
+    predicted = [replace(of, predictions=_predictions(of, session)) for of in ready]
     evaluated = dict(zip(_names(sources), predicted, strict=True))
     to_submit = {} if extras.submission is None else _predict_test(recipe, ready[0].model, session)
     session.accelerator.end_training()
@@ -110,6 +122,8 @@ def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
         )
     if recipe.masks and recipe.head.label_map is not None:
         raise UsageError("head.label_map is for models, not for masks", "choose the words of an .npy by head.words")
+    if recipe.task == RETRIEVAL and (recipe.masks or recipe.metrics or extras.predictions or extras.submission):
+        raise UsageError("--mask, --metric, --predictions and --submission are not for retrieval")
     if extras.submission is not None and (count := max(len(recipe.models), len(recipe.masks))) > 1:
         raise UsageError(f"--submission takes one model, not {count}")
     if extras.predictions is not None:
@@ -137,6 +151,50 @@ def _load(recipe: EvaluateRecipe, session: Session, data: Labelled, source: str)
     Progress.log(f"{source}: {model.note}")
     evaluator, max_length = evaluator_of(data, recipe.data, model)
     return _Evaluated(model, max_length, evaluator.with_metrics(recipe.metrics, trust_remote_code=trusted))
+
+
+def _are_embedders(recipe: EvaluateRecipe) -> bool:
+    """Whether the models are judged by the cosine of their vectors: on pairs with a score, where the first one is an
+    embedding model or `pooling` makes it one."""
+    task = str(recipe.task)
+    pairs = task == OWN or scores_pairs(task_of(task))
+    return pairs and not recipe.masks and (recipe.pooling is not None or read_format(recipe.models[0]) is not None)
+
+
+def _load_embedder(recipe: EvaluateRecipe, session: Session, data: Labelled, source: str) -> _Evaluated:
+    embedder = Embedder.open(source, pooling=recipe.pooling, trust_remote_code=session.trust_remote_code)
+    Progress.log(f"{source}: {embedder.note}")
+    evaluator, max_length = evaluator_of(data, recipe.data, model := as_task_model(embedder))
+    return _Evaluated(model, max_length, evaluator, embedder=embedder)
+
+
+def _predictions(of: _Evaluated, session: Session) -> list[Prediction]:
+    if of.embedder is not None:
+        return predict_pairs(of.embedder, of.evaluator, session)
+    return judged(session, of.evaluator, of.model)
+
+
+def _retrieval(
+    resolved: Resolved[EvaluateRecipe], invocation: Invocation, session: Session, folder: Path
+) -> RunResult | None:
+    """Rank a corpus for every query by the vectors of each model."""
+    recipe, trusted = resolved.recipe, session.trust_remote_code
+    data = read_retrieval(recipe.data.source or "")
+    sources = dict(zip(_names(recipe.models), recipe.models, strict=True))
+    models = {n: Embedder.open(s, pooling=recipe.pooling, trust_remote_code=trusted) for n, s in sources.items()}
+    evaluations, comparisons = scored([Judged(RETRIEVAL, retrieval=data)], models, session, recipe.resamples)
+    session.accelerator.end_training()
+    if not session.is_main:
+        return None
+    RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
+    notes = [f"{name}: {embedder.note}" for name, embedder in models.items()]
+    notes.append(f"{len(data.queries):,} queries, {len(data.documents):,} documents")
+    cards = {name: describe_source(e.model, e.source) for name, e in models.items()}
+    latency = measure([Subject(name, location(s)) for name, s in sources.items()], recipe.measure, session)
+    contents: dict[str, Any] = {"evaluations": evaluations, "comparisons": comparisons, "latency": latency}
+    return write_report(
+        RunDir(folder), command="evaluate", recipe=recipe.model_dump(), cards=cards, notes=notes, **contents
+    )
 
 
 def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_code: bool) -> TaskModel:
@@ -167,7 +225,9 @@ def _report(
 ) -> RunResult:
     evaluations, cards, notes, subjects = [], {}, list(data.notes), []
     for name, of in evaluated.items():
-        evaluations += of.evaluator.evaluations(name, data.split, of.predictions, recipe.worst)
+        # A cosine and a score differ in scale, so that no pair is the worst.
+        worst = recipe.worst if of.embedder is None else 0
+        evaluations += of.evaluator.evaluations(name, data.split, of.predictions, worst)
         headed, source = of.model.model, of.model.source
         cards[name] = headed.card if isinstance(headed, Export) else describe_source(headed, source)
         ran_on = (headed.format, headed.precision) if isinstance(headed, Export) else ()

@@ -19,12 +19,13 @@ class JudgedHeadSettings(HeadSettings):
 class EvaluateRecipe(Section):
     """The recipe of `kdcli evaluate`; the first of `models` is the baseline of the others. With `masks` there is one
     model, the base that is evaluated under each mask. `metrics` are names, scripts or directories of the `evaluate`
-    library, reported beside the task's own metrics."""
+    library, reported beside the task's own metrics. `pooling` judges plain encoders as embedding models."""
 
     verb: Literal["evaluate"] = "evaluate"
     models: list[str] = Field(default_factory=list)
     masks: list[str] = Field(default_factory=list)
     task: str | None = None
+    pooling: str | None = None
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
     metrics: list[str] = Field(default_factory=list)
     resamples: int = Field(1000, ge=100, le=10**6)

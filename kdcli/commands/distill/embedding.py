@@ -1,0 +1,359 @@
+"""Distilling an embedding model: texts -> the teacher's vectors, once -> students of one pass -> reports.
+
+A student's target is the teacher's vector; where its own vectors are narrower, or the loss cuts them (Matryoshka), the
+vector in the principal components of the teacher's space, so that its first components say most.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from kdcli.bench.latency import Subject
+from kdcli.commands.distill.settings import DistillRecipe, EmbeddingSettings
+from kdcli.commands.distill.student import Student, distill_job, freeze_unused, teacher_needs
+from kdcli.commands.distill.text import HELD_OUT, as_directory, held_out_losses, short_name, student_shapes
+from kdcli.data.batches import BucketOrder
+from kdcli.data.labelled.features import Array, Encoded
+from kdcli.data.text.sentences import Texts, held_out_count, read_texts
+from kdcli.disk import cache_dir
+from kdcli.downstream.embedder import Embedder
+from kdcli.downstream.embedding_scores import Judged, judged_sets, scored
+from kdcli.errors import UsageError
+from kdcli.losses import build_objective, check_settings
+from kdcli.models.card import describe, describe_source
+from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_embedder
+from kdcli.models.load import location
+from kdcli.models.shape import InitializedStudent, build_student, shape_of
+from kdcli.models.training_rows import training_rows
+from kdcli.recipe.resolve import Resolved, defaulted
+from kdcli.recipe.sections import Invocation
+from kdcli.report.finish import measure, quality_of, write_report
+from kdcli.report.schema import TEACHER, UNDISTILLED
+from kdcli.report.stages import StageJob
+from kdcli.teachers.cache import SignalStore
+from kdcli.teachers.given import read_vectors
+from kdcli.teachers.teacher import Teacher
+from kdcli.training.launch import Session, choose_output_dir, make_schedule
+from kdcli.training.progress import Progress
+from kdcli.training.run_dir import RunDir
+from kdcli.types import Batch, ModelShape, Needs, Objective, Outcome, Schedule, Signals
+
+METHOD = "embedding"
+DEFAULTS: dict[str, Any] = {"train.lr": 5e-4, "train.batch_size": 64, "train.epochs": 1.0}
+"""Of recipe keys that nobody set."""
+GROUP = 16  # Rows padded together
+BASIS_ROWS = 50_000  # Vectors that give the principal components
+TURNED_ROWS = 1000  # Vectors of a student before training, to which these are turned
+POOLED, POSITIVE, NEGATIVES = "teacher.pooled", "teacher.positive", "teacher.negatives"  # of a batch
+
+Vectors = Callable[[Array], Array]  # numbers of texts -> the teacher's vectors of them, [n, E]
+
+
+def with_method(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
+    """The recipe with the method that its teacher wants where none was named, and the defaults of that method."""
+    recipe = resolved.recipe
+    if "method" not in resolved.origins and recipe.teacher is not None and read_format(recipe.teacher) is not None:
+        resolved = defaulted(resolved, {"method": METHOD}, "the teacher is an embedding model")
+    if resolved.recipe.method == METHOD:
+        return defaulted(resolved, DEFAULTS, f"default of {METHOD}")
+    if recipe.embedding != EmbeddingSettings():
+        raise UsageError(f"the keys of embedding: are for --method {METHOD}, not for {recipe.method}")
+    return resolved
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Rows of tokens with the teacher's vectors; an `Examples`. `numbers`: the texts in it."""
+
+    rows: Encoded
+    vectors: Vectors
+    texts: Texts
+    numbers: Array
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def batch(self, indices: Array) -> Batch:
+        """The batch of some texts, with `teacher.pooled` [B, E] and of pairs `teacher.positive` and `.negatives`."""
+        at, texts = self.numbers[indices], self.texts
+        batch = self.rows.batch(at)
+        batch[POOLED] = self._of(at)
+        if texts.paired:
+            batch[POSITIVE] = self._of(texts.positive[at])
+            if texts.negatives.shape[1]:
+                batch[NEGATIVES] = self._of(texts.negatives[at].reshape(-1)).view(*texts.negatives[at].shape, -1)
+        return batch
+
+    def _of(self, at: Array) -> Tensor:
+        """Vectors of texts, zeros of number -1."""
+        found = torch.from_numpy(self.vectors(np.maximum(at, 0)).astype(np.float32))
+        return found * torch.from_numpy((at >= 0).astype(np.float32))[:, None]
+
+
+class Basis(nn.Module):
+    """The teacher's principal components that a student learns, [E, D]; no parameter, but checkpointed."""
+
+    basis_ED: Tensor
+
+    def __init__(self, basis_ED: Tensor, inner: nn.Module) -> None:
+        super().__init__()
+        self.register_buffer("basis_ED", basis_ED)
+        self.inner = inner
+
+    def forward(self, vectors: Tensor | None) -> Tensor | None:
+        return None if vectors is None else vectors @ self.basis_ED
+
+
+def projected(objective: Objective, basis_ED: Array | None) -> Objective:
+    """The objective against the teacher's vectors in another basis."""
+    if basis_ED is None:
+        return objective
+    basis = Basis(torch.from_numpy(basis_ED), objective.projections)
+
+    def terms(t: Signals, s: Signals) -> Mapping[str, Tensor]:
+        others = {"anchors": basis(t.anchors), "positive": basis(t.positive), "negatives": basis(t.negatives)}
+        return objective.terms(replace(t, pooled=basis(t.pooled), **others), s)
+
+    return replace(objective, projections=basis, terms=terms)
+
+
+def principal_basis(vectors_NE: Array, width: int) -> Array:
+    """The `width` directions of most energy, [E, width] float32, orthonormal; of second moments, because cosines are
+    about the origin and not about the mean."""
+    x = vectors_NE.astype(np.float64)
+    _, directions = np.linalg.eigh(x.T @ x)
+    return np.ascontiguousarray(directions[:, ::-1][:, :width].astype(np.float32))
+
+
+@dataclass
+class EmbeddingRun:
+    """A distillation of an embedding model, checked; its one stage."""
+
+    resolved: Resolved[DistillRecipe]
+    invocation: Invocation
+    folder: Path
+    session: Session
+    teacher: Embedder
+    shapes: Mapping[str, ModelShape]
+    texts: Texts
+    rows: Encoded
+    judged: list[Judged]
+    given: Array | None  # vectors from a file
+    students: dict[str, Student] = field(default_factory=dict)
+    formats: dict[str, EmbeddingFormat] = field(default_factory=dict)
+
+    @property
+    def stages(self) -> "list[EmbeddingRun]":
+        return [self]
+
+    def model_folder(self, name: str) -> Path:
+        """Where a student is saved: the run directory, or with several students one directory each."""
+        return self.folder if len(self.shapes) == 1 else self.folder / as_directory(name)
+
+    def build(self) -> StageJob:
+        recipe, session, shape = self.resolved.recipe, self.session, shape_of(self.teacher.model.config)
+        held, settings = held_out_count(self.texts.texts, recipe.data.held_out_blocks), recipe.embedding
+        everything = np.arange(len(self.texts))
+        vectors = self._vectors()
+        anchors = np.random.default_rng(recipe.train.seed).permutation(everything[held:])[: settings.anchors]
+        anchors_RE = torch.from_numpy(vectors(np.sort(anchors)).astype(np.float32))
+        self.students = {}
+        for name, to in self.shapes.items():
+            built = self._initialized(to)
+            torch.manual_seed(recipe.train.seed)
+            fmt, basis_ED = self._format(to, vectors, everything[held:])
+            if basis_ED is not None and not recipe.loss.get("dimensions"):
+                student = Embedder(name, built.model.eval(), self.teacher.tokenizer, fmt, "")
+                basis_ED = self._turned(basis_ED, student, vectors)
+            objective = projected(build_objective(METHOD, recipe.loss, shape, to), basis_ED)
+            self.students[name], self.formats[name] = Student(built.model, objective, Pool(fmt)), fmt
+            for note in built.notes:
+                Progress.log(f"{name}: {note}")
+        needs = teacher_needs(self.students)
+        live = None if needs == Needs() else Teacher.frozen(self.teacher.source, self.teacher.model, needs, session)
+
+        def signals(batch: Batch) -> Signals:
+            pooled, positive, negatives = (batch.pop(name, None) for name in (POOLED, POSITIVE, NEGATIVES))
+            found = live.signals(batch) if live else Signals(mask=batch["attention_mask"])
+            found.pooled, found.positive, found.negatives = pooled, positive, negatives
+            found.anchors = anchors_RE.to(batch["input_ids"].device)
+            return found
+
+        train = Targets(self.rows, vectors, self.texts, everything[held:])
+        held_out = Targets(self.rows, vectors, self.texts, everything[:held])
+        # The students are on the CPU still.
+        self.teacher.model.cpu()
+        batch = train.batch(np.arange(min(2, len(train))))
+        of_teacher = signals(batch)
+        freeze_unused(self.students, batch, of_teacher)
+        self.teacher.model.to(session.device)
+        anchors_RE = anchors_RE.to(session.device)
+        order, schedule = self._order(train)
+        job = distill_job(self.students, signals, train, order, held_out)
+        cards = {}
+        if self.invocation.dry_run:
+            cards = {TEACHER: describe(self.teacher.model, self.teacher.source, None)}
+            cards |= {n: describe(s.encoder, str(self.model_folder(n)), None) for n, s in self.students.items()}
+        return StageJob(job, schedule, order.steps_of_pass, cards)
+
+    def finish(self, outcome: Outcome) -> None:
+        if self.session.is_main:
+            for name, student in self.students.items():
+                pool = student.captured.pool
+                assert isinstance(pool, Pool)
+                self.formats[name] = replace(self.formats[name], dense=pool.format_of_dense)
+                save_embedder(student.encoder, self.teacher.tokenizer, self.formats[name], self.model_folder(name))
+        self.session.wait()
+        if self.session.is_main:
+            self._report(outcome)
+
+    def report(self) -> None:
+        """The stage wrote it."""
+
+    @property
+    def teacher_width(self) -> int:
+        """Components of the teacher's vectors."""
+        if self.given is not None:
+            return int(self.given.shape[1])
+        return self.teacher.format.width(self.teacher.model.config.hidden_size)
+
+    def _vectors(self) -> Vectors:
+        """The teacher's vectors: computed, or read from the cache; a dry run takes random ones."""
+        teacher, settings = self.teacher, self.resolved.recipe.embedding
+        if self.invocation.dry_run:
+            width = self.teacher_width
+            return lambda at: np.random.default_rng(0).standard_normal((len(at), width), dtype=np.float32)
+        if self.given is not None:
+            given = self.given
+            return lambda at: np.take(given, at, axis=0)
+        session, needs = self.session, Needs(pooled=True)
+        limit = int(settings.cache_gb * 1e9)
+        how: dict[str, Any] = {"device": session.device, "limit_bytes": limit, "log": Progress.log}
+        fingerprint = f"{teacher.fingerprint}-{session.compute_dtype}"
+        live = Teacher.frozen(teacher.source, teacher.model, needs, session, Pool(teacher.format)).captured
+        store = SignalStore.open(cache_dir() / "vectors", self.rows, live, needs=needs, fingerprint=fingerprint, **how)
+        if store is None:
+            raise UsageError("the teacher's vectors do not fit", "raise embedding.cache_gb, or lower embedding.rows")
+        return store.vectors
+
+    def _format(self, to: ModelShape, vectors: Vectors, texts: Array) -> tuple[EmbeddingFormat, Array | None]:
+        """How a student of a shape makes vectors, and the basis of its targets."""
+        recipe, of_teacher, hidden = self.resolved.recipe, self.teacher.format, self.teacher.model.config.hidden_size
+        wide, dimensions = self.teacher_width, recipe.loss.get("dimensions")
+        fmt = of_teacher
+        if of_teacher.dense is not None and to.hidden != hidden:
+            fmt = replace(fmt, dense=None)
+        width = fmt.width(to.hidden)
+
+        if width == wide and not dimensions:
+            return fmt, None
+        if width > wide:
+            # Only vectors from a file are narrower than a student.
+            down = torch.nn.init.orthogonal_(torch.empty(wide, width))
+            return replace(fmt, dense=(down, None, False)), None
+        sample = np.sort(np.random.default_rng(recipe.train.seed).permutation(texts)[:BASIS_ROWS])
+        basis_ED = principal_basis(vectors(sample), min(width, wide))
+        if width < wide and recipe.embedding.dense:
+            # Its states start near the principal components, as copied ones are near the teacher's.
+            return replace(fmt, dense=(torch.from_numpy(basis_ED), None, False)), None
+        x = vectors(sample).astype(np.float64)
+        share = np.square(x @ basis_ED).sum() / np.square(x).sum()
+        Progress.log(
+            f"targets: {width} principal components of the teacher's {wide}, {share:.1%} of its vectors' energy"
+        )
+        return fmt, basis_ED
+
+    def _turned(self, basis_ED: Array, student: Embedder, vectors: Vectors) -> Array:
+        """The basis turned to where the student's vectors are before training (orthogonal Procrustes). Every rotation
+        keeps all cosines, so the nearest one leaves least to learn."""
+        at = np.sort(np.random.default_rng(self.resolved.recipe.train.seed).permutation(len(self.texts))[:TURNED_ROWS])
+        texts = [self.texts.texts[n] for n in at]
+        own_ND = student.vectors(texts, "", replace(self.session, device=torch.device("cpu")))
+        u, _, v = np.linalg.svd((vectors(at).astype(np.float64) @ basis_ED).T @ own_ND)
+        return np.asarray(basis_ED @ (u @ v), dtype=np.float32)
+
+    def _initialized(self, to: ModelShape) -> InitializedStudent:
+        how = self.resolved.recipe.student.model_dump(include={"init", "layers", "dropout"})
+        return build_student(self.teacher.model.base_model, to, **how, seed=self.resolved.recipe.train.seed)
+
+    def _order(self, train: Targets) -> tuple[BucketOrder, Schedule]:
+        settings = self.resolved.recipe.train
+        group = settings.micro_batch_size or GROUP
+        order = BucketOrder(self.rows.lengths[train.numbers], settings.batch_size, group, settings.seed)
+        return order, replace(make_schedule(settings, order.steps_of_pass), micro_batch_size=group)
+
+    def _report(self, outcome: Outcome) -> None:
+        recipe, teacher, session = self.resolved.recipe, self.teacher, self.session
+        models = {TEACHER: teacher}
+        for name, to in self.shapes.items():
+            models[name] = Embedder.open(str(self.model_folder(name)))
+            # In memory: the same shape, copied and not trained.
+            copied = self._initialized(to).model.eval()
+            same = to.hidden == teacher.model.config.hidden_size
+            fmt = replace(self.formats[name], dense=teacher.format.dense if same else None)
+            models[name + UNDISTILLED] = Embedder(name, copied, teacher.tokenizer, fmt, "copied, not distilled")
+        evaluations, comparisons = scored(self.judged, models, session)
+        folders = {name: self.model_folder(name) for name in self.shapes}
+        cards = {TEACHER: describe_source(teacher.model, teacher.source)}
+        cards |= {name: describe(self.students[name].encoder, str(f), f) for name, f in folders.items()}
+        subjects = [Subject(TEACHER, location(teacher.source)), *(Subject(n, str(f)) for n, f in folders.items())]
+        quality = quality_of(evaluations) | {HELD_OUT: held_out_losses(RunDir(self.folder), list(self.shapes))}
+        notes = [f"{teacher.source}: {teacher.note}", f"{len(self.texts):,} distinct texts"]
+        if recipe.embedding.vectors:
+            notes.append(f"the student learnt the vectors in {recipe.embedding.vectors}, not the teacher's own")
+        write_report(
+            RunDir(self.folder),
+            command="distill",
+            recipe=recipe.model_dump(),
+            cards=cards,
+            folders=folders,
+            latency=measure(subjects, recipe.measure, session),
+            outcome=outcome,
+            quality=quality,
+            notes=notes,
+            auto_class="AutoModel",
+            evaluations=evaluations,
+            comparisons=comparisons,
+        )
+
+
+def check_embedding(recipe: DistillRecipe) -> None:
+    """Raise a `UsageError` for a mistake in the recipe alone."""
+    if recipe.teacher is None or not recipe.student.to:
+        missing = "no teacher" if recipe.teacher is None else "no student shape"
+        raise UsageError(f"{missing} given", "kdcli distill TEACHER --to LxH --method embedding --data TEXT")
+    check_settings(METHOD, recipe.loss)
+    if recipe.data.pack_isolated:
+        raise UsageError("data.pack_isolated is for methods that read blocks of text, not for embedding")
+
+
+def prepare_embedding(resolved: Resolved[DistillRecipe], invocation: Invocation, session: Session) -> EmbeddingRun:
+    """Check everything and read the texts; claims nothing. Raises KdcliError: recipe, model or texts cannot be used."""
+    recipe = resolved.recipe
+    trusted = session.trust_remote_code
+    teacher = Embedder.open(str(recipe.teacher), pooling=recipe.embedding.pooling, trust_remote_code=trusted)
+    Progress.log(f"{teacher.source}: {teacher.note}")
+    shape = shape_of(teacher.model.config)
+    shapes = student_shapes(recipe, shape)
+    for to in shapes.values():
+        build_objective(METHOD, recipe.loss, shape, to)
+        width = teacher.format.width(to.hidden) if to.hidden == shape.hidden else to.hidden
+        if wrong := [d for d in recipe.loss.get("dimensions") or () if not 0 < d <= width]:
+            raise UsageError(f"loss.dimensions {wrong} of vectors of width {width}", f"each must be 1 to {width}")
+    name = f"{Path(teacher.source).name}-{'+'.join(short_name(s, shape) for s in shapes.values())}"
+    folder = choose_output_dir(as_directory(f"distill-{name}"), resolved, invocation, session)
+    trained = training_rows(location(teacher.source))
+    judged = judged_sets(recipe.eval, {teacher.source: trained})
+    settings, data = recipe.embedding, recipe.data
+    # A file has a vector for each text as it stands.
+    unit = "document" if settings.vectors else settings.unit
+    texts = read_texts(data.source, column=data.column, unit=unit, rows=settings.rows, log=Progress.log)
+    given = read_vectors(Path(settings.vectors), texts) if settings.vectors else None
+    rows = teacher.rows(texts.texts, texts.roles, data.max_length)
+    Progress.log(f"{len(rows):,} texts of {rows.lengths.mean():.0f} tokens")
+    return EmbeddingRun(resolved, invocation, folder, session, teacher, shapes, texts, rows, judged, given)

@@ -1,0 +1,141 @@
+"""An embedding model at work: texts -> vectors, and what vectors are judged by without fine-tuning.
+
+Pairs with a score: correlation of the cosine with it. Retrieval: the ranking of a corpus for each query.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from kdcli.data.labelled.features import Array, Encoded, encode
+from kdcli.disk import cache_key
+from kdcli.downstream.predictions import Evaluator, Prediction
+from kdcli.errors import MachineError, UsageError
+from kdcli.models.capture import Capture, capture
+from kdcli.models.card import weights_hash
+from kdcli.models.embedder import EmbeddingFormat, Pool, format_for, load_embedder
+from kdcli.models.heads import TaskModel
+from kdcli.models.shape import positions_of
+from kdcli.training.evaluation import to_device
+from kdcli.training.launch import Session
+from kdcli.training.memory import is_out_of_memory
+from kdcli.types import Example, Needs, Task
+
+TEXTS = Task("texts", "score", ("text",), ())
+TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # padding included, in one forward pass
+ROLES = {"query": ("query",), "document": ("document", "passage", "corpus"), "": ()}
+"""Role of a text -> names that prompts for it have."""
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """An encoder in float32 with its tokenizer and what makes vectors of its states; `note` says where that is from."""
+
+    source: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    format: EmbeddingFormat
+    note: str
+
+    @classmethod
+    def open(cls, source: str, *, pooling: str | None = None, trust_remote_code: bool = False) -> Self:
+        """Load one. Raises UsageError: see `kdcli.models.embedder`."""
+        loaded = load_embedder(source, trust_remote_code=trust_remote_code)
+        fmt, note = format_for(source, loaded.model.config, pooling)
+        return cls(source, loaded.model, loaded.tokenizer, fmt, note)
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of a text at most: of its format, else its tokenizer's, and no more than it has positions."""
+        wanted = self.format.max_length or self.tokenizer.model_max_length
+        return int(min(wanted, positions_of(self.model.config) or wanted))
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything its vectors depend on, but the texts."""
+        dense = (
+            [] if self.format.dense is None else [t.numpy().tobytes() for t in self.format.dense[:2] if t is not None]
+        )
+        settings = replace(self.format, dense=None, prompts={}, default_prompt=None)  # prompts are part of the texts
+        return cache_key(weights_hash(self.model), repr(settings), [hashlib.sha256(part).hexdigest() for part in dense])
+
+    def captured(self) -> Capture:
+        """A module that gives `pooled` signals."""
+        return capture(self.model, Needs(pooled=True), Pool(self.format))
+
+    def prompt(self, role: str) -> str:
+        """What is put before a text of a role. Raises UsageError: the prompt's tokens are left out of the pooling."""
+        names = [n for n in (*ROLES[role], self.format.default_prompt) if n in self.format.prompts]
+        prompt = self.format.prompts[names[0]] if names else ""
+        if prompt and not self.format.prompt_counts:
+            raise UsageError(f"{self.source} leaves the tokens of its prompts out of its pooling: not supported")
+        return prompt
+
+    def rows(self, texts: Sequence[str], roles: Sequence[str], max_length: int | None = None) -> Encoded:
+        """Texts with their prompts, as rows of tokens."""
+        prompts = {role: self.prompt(role) for role in set(roles)}
+        examples = [
+            Example("", str(n), (prompts[r] + t,), None) for n, (t, r) in enumerate(zip(texts, roles, strict=True))
+        ]
+        types = int(getattr(self.model.config, "type_vocab_size", 0) or 0) > 1
+        length = min(max_length or self.max_length, positions_of(self.model.config) or 1 << 30)
+        return encode(TEXTS, examples, self.tokenizer, max_length=length, token_types=types)
+
+    def vectors(self, texts: Sequence[str], role: str, session: Session) -> Array:
+        """The vector of each text, float32 [N, E]; in float32, the longest texts first. Raises MachineError: out of
+        memory with one text at a time."""
+        rows, module = self.rows(texts, [role] * len(texts)), self.captured()
+        module.to(session.device).eval()
+        lengths, found = (
+            rows.lengths,
+            np.empty((len(rows), self.format.width(self.model.config.hidden_size)), np.float32),
+        )
+        budget = TOKENS_AT_ONCE.get(session.device.type, TOKENS_AT_ONCE["cuda"])
+        order, begin = np.argsort(-lengths, kind="stable"), 0
+        while begin < len(order):
+            indices = order[begin : begin + max(1, budget // int(lengths[order[begin]]))]
+            try:
+                with torch.inference_mode():
+                    pooled = module(to_device(session.device, rows.batch(indices))).pooled
+                found[indices] = pooled.float().cpu().numpy()
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                if len(indices) == 1:
+                    raise MachineError("out of memory with one text at a time", "lower data.max_length") from None
+                budget //= 2
+                continue
+            begin += len(indices)
+        return found
+
+
+def cosines(x_ND: Array, y_ND: Array) -> Array:
+    """Cosine of each pair of rows, [N] float64; 0 with a zero vector."""
+    x, y = x_ND.astype(np.float64), y_ND.astype(np.float64)
+    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    return np.asarray((x * y).sum(1) / np.where(norms == 0, 1, norms))
+
+
+def scores_pairs(task: Task) -> bool:
+    """Whether vectors can be judged on a task: two texts and a number."""
+    return task.kind == "score" and len(task.texts) == 2
+
+
+def as_task_model(embedder: Embedder) -> TaskModel:
+    """The embedder where a report wants a model of a task."""
+    note = f"cosine of its vectors; {embedder.note}"
+    return TaskModel(embedder.model, embedder.tokenizer, embedder.source, note)
+
+
+def predict_pairs(embedder: Embedder, evaluator: Evaluator, session: Session) -> list[Prediction]:
+    """The cosine of each judged pair, as predictions of the task."""
+    examples = evaluator.features.examples
+    first, second = (embedder.vectors([e.texts[side] for e in examples], "", session) for side in (0, 1))
+    by_example = cosines(first, second)
+    outputs = [by_example[[int(example)]] for example in evaluator.features.rows.example]
+    return evaluator.features.predictions(outputs)

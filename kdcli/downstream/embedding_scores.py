@@ -1,0 +1,194 @@
+"""Judging embedding models as they are, without fine-tuning: pairs with a score, and retrieval.
+
+Retrieval reads a directory as BEIR has it: `corpus.jsonl` (`_id`, `title`, `text`), `queries.jsonl` (`_id`, `text`) and
+`qrels/test.tsv` (query, document, relevance).
+"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kdcli.data.files import open_source
+from kdcli.data.labelled.features import Array
+from kdcli.data.labelled.task_data import Labelled, open_labelled
+from kdcli.data.tasks import task_of
+from kdcli.downstream.embedder import Embedder, as_task_model, predict_pairs, scores_pairs
+from kdcli.downstream.predictions import Evaluator, compared
+from kdcli.downstream.recipes import downstream_recipe
+from kdcli.downstream.settings import DownstreamSettings, LabelledSettings
+from kdcli.downstream.task import DATA_KEYS, evaluator_of
+from kdcli.errors import UsageError
+from kdcli.metrics.bootstrap import Scorer, paired_bootstrap
+from kdcli.metrics.retrieval import ranking_metrics
+from kdcli.training.launch import Session
+from kdcli.training.progress import Progress
+from kdcli.types import RowHashes
+
+RETRIEVAL = "retrieval"
+TOP = 100  # Documents ranked for a query
+QUERIES_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """A corpus, queries, and how relevant which documents are to each."""
+
+    name: str
+    documents: dict[str, str]
+    queries: dict[str, str]
+    relevance: dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What embedding models are judged on: pairs with their evaluator's settings, or retrieval."""
+
+    name: str
+    pairs: Labelled | None = None
+    settings: Any = None
+    retrieval: Retrieval | None = None
+
+
+def judged_sets(settings: DownstreamSettings, trained: Mapping[str, RowHashes]) -> list[Judged]:
+    """The tasks of `eval`, read; `trained`: judged model -> the rows that trained it. Raises UsageError: a task that
+    vectors cannot be judged on; unusable data."""
+    found = []
+    for name in settings.tasks:
+        if name == RETRIEVAL:
+            found.append(Judged(name, retrieval=read_retrieval(settings.source or "")))
+            continue
+        recipe = downstream_recipe(settings, name, 0).recipe
+        found.append(Judged(name, open_pairs(name, recipe.data, trained), recipe.data))
+    return found
+
+
+def open_pairs(name: str, settings: LabelledSettings, trained: Mapping[str, RowHashes]) -> Labelled:
+    """A task of pairs with a score, without rows that trained a judged model. `trained`: model -> those rows. Raises
+    UsageError: another task; unusable data."""
+    if name != "own" and not scores_pairs(task_of(name)):
+        raise UsageError(
+            f"task {name} is not judged by vectors: they are judged on pairs with a score",
+            f"known: stsb, own (two texts and a number), {RETRIEVAL}; other tasks need a fine-tuned model",
+        )
+    where = settings.model_dump(include=DATA_KEYS)
+    data = open_labelled(name, training=False, trained=trained, log=Progress.log, **where)
+    if not scores_pairs(data.task):
+        message = f"the rows of task {name} are of kind {data.task.kind}; vectors are judged on pairs with a score"
+        raise UsageError(message, "name two columns of texts; set data.columns.kind=score for labels of whole numbers")
+    # A cosine has not the scale of the scores.
+    metrics = tuple(m for m in data.task.metrics if m != "mse")
+    return replace(data, task=replace(data.task, metrics=metrics))
+
+
+def scored(
+    judged: Sequence[Judged], models: Mapping[str, Embedder], session: Session, resamples: int = 1000
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Evaluations and comparisons as a report takes them; the first model is the baseline of the others."""
+    evaluations: list[dict[str, Any]] = []
+    comparisons: list[dict[str, Any]] = []
+    for one in judged:
+        scorers: dict[str, Mapping[str, Scorer]] = {}
+        evaluator: Evaluator | None = None
+        for name, embedder in models.items():
+            if one.retrieval is not None:
+                per_query = retrieval_scores(one.retrieval, embedder, session)
+                scorers[name] = {"": _mean_scorer(per_query)}
+                metrics = scorers[name][""](np.arange(len(one.retrieval.queries)))
+                row: dict[str, Any] = {
+                    "model": name,
+                    "task": one.name,
+                    "set": "",
+                    "split": "test",
+                    "n": len(one.retrieval.queries),
+                }
+                evaluations.append(row | {"metrics": metrics, "confusion": None, "per_class": {}, "worst": []})
+                continue
+            assert one.pairs is not None
+            evaluator, _ = evaluator_of(one.pairs, one.settings, as_task_model(embedder))
+            predictions = predict_pairs(embedder, evaluator, session)
+            scorers[name] = evaluator.scorers(predictions)
+            evaluations += evaluator.evaluations(name, one.pairs.split, predictions, 0)
+        baseline, *others = scorers.items()
+        for other in others:
+            if evaluator is not None:
+                comparisons += compared(evaluator, other, baseline, resamples)
+            elif one.retrieval is not None:
+                found = paired_bootstrap(other[1][""], baseline[1][""], len(one.retrieval.queries), resamples=resamples)
+                names = {"model": other[0], "baseline": baseline[0], "task": one.name, "set": ""}
+                comparisons += [
+                    names | {"metric": m, "difference": d, "low": low, "high": high}
+                    for m, (d, low, high) in found.items()
+                ]
+    return evaluations, comparisons
+
+
+def _mean_scorer(values: Mapping[str, Array]) -> Scorer:
+    return lambda at: {name: float(of_query[at].mean()) for name, of_query in values.items()}
+
+
+def read_retrieval(source: str) -> Retrieval:
+    """Raises UsageError: a file is missing; an id occurs twice; a judgement of an unknown query or document; no query
+    has a relevant document."""
+    folder = Path(source).expanduser()
+    qrels = next((p for p in (folder / "qrels" / "test.tsv", folder / "qrels.tsv") if p.is_file()), None)
+    if not source or qrels is None:
+        raise UsageError(
+            f"no retrieval data at {source or 'nowhere'}",
+            "--data DIR with corpus.jsonl, queries.jsonl and qrels/test.tsv, as BEIR has them",
+        )
+    documents, queries = (_by_id(folder, name) for name in ("corpus", "queries"))
+    relevance: dict[str, dict[str, float]] = {}
+    with qrels.open(encoding="utf-8", newline="") as file:
+        for number, row in enumerate(csv.reader(file, delimiter="\t"), 1):
+            if number == 1 and row and not row[-1].strip().lstrip("-").isdigit():
+                continue
+            if len(row) != 3 or not row[2].strip().lstrip("-").isdigit():
+                raise UsageError(f"{qrels}:{number} must hold query, document and relevance, separated by tabs")
+            query, document, grade = row[0], row[1], float(row[2])
+            if query not in queries or document not in documents:
+                unknown = f"query {query}" if query not in queries else f"document {document}"
+                raise UsageError(f"{qrels}:{number} judges {unknown}, which is not there")
+            relevance.setdefault(query, {})[document] = grade
+    asked = {q: t for q, t in queries.items() if any(g > 0 for g in relevance.get(q, {}).values())}
+    if not asked:
+        raise UsageError(f"{qrels} names no relevant document of any query")
+    return Retrieval(folder.name, documents, asked, relevance)
+
+
+def retrieval_scores(data: Retrieval, embedder: Embedder, session: Session) -> dict[str, Array]:
+    """Metric -> its value for each query, [Q]."""
+    documents, queries = list(data.documents), list(data.queries)
+    d_ND = embedder.vectors(list(data.documents.values()), "document", session)
+    q_QD = embedder.vectors(list(data.queries.values()), "query", session)
+    if embedder.format.similarity == "cosine":
+        d_ND, q_QD = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (d_ND, q_QD))
+    top = min(TOP, len(documents))
+    ranked: list[list[str]] = []
+    for begin in range(0, len(queries), QUERIES_AT_ONCE):
+        scores_QN = q_QD[begin : begin + QUERIES_AT_ONCE] @ d_ND.T
+        best = np.argsort(-scores_QN, axis=1, kind="stable")[:, :top]
+        ranked += [[documents[i] for i in row] for row in best]
+    rows = [ranking_metrics(r, data.relevance[q]) for q, r in zip(queries, ranked, strict=True)]
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+
+def _by_id(folder: Path, name: str) -> dict[str, str]:
+    file = next((p for p in (folder / f"{name}.jsonl", folder / f"{name}.jsonl.gz") if p.is_file()), None)
+    if file is None:
+        raise UsageError(f"{folder} has no {name}.jsonl")
+    found: dict[str, str] = {}
+    for _, rows in open_source(str(file)).tables("train"):
+        for where, row in rows:
+            number, text, title = row.get("_id"), row.get("text"), row.get("title") or ""
+            if not isinstance(number, str) or not isinstance(text, str) or not isinstance(title, str):
+                raise UsageError(f"{where}: needs the texts '_id' and 'text', there are {', '.join(row)}")
+            if number in found:
+                raise UsageError(f"{where}: _id {number} occurs twice")
+            found[number] = f"{title} {text}".strip()
+    if not found:
+        raise UsageError(f"{file} is empty")
+    return found

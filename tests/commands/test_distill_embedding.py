@@ -1,0 +1,224 @@
+"""`kdcli distill --method embedding` and `kdcli evaluate` of embedding models, from end to end on tiny models."""
+
+import itertools
+
+import numpy as np
+import own_files
+import pytest
+import torch
+from own_files import interrupted, kdcli, log_of, refused, report_of, said_by, same_weights, succeeds, write
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel
+
+from kdcli.data.demo import demo_documents
+from kdcli.models.embedder import EmbeddingFormat, save_embedder
+from kdcli.models.load import load_encoder
+
+QUICK = [
+    *("--max-steps", "6", "--batch-size", "8", "--lr", "1e-3", "--dtype", "fp32", "--set", "data.max_length=16"),
+    *("--set", "train.eval_every=3", "--set", "train.log_every=1", "--set", "train.checkpoint_every=2"),
+    *("--set", "data.held_out_blocks=8", "--set", "measure.latency=false", "--set", "embedding.anchors=16"),
+]
+SOME = EmbeddingFormat("cls", prompts={"query": "w30 "}, max_length=20)
+
+
+@pytest.fixture
+def teacher(tmp_path):
+    """A tiny embedding model, CLS-pooled."""
+    base = load_encoder(str(own_files.encoder(tmp_path / "base", num_hidden_layers=4)))
+    (tmp_path / "teacher").mkdir()
+    save_embedder(base.model, base.tokenizer, SOME, tmp_path / "teacher")
+    return tmp_path / "teacher"
+
+
+@pytest.fixture
+def texts(tmp_path):
+    rng = np.random.default_rng(0)
+    lines = [" ".join(f"w{n}" for n in rng.integers(0, 59, size=rng.integers(3, 10))) for _ in range(80)]
+    (tmp_path / "texts.txt").write_text("\n".join(lines))
+    return tmp_path / "texts.txt"
+
+
+@pytest.fixture
+def given(teacher, texts):
+    return ["distill", teacher, "--data", texts, *QUICK]
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """An own task: two texts and how many words they share."""
+    rows = []
+    for n in range(60):
+        words = np.random.default_rng(n).integers(0, 59, size=6)
+        other = [*words[: n % 6], *np.random.default_rng(n + 999).integers(0, 59, size=6 - n % 6)]
+        rows.append(
+            {"a": " ".join(f"w{w}" for w in words), "b": " ".join(f"w{w}" for w in other), "label": n % 6 + 0.5}
+        )
+    write(tmp_path / "pairs" / "validation.jsonl", rows)
+    return tmp_path / "pairs"
+
+
+@pytest.fixture
+def beir(tmp_path):
+    folder = tmp_path / "beir"
+    write(
+        folder / "corpus.jsonl", [{"_id": f"d{n}", "title": "", "text": f"w{n} w{n + 1} w{n + 2}"} for n in range(20)]
+    )
+    write(folder / "queries.jsonl", [{"_id": f"q{n}", "text": f"w{n} w{n + 1}"} for n in range(10)])
+    lines = ["query-id\tcorpus-id\tscore", *(f"q{n}\td{n}\t1" for n in range(10))]
+    (folder / "qrels").mkdir()
+    (folder / "qrels" / "test.tsv").write_text("\n".join(lines))
+    return folder
+
+
+def vectors(folder, texts=("w1 w2", "w3 w4 w5")):
+    return SentenceTransformer(str(folder), device="cpu").encode(list(texts))
+
+
+def test_an_embedding_model_is_distilled_as_one_and_stays_one(given, pairs, tmp_path):
+    judge = [
+        "--eval-task",
+        "own",
+        "--set",
+        f"eval.source={pairs}",
+        "--set",
+        "eval.overrides={data.columns: {text: a, pair: b}}",
+    ]
+    result = succeeds(*given, "--to", "2x32", "-o", tmp_path / "out", *judge)
+    report = report_of(tmp_path / "out")
+    assert report.recipe["method"] == "embedding"
+    assert "cls pooling, normalised, as its modules.json says" in said_by(result)
+    losses = report.quality["held-out loss"]
+    assert losses["student"]["vectors"] < losses["student undistilled"]["vectors"]
+    assert [e.model for e in report.evaluations] == ["teacher", "student", "student undistilled"]
+    assert set(report.evaluations[0].metrics) == {"pearson", "spearman"}
+    assert {c.baseline for c in report.comparisons} == {"teacher"}
+    theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert theirs.prompts["query"] == "w30 "
+    assert AutoModel.from_pretrained(tmp_path / "out").config.num_hidden_layers == 2
+    assert vectors(tmp_path / "out").shape == (2, 32)
+
+
+def test_a_narrower_student_learns_principal_components_or_keeps_a_dense_layer(given, tmp_path):
+    result = succeeds(*given, "--to", "2x16@4", "--to", "3x32", "-o", tmp_path / "out")
+    assert "16 principal components of the teacher's 32" in said_by(result)
+    assert vectors(tmp_path / "out" / "2x16@4").shape == (2, 16)
+    assert vectors(tmp_path / "out" / "3x32").shape == (2, 32)
+    succeeds(*given, "--to", "2x16@4", "--set", "embedding.dense=true", "-o", tmp_path / "dense")
+    assert vectors(tmp_path / "dense").shape == (2, 32)
+    assert (tmp_path / "dense" / "2_Dense" / "model.safetensors").is_file()
+
+
+def test_a_resumed_run_is_an_uninterrupted_one(given, tmp_path, monkeypatch):
+    more = [
+        "--set",
+        "loss.similarity_weight=1.0",
+        "--set",
+        "loss.dimensions=[16, 8]",
+        "--set",
+        "loss.hidden_weight=0.5",
+    ]
+    arguments = [*given, "--to", "2x16@4", *more]
+    succeeds(*arguments, "-o", tmp_path / "whole")
+    assert interrupted(monkeypatch, "cut", 4, *arguments, "-o", tmp_path / "cut").exit_code != 0
+    succeeds(*arguments, "-o", tmp_path / "cut", "--resume")
+    assert same_weights(tmp_path / "whole", tmp_path / "cut")
+    assert log_of(tmp_path / "whole") == log_of(tmp_path / "cut")
+
+
+def test_the_teacher_runs_once_for_several_runs(given, tmp_path, monkeypatch):
+    succeeds(*given, "--to", "2x32", "-o", tmp_path / "one")
+
+    def again(*arguments, **how):
+        raise AssertionError("the teacher's vectors were computed again")
+
+    monkeypatch.setattr("kdcli.teachers.cache.SignalStore._make", again)
+    result = succeeds(*given, "--to", "3x32", "-o", tmp_path / "two")
+    assert "are read from" in said_by(result)
+
+
+def test_pairs_with_negatives_are_contrasted(given, texts, tmp_path):
+    lines = texts.read_text().splitlines()
+    rows = [{"query": a, "positive": b, "negative": c} for a, b, c in zip(lines, lines[1:], lines[2:], strict=False)]
+    file = write(tmp_path / "triples.jsonl", rows)
+    result = succeeds(
+        *given, "--to", "2x32", "--data", file, "--set", "loss.contrastive_weight=0.5", "-o", tmp_path / "out"
+    )
+    assert "78 pairs" in said_by(result)
+    assert set(report_of(tmp_path / "out").quality["held-out loss"]["student"]) == {"loss", "vectors", "contrastive"}
+
+
+def test_vectors_of_another_model_are_learnt(given, texts, tmp_path):
+    count = len(texts.read_text().splitlines())
+    np.save(tmp_path / "v.npy", np.random.default_rng(0).standard_normal((count, 24), dtype=np.float32))
+    succeeds(*given, "--to", "2x32", "--teacher-vectors", tmp_path / "v.npy", "-o", tmp_path / "out")
+    assert vectors(tmp_path / "out").shape == (2, 24)
+    np.save(tmp_path / "short.npy", np.ones((3, 24), np.float32))
+    said = refused(tmp_path, *given, "--to", "2x32", "--teacher-vectors", tmp_path / "short.npy")
+    assert f"3 vectors for {count} texts" in said
+
+
+def test_a_dry_run_writes_nothing(given, tmp_path):
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+    result = succeeds(*given, "--to", "2x16@4", "--dry-run")
+    assert "2x16" in result.stdout
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
+
+
+def test_models_are_judged_by_their_vectors(teacher, pairs, beir, tmp_path):
+    columns = ["--set", "data.columns={text: a, pair: b}"]
+    succeeds("evaluate", teacher, "--task", "own", "--data", pairs, *columns, "-o", tmp_path / "pairs-out")
+    (row,) = report_of(tmp_path / "pairs-out").evaluations
+    rows = own_files.lines_of(pairs / "validation.jsonl")
+    first, second = (vectors(teacher, [row[side] for row in rows]) for side in "ab")
+    labels = [n % 6 for n in range(60)]
+    assert row.metrics["pearson"] == pytest.approx(np.corrcoef((first * second).sum(1), labels)[0, 1], abs=1e-6)
+    base = tmp_path / "base"
+    both = [teacher, base, "--pooling", "mean"]
+    assert "pools by cls, not by mean" in refused(tmp_path, "evaluate", *both, "--task", "retrieval", "--data", beir)
+    succeeds("evaluate", teacher, teacher, "--task", "retrieval", "--data", beir, "-o", tmp_path / "beir-out")
+    report = report_of(tmp_path / "beir-out")
+    assert set(report.evaluations[0].metrics) == {"ndcg@10", "mrr@10", "recall@10", "recall@100"}
+    assert all(c.difference == 0 for c in report.comparisons)
+    gate = ["--min-metric", "ndcg@10=1.01", "--overwrite", "-o", tmp_path / "beir-out"]
+    assert kdcli("evaluate", teacher, "--task", "retrieval", "--data", beir, *gate).exit_code == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        ("qrels/test.tsv", "q1\tnone\t1", "judges document none, which is not there"),
+        ("qrels/test.tsv", "q1 d1 1", "separated by tabs"),
+        ("corpus.jsonl", '{"_id": "d1", "text": "w1"}', "_id d1 occurs twice"),
+        ("queries.jsonl", '{"_id": 7, "text": "w1"}', "needs the texts '_id' and 'text'"),
+    ],
+)
+def test_unusable_retrieval_data_are_refused(teacher, beir, tmp_path, name, line, message):
+    with open(beir / name, "a") as file:
+        file.write(f"\n{line}")
+    assert message in refused(tmp_path, "evaluate", teacher, "--task", "retrieval", "--data", beir)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--set", "loss.dimensions=[64]"], "loss.dimensions [64] of vectors of width 32"),
+        (["--pooling", "mean"], "pools by cls, not by mean"),
+        (["--set", "loss.vectors_weight=0.0"], "weight 0"),
+        (["--method", "minilm", "--set", "embedding.rows=9"], "are for --method embedding"),
+        (["--eval-task", "sst2"], "not judged by vectors"),
+        (["--set", "data.pack_isolated=true"], "reads? blocks"),
+    ],
+)
+def test_mistakes_are_refused(given, tmp_path, more, message):
+    said = refused(tmp_path, *given, "--to", "2x32", *more)
+    assert message.replace("reads? ", "read ") in said, said
+
+
+def test_the_demo_is_distilled_as_an_embedding_model(tmp_path, monkeypatch):
+    few = ["--set", "embedding.rows=300"]
+    documents = list(itertools.islice(demo_documents("train"), 100))
+    monkeypatch.setattr("kdcli.data.files.demo_documents", lambda split: documents)
+    succeeds("distill", "demo", "--to", "2x64", "--method", "embedding", *QUICK, *few, "-o", tmp_path / "out")
+    assert vectors(tmp_path / "out").shape == (2, 64)
+    assert torch.isfinite(own_files.weights(tmp_path / "out")["embeddings.word_embeddings.weight"]).all()

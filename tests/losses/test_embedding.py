@@ -1,0 +1,120 @@
+"""The embedding loss against float64 numpy, and what it must not depend on."""
+
+import numpy as np
+import pytest
+import torch
+from references import PADDED, normal, signals
+
+from kdcli.errors import UsageError
+from kdcli.losses import build_objective
+from kdcli.types import ModelShape, Signals
+
+TEACHER = ModelShape(layers=4, hidden=32, ffn=64, heads=4)
+STUDENT = ModelShape(layers=2, hidden=32, ffn=64, heads=4)
+NONE = {"vectors_weight": 0.0}
+CASES = [
+    {},
+    {"vectors": "mse"},
+    {"dimensions": [6, 4, 2]},
+    NONE | {"similarity_weight": 1.0},
+    {"similarity_weight": 0.5, "dimensions": [6, 3], "temperature": 0.2},
+    NONE | {"contrastive_weight": 1.0},
+    {"vectors_weight": 0.3, "similarity_weight": 2.0, "contrastive_weight": 0.5},
+]
+
+
+def pair(*, grad: bool = False) -> tuple[Signals, Signals]:
+    """A teacher's and a student's signals; of the rows, the second has no positive and the third no first negative."""
+    t = Signals(pooled=normal(5, 6, seed=1), anchors=normal(7, 6, seed=2))
+    t.positive, t.negatives = normal(5, 6, seed=3), normal(5, 2, 6, seed=4)
+    t.positive[1], t.negatives[2, 0] = 0, 0
+    return t, Signals(pooled=normal(5, 6, seed=5).requires_grad_(grad))
+
+
+def reference(keys, t, s):
+    """Each term by its formula, row after row."""
+    tau, x = keys.get("temperature", 0.05), {n: getattr(t, n).double().numpy() for n in ("pooled", "anchors")}
+    positive, negatives = t.positive.double().numpy(), t.negatives.double().numpy()
+    student, terms = s.pooled.detach().double().numpy(), {}
+
+    def cos(a, b):
+        return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+    def softmax(v):
+        return np.exp(v - v.max()) / np.exp(v - v.max()).sum()
+
+    cuts = keys.get("dimensions", [6])
+    if keys.get("vectors", "cosine") == "cosine":
+        each = [[1 - cos(a[:d], b[:d]) for a, b in zip(student, x["pooled"], strict=True)] for d in cuts]
+    else:
+        each = [[np.mean((a[:d] - b[:d]) ** 2) for a, b in zip(student, x["pooled"], strict=True)] for d in cuts]
+    terms["vectors"] = keys.get("vectors_weight", 1.0) * np.mean(each)
+    kls = []
+    for d in cuts:
+        for a, b in zip(student, x["pooled"], strict=True):
+            p = softmax(np.array([cos(b, r) for r in x["anchors"]]) / tau)
+            q = softmax(np.array([cos(a[:d], r[:d]) for r in x["anchors"]]) / tau)
+            kls.append((p * np.log(p / q)).sum())
+    terms["similarity"] = keys.get("similarity_weight", 0.0) * np.mean(kls)
+    nce = []
+    for a, p, ns in zip(student, positive, negatives, strict=True):
+        if p.any():
+            wrong = [cos(a, n) for n in (*x["anchors"], *ns) if n.any()]
+            nce.append(-np.log(softmax(np.array([cos(a, p), *wrong]) / tau)[0]))
+        else:
+            nce.append(0.0)
+    terms["contrastive"] = keys.get("contrastive_weight", 0.0) * np.mean(nce)
+    return {name: value for name, value in terms.items() if keys.get(f"{name}_weight", float(name == "vectors"))}
+
+
+@pytest.mark.parametrize("keys", CASES)
+def test_the_terms_are_their_formulas_and_the_teacher_gets_no_gradient(keys):
+    t, s = pair(grad=True)
+    t.pooled.requires_grad_()
+    terms = build_objective("embedding", keys, TEACHER, STUDENT).terms(t, s)
+    wanted = reference(keys, Signals(**{**vars(t), "pooled": t.pooled.detach()}), s)
+    assert terms.keys() == wanted.keys()
+    for name, value in terms.items():
+        assert value.item() == pytest.approx(wanted[name], rel=1e-5)
+    sum(terms.values()).backward()
+    assert t.pooled.grad is None
+    assert s.pooled.grad.any()
+
+
+@pytest.mark.parametrize("keys", [{}, {"similarity_weight": 1.0, "dimensions": [6, 3]}])
+def test_a_student_with_its_teachers_vectors_has_no_loss(keys):
+    t, _ = pair()
+    terms = build_objective("embedding", keys, TEACHER, STUDENT).terms(t, Signals(pooled=t.pooled))
+    cut = keys.get("dimensions", [6])[-1]
+    assert terms["vectors"].item() == pytest.approx(0, abs=1e-6)
+    assert ("similarity" in terms) == (cut == 3)
+    # Cut vectors cannot have the similarities of whole ones.
+    assert "similarity" not in terms or terms["similarity"].item() > 0
+
+
+def test_relations_and_hidden_states_join_in_one_total():
+    keys = {"relations_weight": 0.5, "hidden_weight": 2.0}
+    narrow = ModelShape(layers=2, hidden=16, ffn=32, heads=4)
+    made = build_objective("embedding", keys, TEACHER, narrow)
+    assert made.student_needs.pooled
+    assert not made.teacher_needs.pooled, "the teacher's vectors are computed once, not in a step"
+    t, s = signals(made.teacher_needs, TEACHER, 0), signals(made.student_needs, narrow, 1, grad=True)
+    t.pooled, s.pooled = normal(len(PADDED), 6, seed=7), normal(len(PADDED), 6, seed=8)
+    terms = made.terms(t, s)
+    assert set(terms) == {"vectors", "relations", "hidden"}
+    sum(terms.values()).backward()
+    assert made.projections["hidden"].weight.grad.any()
+    half = build_objective("embedding", {"relations_weight": 0.25}, TEACHER, narrow).terms(t, s)
+    assert half["relations"].item() == pytest.approx(terms["relations"].item() / 2)
+
+
+def test_a_loss_without_terms_is_refused():
+    with pytest.raises(UsageError, match="weight 0"):
+        build_objective("embedding", NONE, TEACHER, STUDENT)
+
+
+def test_no_row_with_a_positive_is_no_contrastive_loss():
+    t, s = pair()
+    t.positive = torch.zeros_like(t.positive)
+    made = build_objective("embedding", {"contrastive_weight": 1.0}, TEACHER, STUDENT)
+    assert made.terms(t, s)["contrastive"].item() == 0

@@ -1,0 +1,155 @@
+"""The files of sentence-transformers: each side computes what the other wrote; other modules are refused."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from encoders import tiny_encoder, tiny_tokenizer
+from sentence_transformers import SentenceTransformer
+
+from kdcli.downstream.embedder import Embedder
+from kdcli.errors import UsageError
+from kdcli.models.embedder import EmbeddingFormat, Pool, load_embedder, read_format, save_embedder
+from kdcli.training.launch import Session, start
+
+TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10 w11", "w12 w1"]
+DENSE = (torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), torch.ones(8) / 7, True)
+FORMATS = [
+    EmbeddingFormat(),
+    EmbeddingFormat("cls", normalize=False, max_length=5),
+    EmbeddingFormat("last", prompts={"query": "w20 w21 ", "document": "w22 "}, default_prompt="query"),
+    EmbeddingFormat("max", dense=DENSE, similarity="dot", normalize=False),
+    EmbeddingFormat("mean_sqrt_len_tokens", dense=(DENSE[0], None, False)),
+]
+
+
+@pytest.fixture(scope="module")
+def session():
+    return Session(start(torch.device("cpu"), torch.float32), torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    torch.manual_seed(0)
+    return tiny_encoder("bert")
+
+
+@pytest.fixture
+def saved(encoder, tmp_path):
+    def save(fmt):
+        save_embedder(encoder, tiny_tokenizer(), fmt, tmp_path)
+        return tmp_path
+
+    return save
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.pooling)
+def test_sentence_transformers_and_kdcli_give_the_same_vectors(fmt, saved, session):
+    folder = saved(fmt)
+    theirs, ours = SentenceTransformer(str(folder), device="cpu"), Embedder.open(str(folder))
+    for role, how in (("", {}), ("query", {"prompt_name": "query"})):
+        if role and role not in fmt.prompts:
+            continue
+        np.testing.assert_allclose(ours.vectors(TEXTS, role, session), theirs.encode(TEXTS, **how), atol=1e-6)
+    assert theirs.similarity_fn_name == fmt.similarity
+    assert ours.format.width(32) == theirs.encode(TEXTS).shape[1]
+    read = read_format(str(folder))
+    assert (read.pooling, read.normalize, read.prompts, read.max_length) == (
+        fmt.pooling,
+        fmt.normalize,
+        fmt.prompts,
+        fmt.max_length,
+    )
+
+
+def test_what_sentence_transformers_saves_is_read(saved, tmp_path_factory, session):
+    folder = tmp_path_factory.mktemp("theirs")
+    theirs = SentenceTransformer(str(saved(FORMATS[2])), device="cpu")
+    theirs.save(str(folder))
+    np.testing.assert_allclose(Embedder.open(str(folder)).vectors(TEXTS, "", session), theirs.encode(TEXTS), atol=1e-6)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_on_either_side_changes_no_vector(side):
+    states_BLD, real = torch.randn(2, 5, 4), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    if side == "left":
+        real = real.flip(1)
+    alone_BLD = states_BLD[1:, real[1].bool()]
+    for fmt in (EmbeddingFormat(name) for name in ("mean", "cls", "last", "max", "mean_sqrt_len_tokens")):
+        pool = Pool(fmt)
+        torch.testing.assert_close(pool(states_BLD, real)[1], pool(alone_BLD, None)[0])
+
+
+def test_a_plain_encoder_has_no_format_and_says_what_is_assumed(model_dir):
+    assert read_format(str(model_dir)) is None
+    assert "mean pooling, normalised, is assumed" in Embedder.open(str(model_dir)).note
+    assert Embedder.open(str(model_dir), pooling="cls").format.pooling == "cls"
+    with pytest.raises(UsageError, match=r"unknown pooling 'clz'.*did you mean"):
+        Embedder.open(str(model_dir), pooling="clz")
+
+
+def change(folder, name, content):
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def module(kind, path, place):
+    return {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
+
+
+FIRST = [module("Transformer", "", 0), module("Pooling", "1_Pooling", 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("modules.json", "{", "not valid JSON"),
+        ("modules.json", "[" * 100_000, "nested deeper|not valid JSON"),
+        ("modules.json", {}, "must hold a JSON list"),
+        ("modules.json", [module("CLIPModel", "", 0)], "its modules are CLIPModel"),
+        ("modules.json", [module("Transformer", "0_Transformer", 0), FIRST[1]], "lies in the directory 0_Transformer"),
+        ("modules.json", [*FIRST, module("LSTM", "2_LSTM", 2)], "module 2 is LSTM"),
+        ("modules.json", [*FIRST, *(module("Dense", f"{n}_Dense", n) for n in (2, 3))], "2_Dense/config.json"),
+        ("1_Pooling/config.json", {"pooling_mode_weightedmean_tokens": True}, "pools by weightedmean_tokens"),
+        ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, "pools by cls and mean"),
+        ("1_Pooling/config.json", [], "must hold a JSON object"),
+        ("sentence_bert_config.json", {"max_seq_length": "many"}, "must be a number of tokens"),
+    ],
+)
+def test_other_modules_are_refused(saved, name, content, message):
+    folder = saved(EmbeddingFormat())
+    change(folder, name, content)
+    with pytest.raises(UsageError, match=message):
+        read_format(str(folder))
+
+
+def test_a_dense_layer_of_another_kind_or_file_is_refused(saved):
+    folder = saved(EmbeddingFormat(dense=DENSE))
+    config = json.loads((folder / "2_Dense" / "config.json").read_text())
+    change(folder, "2_Dense/config.json", config | {"activation_function": "torch.nn.modules.activation.GELU"})
+    with pytest.raises(UsageError, match="activation GELU"):
+        read_format(str(folder))
+    change(folder, "2_Dense/config.json", config)
+    shutil.move(folder / "2_Dense" / "model.safetensors", folder / "2_Dense" / "pytorch_model.bin")
+    with pytest.raises(UsageError, match=r"has no 2_Dense/model\.safetensors"):
+        read_format(str(folder))
+
+
+def test_a_pooling_that_contradicts_and_a_cross_encoder_are_refused(saved, model_dir):
+    folder = saved(EmbeddingFormat("cls"))
+    with pytest.raises(UsageError, match="pools by cls, not by mean"):
+        Embedder.open(str(folder), pooling="mean")
+    config = json.loads((model_dir / "config.json").read_text())
+    change(model_dir, "config.json", config | {"architectures": ["BertForSequenceClassification"]})
+    with pytest.raises(UsageError, match="scores texts"):
+        load_embedder(str(model_dir))
+
+
+def test_prompts_outside_the_pooling_are_refused(saved):
+    folder = saved(EmbeddingFormat(prompts={"query": "w1 "}, prompt_counts=False))
+    embedder = Embedder.open(str(folder))
+    assert embedder.prompt("document") == ""
+    with pytest.raises(UsageError, match="out of its pooling"):
+        embedder.prompt("query")
