@@ -31,7 +31,9 @@ def main() -> int:
     material = made(folder / f"material-{code}")
     kinds = [kind for room in (kills, words, models, ranks, files) for kind in room.KINDS]
     named = given.kinds.split(",") if given.kinds else [kind.name for kind in kinds]
-    campaign = Campaign([k for k in kinds if k.name in named], given.seed, material, folder / f"{code}-{given.seed}.jsonl")
+    campaign = Campaign(
+        [k for k in kinds if k.name in named], given.seed, material, folder / f"{code}-{given.seed}.jsonl"
+    )
     if given.only:
         return _only(campaign, *given.only.split(":"))
     campaign.run(given.minutes, given.jobs)

@@ -89,7 +89,11 @@ class Campaign:
                         file.write(json.dumps(asdict(verdict)) + "\n")
                         file.flush()
                         for number, seen in verdict.failures:
-                            print(f"{process.kind.name}:{number}  {' '.join(seen.split())[:400]}", file=sys.stderr, flush=True)
+                            print(
+                                f"{process.kind.name}:{number}  {' '.join(seen.split())[:400]}",
+                                file=sys.stderr,
+                                flush=True,
+                            )
                     time.sleep(0.005)
         finally:
             for process in running:
@@ -133,7 +137,9 @@ class Campaign:
             rows.append((kind.name, *(f"{count:,}" for count in counts), f"{seconds:.2f}", f"{megabytes:.0f}"))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         return "\n".join(
-            "  ".join(cell.ljust(w) if not i else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+            "  ".join(
+                cell.ljust(w) if not i else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            )
             for row in rows
         )
 
@@ -234,13 +240,15 @@ class _Process:
 
 def brief(error: str, trace: str) -> str:
     """An error in a few words, and the last line of the package that was on the way."""
-    at = re.findall(r'/(kdcli/[\w/]+\.py)", line (\d+)', trace) or re.findall(r'/(tools/[\w/]+\.py)", line (\d+)', trace)
+    at = re.findall(r'/(kdcli/[\w/]+\.py)", line (\d+)', trace) or re.findall(
+        r'/(tools/[\w/]+\.py)", line (\d+)', trace
+    )
     return f"{' '.join(error.split())[:300]} ({':'.join(at[-1]) if at else 'elsewhere'})"
 
 
 def unmounted(folder: Path) -> None:
     """Detach the small disk of a case, if it has one."""
-    if os.path.ismount(folder / "disk"):  # noqa: PTH114
+    if os.path.ismount(folder / "disk"):
         os.spawnlp(os.P_WAIT, "umount", "umount", "-l", str(folder / "disk"))
 
 

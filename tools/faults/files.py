@@ -18,12 +18,13 @@ from tools.faults.campaign import Case, Fault, Kind
 from tools.faults.process import PROMISED
 
 ODD: list[Any] = [
-    *(None, True, False, 0, -1, 1, 2.5, 10**9, -(10**9), 2**31, 2**63, 2**64, 10**40, 1e308, -0.0, float("nan"), float("inf")),
-    *("", " ", "x", "0", "true", "nan", "\x00", "\ud800", "\x1b[2J", "../../x", "/dev/zero", "x" * 5000, "é" * 300, "a\nb"),
-    *([], {}, [None], [[]], {"": None}, {"x": {"x": {}}}, [0] * 2000, {str(i): i for i in range(500)}, "DEEP", "DEEPER"),
+    *(None, True, False, 0, -1, 1, 2.5, 10**9, -(10**9), 2**31, 2**63, 2**64, 10**40),
+    *(1e308, -0.0, float("nan"), float("inf"), "", " ", "x", "0", "true", "nan", "\x00", "\ud800", "\x1b[2J"),
+    *("../../x", "/proc/1/mem", "x" * 5000, "\u00e9" * 300, "a\nb", [], {}, [None], [[]], {"": None}, {"x": {"x": {}}}),
+    *([0] * 2000, dict.fromkeys(map(str, range(500)), 0), "DEEP", "DEEPER"),
 ]
 DEEP = {b'"DEEP"': b"[" * 600 + b"]" * 600, b'"DEEPER"': b'{"a":' * 100_000 + b"1" + b"}" * 100_000}
-TOKENS = b'{}[],:"\'\\\n\t -+.eE0123456789&*!|>#%@`\x00\xff\xef\xbb\xbf\xed\xa0\x80<<~'
+TOKENS = b"{}[],:\"'\\\n\t -+.eE0123456789&*!|>#%@`\x00\xff\xef\xbb\xbf\xed\xa0\x80<<~"
 LONGEST = 20_000
 
 
@@ -118,7 +119,9 @@ def recipe(case: Case) -> None:
     if case.rng.random() < 0.4:
         data = one_line(changed(case.rng, read_yaml(data.decode()))).encode()
     elif case.rng.random() < 0.1:
-        data += case.rng.choice((b"a: " + b"[" * 5000, b"a: &a [*a]\n", b"x: " + b"y" * 999_000, b"? {a: b}\n: c\n", b"--- a\n--- b\n"))
+        data += case.rng.choice(
+            (b"a: " + b"[" * 5000, b"a: &a [*a]\n", b"x: " + b"y" * 999_000, b"? {a: b}\n: c\n", b"--- a\n--- b\n")
+        )
     else:
         data = damaged(case.rng, data)
     path = case.folder / "x.yaml"
@@ -137,12 +140,16 @@ def setting(case: Case) -> None:
 
     models, rng = recipe_models(), case.rng
     verb = rng.choice(list(models))
-    value = rng.choice([json.dumps(rng.choice(ODD)), str(rng.choice(ODD)), "[1, 2]", "{a: 1, b: [x, {c: 2}]}", "1e-3", "6x384:8@4"])
+    value = rng.choice(
+        [json.dumps(rng.choice(ODD)), str(rng.choice(ODD)), "[1, 2]", "{a: 1, b: [x, {c: 2}]}", "1e-3", "6x384:8@4"]
+    )
     value = damaged(rng, value.encode("utf-8", "replace")).decode("utf-8", "replace") if rng.random() < 0.6 else value
     key = rng.choice(leaf_keys(models[verb]))
     key = damaged(rng, key.encode()).decode("utf-8", "replace") if rng.random() < 0.15 else key
     key += rng.choice(("", "", "", ".x", ".x.y", ".", "..", ". "))
-    found: Any = read(f"--set {key}={value!r:.200}", lambda: resolve(models[verb], recipe=None, sets=[f"{key}={value}"]))
+    found: Any = read(
+        f"--set {key}={value!r:.200}", lambda: resolve(models[verb], recipe=None, sets=[f"{key}={value}"])
+    )
     if found is not None:
         _reads_back(found, models[verb], case.folder / "x.yaml")
     for reader in (
@@ -201,15 +208,18 @@ def mask(case: Case) -> None:
 def smp_mask(case: Case) -> None:
     """An `.npy` of the authors of SMP, damaged."""
     import numpy as np
-    from kdcli.sparse.mask_file import read_smp
     from transformers import AutoConfig, AutoModel
+
+    from kdcli.sparse.mask_file import read_smp
 
     path, rng = case.folder / "x.npy", case.rng
     dtype = rng.choice(("u1", "u1", "i8", "f4", "O", "S5"))
     np.save(path, np.zeros(rng.choice((0, 1, 3072)), dtype), allow_pickle=True)
     data = path.read_bytes()
     if rng.random() < 0.3:
-        data = data.replace(b"(3072,)", rng.choice((b"(9**99,)", b"(-1,)  ", b"(10**12,)", b"(1e9,)", b"((((),", b"([],)")))
+        data = data.replace(
+            b"(3072,)", rng.choice((b"(9**99,)", b"(-1,)  ", b"(10**12,)", b"(1e9,)", b"((((),", b"([],)"))
+        )
     path.write_bytes(damaged(rng, data))
     if not hasattr(smp_mask, "model"):
         smp_mask.model = AutoModel.from_config(AutoConfig.from_pretrained(case.material / "encoder"))  # type: ignore[attr-defined]
@@ -231,7 +241,10 @@ def data_rows(case: Case) -> None:
         data = b"".join(lines)
     elif ending.startswith("csv"):
         rows = [json.loads(line) for line in lines]
-        data = "".join(",".join(map(json.dumps, map(str, row.values()))) + "\n" for row in [dict(zip(rows[0], rows[0], strict=True)), *rows]).encode()
+        data = "".join(
+            ",".join(map(json.dumps, map(str, row.values()))) + "\n"
+            for row in [dict(zip(rows[0], rows[0], strict=True)), *rows]
+        ).encode()
     else:
         data = b"".join(lines)
     if not ending.startswith("jsonl") or rng.random() < 0.3:
@@ -255,7 +268,13 @@ def latency_report(case: Case) -> None:
     rng, path = case.rng, case.folder / "x.json"
     if rng.random() < 0.5:
         report = json.loads((case.material / "teacher" / "report.json").read_bytes())
-        cell = {"model": next(iter(report["models"])), "backend": "torch", "device": "cpu", "dtype": "fp32", "batch_size": 1}
+        cell = {
+            "model": next(iter(report["models"])),
+            "backend": "torch",
+            "device": "cpu",
+            "dtype": "fp32",
+            "batch_size": 1,
+        }
         cell |= {"seq_len": 8, "padding": "full", "n": 9, "p50_ms": 1.0, "p90_ms": 1.0, "p95_ms": 1.0, "mean_ms": 1.0}
         report["latency"] = [cell | {"iqr_over_p50": 0.1, "status": "ok"}]
         report["speedup"] = {"x": {"median": 2.0, "low": 1.0, "high": 3.0, "batch_size": 1, "seq_len": 8}}

@@ -149,7 +149,7 @@ def killed(case: Case) -> None:
 def full(case: Case) -> None:
     """A disk that is full at a call, or really is; then with space."""
     verb = VERBS[case.number % len(VERBS)]
-    left, calls = reference(case.material, verb)
+    _, calls = reference(case.material, verb)
     disk = case.folder / "disk"
     disk.mkdir()
     small, at = 0, None

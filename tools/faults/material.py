@@ -21,7 +21,9 @@ VERBS = ("benchmark", "cotrain", "distill", "evaluate", "export", "finetune", "m
 def state_of_code() -> str:
     """A hash of the package, the recipes and this search."""
     folders = (ROOT / "kdcli", ROOT / "recipes", ROOT / "tools" / "faults")
-    files = sorted(p for folder in folders for p in folder.rglob("*") if p.suffix in (".py", ".yaml", ".toml", ".jinja"))
+    files = sorted(
+        p for folder in folders for p in folder.rglob("*") if p.suffix in (".py", ".yaml", ".toml", ".jinja")
+    )
     return hashlib.sha256(b"".join(str(p).encode() + p.read_bytes() for p in files)).hexdigest()[:12]
 
 

@@ -70,7 +70,9 @@ def _pickle(rng: random.Random, folder: Path) -> None:
 def _index(rng: random.Random, folder: Path) -> None:
     _pickle(random.Random(0), folder)
     (folder / "model.safetensors").unlink(missing_ok=True)
-    other = rng.choice(("pytorch_model.bin", "../outside/model.safetensors", str(folder.parent / "outside/model.safetensors")))
+    other = rng.choice(
+        ("pytorch_model.bin", "../outside/model.safetensors", str(folder.parent / "outside/model.safetensors"))
+    )
     _edit(folder / "model.safetensors.index.json", metadata={}, weight_map={"embeddings.LayerNorm.bias": other})
 
 
@@ -78,10 +80,23 @@ def _settings(rng: random.Random, folder: Path) -> None:
     """Settings that make transformers look for code or another repository."""
     (folder / "planted.py").write_text(RUN)
     choices: list[dict[str, object]] = [
-        *({"attn_implementation": "owner/kernel"}, {"_attn_implementation": "owner/kernel"}, {"hidden_act": "planted.run"}),
+        *(
+            {"attn_implementation": "owner/kernel"},
+            {"_attn_implementation": "owner/kernel"},
+            {"hidden_act": "planted.run"},
+        ),
         *({"quantization_config": {"quant_method": m}} for m in ("bitsandbytes", "gptq", "x", 1)),
-        *({"auto_map": 3}, {"custom_pipelines": {"x": {"impl": "planted.X"}}}, {"transformers_weights": "../x.safetensors"}),
-        *({"architectures": ["planted.X"]}, {"torch_dtype": "os.system"}, {"dtype": "__import__"}, {"use_kernels": True}),
+        *(
+            {"auto_map": 3},
+            {"custom_pipelines": {"x": {"impl": "planted.X"}}},
+            {"transformers_weights": "../x.safetensors"},
+        ),
+        *(
+            {"architectures": ["planted.X"]},
+            {"torch_dtype": "os.system"},
+            {"dtype": "__import__"},
+            {"use_kernels": True},
+        ),
         {"auto_map": {"AutoConfig": "owner/repo--planted.XConfig"}},
     ]
     _edit(folder / "config.json", **rng.choice(choices))
@@ -97,7 +112,12 @@ def _own_class(rng: random.Random, folder: Path) -> None:
 
 def _adapter(rng: random.Random, folder: Path) -> None:
     (folder / "planted.py").write_text(RUN)
-    _edit(folder / "adapter_config.json", peft_type="LORA", base_model_name_or_path="../outside", auto_mapping={"x": "planted"})
+    _edit(
+        folder / "adapter_config.json",
+        peft_type="LORA",
+        base_model_name_or_path="../outside",
+        auto_mapping={"x": "planted"},
+    )
     _edit(folder / "generation_config.json", custom_generate="planted.py")
     (folder / "chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
     (folder / "requirements.txt").write_text("planted")
@@ -121,7 +141,20 @@ def orders(material: Path, model: Path) -> list[Words]:
     return [
         ["finetune", model, *data, *few, "-o", "out"],
         ["evaluate", model, *data, "-q", "-o", "out"],
-        ["distill", model, "--to", "1x16", "--assistant", "none", *text, *few, "--set", "data.held_out_blocks=4", "-o", "out"],
+        [
+            "distill",
+            model,
+            "--to",
+            "1x16",
+            "--assistant",
+            "none",
+            *text,
+            *few,
+            "--set",
+            "data.held_out_blocks=4",
+            "-o",
+            "out",
+        ],
         ["distill", model, "--to", "1x16", *data, *few, "-o", "out", "--dry-run"],
         ["prune", model, *data, *few, "-o", "out"],
         ["cotrain", "1x16", "1x16", "--base", model, *text, *few, "--set", "data.held_out_blocks=4", "-o", "out"],
@@ -143,7 +176,11 @@ def foreign(case: Case) -> None:
     else:
         spoiled(rng, model, what)
     words = rng.choice(orders(case.material, model))
-    how = {"FAULTS_MARKER": str(marker), "KDCLI_CACHE": str(case.folder / "cache"), "HF_MODULES_CACHE": str(case.folder / "hf")}
+    how = {
+        "FAULTS_MARKER": str(marker),
+        "KDCLI_CACHE": str(case.folder / "cache"),
+        "HF_MODULES_CACHE": str(case.folder / "hf"),
+    }
     try:
         if plant is _in_the_way:
             _stands_in(model, how)

@@ -1,4 +1,4 @@
-"""A command of kdcli in a forked process, which may be killed, or find the disk full, at its n-th call of the system."""
+"""A command of kdcli in a forked process, which may be killed, or find the disk full, at its n-th system call."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.faults.campaign import MOST_MEGABYTES, MOST_SECONDS, Fault, brief
-
 from kdcli.errors import KdcliError
+from tools.faults.campaign import MOST_MEGABYTES, MOST_SECONDS, Fault, brief
 
 PROMISED = {0} | {error.exit_code for error in KdcliError.__subclasses__()} - {1}
 CALLS = ("fsync", "replace", "rename", "mkdir", "unlink", "remove", "rmdir", "open")
@@ -172,6 +171,8 @@ def _watch(folder: Path, at: At) -> list[str]:
     for name in CALLS[:-1]:
         setattr(os, name, watched(name, getattr(os, name), lambda *a, **k: True))
     os.open = watched("open", descriptor, lambda path, flags, *a, **k: flags & os.O_CREAT)
-    opened = watched("open", whole_open, lambda path, mode="r", *a, **k: not isinstance(path, int) and set(mode) & set("wax+"))
+    opened = watched(
+        "open", whole_open, lambda path, mode="r", *a, **k: not isinstance(path, int) and set(mode) & set("wax+")
+    )
     io.open = builtins.open = opened
     return calls

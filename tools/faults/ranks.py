@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.faults.campaign import Case, Fault, Kind
+from tools.faults.campaign import Case, Fault, Kind, brief
 from tools.faults.kills import commands, reference, same
 from tools.faults.process import PROMISED, At, Command, Done
 
@@ -151,13 +151,15 @@ def ranks(case: Case) -> None:
         codes = [done.code for done in ended]
         for done in ended:
             if done.code not in PROMISED or "Traceback" in done.stderr:
-                raise Fault(f"codes {codes}: {done.stderr.strip()[-700:]}")
+                raise Fault(f"codes {codes}: {brief(done.stderr.strip()[-300:], done.stderr)}")
         said = sum(done.messages for done in ended)
         if scene == next(iter(SCENES)):
             if any(codes) or said:
                 raise Fault(f"codes {codes}, {ended[0].stderr[-500:]}")
         elif 0 in codes or said != 1:
-            raise Fault(f"codes {codes} and {said} messages: {' // '.join(done.stderr.strip()[-300:] for done in ended)}")
+            raise Fault(
+                f"codes {codes} and {said} messages: {' // '.join(done.stderr.strip()[-300:] for done in ended)}"
+            )
     except Fault as fault:
         raise Fault(f"{verb}, {scene}: {fault}") from None
 

@@ -11,10 +11,14 @@ from tools.faults.campaign import Case, Fault, Kind
 from tools.faults.kills import Words, commands, state
 from tools.faults.process import kdcli
 
-NUMBERS = ["-1", "0", "nan", "inf", "-inf", "1e400", "9" * 30, "-" + "9" * 30, "9" * 5000, "1e-400", "0x10", "1,5", "1_0"]
-WORDS = ["", " ", "x", "x" * 100_000, "true", "[]", "\n", "\x1b[31mred", "[red]", ":a:", "\u202e", "é" * 300, "--json"]
-PATHS = ["/proc/1/mem", "/dev/null", "a" * 300, "~nosuchuser/x", "file/below", "loop/x", "..", "/", "a\nb", "-", "file"]
-TREES = ["{}", "[]", "{a: 1}", "[1, [2]]", "null", "{'': null}", "[" * 200 + "]" * 200, "!!python/name:os.system x", "a: b: c"]
+NUMBERS = ["-1", "0", "nan", "inf", "-inf", "1e400", "9" * 30, "-" + "9" * 30]
+NUMBERS += ["9" * 5000, "1e-400", "0x10", "1,5", "1_0"]
+WORDS = ["", " ", "x", "x" * 100_000, "true", "[]"]
+WORDS += ["\n", "\x1b[31mred", "[red]", ":a:", "\u202e", "\u00e9" * 300, "--json"]
+# None that a command may write to outside the case's directory.
+PATHS = ["/proc/1/mem", "/proc", "a" * 300, "~nosuchuser/x", "file/below", "loop/x", ".", "a\nb", "-", "file"]
+TREES = ["{}", "[]", "{a: 1}", "[1, [2]]", "null", "{'': null}", "[" * 200 + "]" * 200]
+TREES += ["!!python/name:os.system x", "a: b: c"]
 BAD = {int: NUMBERS + WORDS[:6], float: NUMBERS + WORDS[:6], Path: PATHS + WORDS, str: WORDS + NUMBERS[:6] + PATHS}
 WRONG = {
     int: {"nan", "inf", "-inf", "1e400", "1e-400", "0x10", "1,5", "", " ", "x", "true", "[]", "x" * 100_000},
@@ -28,9 +32,27 @@ Line = tuple[Words, str]  # words, and how they may end: `refused`, or `any` of 
 def verbs(material: Path) -> dict[str, Words]:
     """Verb -> the words of a whole and short command, without `-o`."""
     found = commands(material)
-    wanted = ("finetune", "distill", "prune", "cotrain", "cotrain-task", "chain", "evaluate", "export", "apply", "compact")
+    wanted = (
+        "finetune",
+        "distill",
+        "prune",
+        "cotrain",
+        "cotrain-task",
+        "chain",
+        "evaluate",
+        "export",
+        "apply",
+        "compact",
+    )
     own: dict[str, Words] = {name: found[name] for name in wanted}
-    own["benchmark"] = ["benchmark", material / "teacher", "--set", "measure.min_runs=1", "--set", "measure.min_seconds=0"]
+    own["benchmark"] = [
+        "benchmark",
+        material / "teacher",
+        "--set",
+        "measure.min_runs=1",
+        "--set",
+        "measure.min_seconds=0",
+    ]
     own["info"] = ["mask", "info", found["apply"][2]]
     own["diff"] = ["mask", "diff", found["apply"][2], found["apply"][2]]
     own |= {"show": ["recipes", "show", "small"], "ls": ["recipes", "ls"], "validate": ["recipes", "validate"]}
@@ -87,7 +109,13 @@ def _of_keys(verb: str, words: Words) -> Iterator[Line]:
     """Values below `--set` for every key of the verb's recipe."""
     from kdcli.recipe.resolve import leaf_keys, recipe_models
 
-    models = {"chain": "distill-task", "prune": "prune", "finetune": "finetune", "distill": "distill", "cotrain": "cotrain"}
+    models = {
+        "chain": "distill-task",
+        "prune": "prune",
+        "finetune": "finetune",
+        "distill": "distill",
+        "cotrain": "cotrain",
+    }
     models |= {"cotrain-task": "cotrain-task", "evaluate": "evaluate", "benchmark": "benchmark"}
     if verb not in models:
         return
@@ -95,7 +123,9 @@ def _of_keys(verb: str, words: Words) -> Iterator[Line]:
     for key in leaf_keys(model):
         for bad in [*NUMBERS[:8], *TREES, *WORDS[:6], "1.5", "-0.5"]:
             # A longer run than the command's own is no fault.
-            if not (key.endswith(("epochs", "steps", "min_runs", "min_seconds", "copies", "resamples")) and bad[:1] == "9"):
+            if not (
+                key.endswith(("epochs", "steps", "min_runs", "min_seconds", "copies", "resamples")) and bad[:1] == "9"
+            ):
                 yield [*words, "--set", f"{key}={bad}"], "any"
         yield [*words, "--set", f"{key}x=1"], "refused"
         yield [*words, "--set", key], "refused"
@@ -117,7 +147,9 @@ def refused(case: Case) -> None:
     words, ends = all_lines[case.number * 7919 % len(all_lines)]
     (case.folder / "file").write_text("not a directory")
     (case.folder / "loop").symlink_to("loop")
-    where = [] if any(str(w).startswith(("--output-dir", "-o")) for w in words) or words[0] == "recipes" else ["-o", "out"]
+    where = (
+        [] if any(str(w).startswith(("--output-dir", "-o")) for w in words) or words[0] == "recipes" else ["-o", "out"]
+    )
     where = [] if words[:2] in (["mask", "info"], ["mask", "diff"]) else where
     shown = " ".join(repr(w) if len(w) < 60 else f"{w[:10]}...{w[-25:]} ({len(w)})" for w in map(str, words[-2:]))
     before = state(case.folder)
