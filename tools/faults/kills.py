@@ -139,7 +139,8 @@ def killed(case: Case) -> None:
             _checked(done, what)
             break
         more = on_with(verb, case)
-    _checked(again(case, verb, case.folder, *more), f"{what}, then {' '.join(more)}")
+    else:
+        _checked(again(case, verb, case.folder, *more), f"{what}, then {' '.join(more)}")
     try:
         same(case, verb, case.folder)
     except Fault as fault:

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,50 +24,19 @@ from pathlib import Path
 from tools.faults.material import ROOT, state_of_code
 
 SHARES = {  # what is changed: files, how many of sixty, tests that are run first
-    "losses": (("kdcli/losses/*.py",), 18, ("tests/losses", "tests/commands/test_distill.py")),
-    "pruners": (("kdcli/pruners/*.py",), 10, ("tests/pruners", "tests/commands/test_prune.py")),
-    "metrics": (("kdcli/metrics/*.py",), 8, ("tests/metrics",)),
-    "models": (
-        ("kdcli/models/reduce.py", "kdcli/models/label_words.py", "kdcli/sparse/coding.py"),
-        4,
-        ("tests/models", "tests/sparse"),
-    ),
-    "schedules": (("kdcli/training/engine.py", "kdcli/training/launch.py", "kdcli/types.py"), 8, ("tests/training",)),
-    "recipes": (("recipes/*/*.yaml",), 8, ("tests/recipe", "tests/pruners", "tests/losses")),
-    "codes": (
-        ("kdcli/errors.py",),
-        4,
-        ("tests/test_project.py", "tests/test_cli.py", "tests/commands/test_evaluate.py"),
-    ),
+    "losses": ("kdcli/losses/*.py", 18, "tests/losses tests/commands/test_distill.py"),
+    "pruners": ("kdcli/pruners/*.py", 10, "tests/pruners tests/commands/test_prune.py"),
+    "metrics": ("kdcli/metrics/*.py", 8, "tests/metrics"),
+    "models": ("kdcli/models/reduce.py kdcli/sparse/coding.py", 4, "tests/models tests/sparse"),
+    "schedules": ("kdcli/training/engine.py kdcli/training/launch.py kdcli/types.py", 8, "tests/training"),
+    "recipes": ("recipes/*/*.yaml", 8, "tests/recipe tests/pruners tests/losses"),
+    "codes": ("kdcli/errors.py", 4, "tests/test_project.py tests/test_cli.py tests/commands/test_evaluate.py"),
 }
-OTHER = {
-    ast.Add: "-",
-    ast.Sub: "+",
-    ast.Mult: "/",
-    ast.Div: "*",
-    ast.Pow: "*",
-    ast.FloorDiv: "*",
-    ast.Mod: "*",
-    ast.MatMult: "*",
-}
+OTHER = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.Pow: "*", ast.FloorDiv: "*", ast.Mod: "*"}
 TURNED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
-CALLS = {
-    "mean": "sum",
-    "sum": "mean",
-    "log": "exp",
-    "sqrt": "square",
-    "max": "min",
-    "min": "max",
-    "softmax": "log_softmax",
-}
-CALLS |= {
-    "log_softmax": "softmax",
-    "ceil": "floor",
-    "argmax": "argmin",
-    "abs": "neg",
-    "sigmoid": "tanh",
-    "topk": "kthvalue",
-}
+PAIRS = "mean sum, log exp, sqrt square, max min, softmax log_softmax, ceil floor, argmax argmin, abs neg, sigmoid tanh"
+CALLS = dict(pair.split() for pair in PAIRS.split(", "))
+CALLS |= {now: was for was, now in CALLS.items()}
 
 
 @dataclass(frozen=True)
@@ -87,7 +56,7 @@ def mutations(count: int, seed: int) -> list[Mutation]:
     """As many as asked for, the same for the same seed and code; each share's in turn over its files."""
     rng, found = random.Random(f"mutations {seed}"), []
     for share, (patterns, of_sixty, _) in SHARES.items():
-        paths = sorted(p for pattern in patterns for p in ROOT.glob(pattern) if p.name != "__init__.py")
+        paths = sorted(p for pattern in patterns.split() for p in ROOT.glob(pattern) if p.name != "__init__.py")
         by_file = {path: list(_possible(share, path)) for path in paths}
         drawn: list[Mutation] = []
         while any(by_file.values()) and len(drawn) < round(of_sixty * count / 60):
@@ -174,7 +143,7 @@ class Copy:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(ROOT / name, folder / name)
 
-    def passes(self, tests: tuple[str, ...]) -> str | None:
+    def passes(self, tests: Sequence[str]) -> str | None:
         """None where the tests pass here, else the first that fails."""
         there = [test for test in tests if (self.folder / test).exists()]
         words = [sys.executable, "-m", "pytest", "-q", "-x", "--timeout", "600", "-p", "no:cacheprovider", *there]
@@ -196,8 +165,8 @@ class Copy:
         data = path.read_bytes()
         path.write_bytes(data[: mutation.begin] + mutation.now.encode() + data[mutation.end :])
         try:
-            killer = self.passes(SHARES[mutation.share][2])
-            return self.passes(("tests",)) if killer is None and whole else killer
+            killer = self.passes(SHARES[mutation.share][2].split())
+            return self.passes(["tests"]) if killer is None and whole else killer
         finally:
             path.write_bytes(data)
 
@@ -217,7 +186,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kdcli-mutations-") as aside:
         copies = [Copy(Path(aside) / str(n)) for n in range(given.jobs)]
         if "unchanged" not in killers:
-            near = tuple(dict.fromkeys(test for _, _, tests in SHARES.values() for test in tests))
+            near = tuple(dict.fromkeys(test for _, _, tests in SHARES.values() for test in tests.split()))
             if failed := copies[0].passes(near):
                 print(f"without any change {failed} fails", file=sys.stderr)
                 return 1

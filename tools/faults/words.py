@@ -25,6 +25,7 @@ WRONG = {
     float: {"nan", "0x10", "1,5", "", " ", "x", "true", "[]", "x" * 100_000},
 }
 """Words that no option of this type can mean: exit 0 would be a fault."""
+LENGTHS = ("epochs", "steps", "min_runs", "min_seconds", "copies", "resamples")
 
 Line = tuple[Words, str]  # words, and how they may end: `refused`, or `any` of the promised codes
 
@@ -32,27 +33,10 @@ Line = tuple[Words, str]  # words, and how they may end: `refused`, or `any` of 
 def verbs(material: Path) -> dict[str, Words]:
     """Verb -> the words of a whole and short command, without `-o`."""
     found = commands(material)
-    wanted = (
-        "finetune",
-        "distill",
-        "prune",
-        "cotrain",
-        "cotrain-task",
-        "chain",
-        "evaluate",
-        "export",
-        "apply",
-        "compact",
-    )
-    own: dict[str, Words] = {name: found[name] for name in wanted}
-    own["benchmark"] = [
-        "benchmark",
-        material / "teacher",
-        "--set",
-        "measure.min_runs=1",
-        "--set",
-        "measure.min_seconds=0",
-    ]
+    wanted = "finetune distill prune cotrain cotrain-task chain evaluate export apply compact"
+    own: dict[str, Words] = {name: found[name] for name in wanted.split()}
+    once = "--set measure.min_runs=1 --set measure.min_seconds=0"
+    own["benchmark"] = ["benchmark", material / "teacher", *once.split()]
     own["info"] = ["mask", "info", found["apply"][2]]
     own["diff"] = ["mask", "diff", found["apply"][2], found["apply"][2]]
     own |= {"show": ["recipes", "show", "small"], "ls": ["recipes", "ls"], "validate": ["recipes", "validate"]}
@@ -74,15 +58,16 @@ def options(words: Words) -> list[Any]:
 
 
 @functools.cache
-def lines(material: Path) -> list[Line]:
-    """Every option of every verb times what is bad for its type, every recipe key too, and contradictions."""
-    found: list[Line] = []
+def lines(material: Path) -> tuple[list[Line], list[Line]]:
+    """Every option of every verb times what is bad for its type, contradictions; and every recipe key below `--set`."""
+    of_options: list[Line] = []
+    of_keys: list[Line] = []
     for verb, words in verbs(material).items():
         for option in options(words):
-            found += _of_option(words, option)
-        found += _of_keys(verb, words)
-        found += [(line, "refused") for line in _unknown(words)]
-    return found
+            of_options += _of_option(words, option)
+        of_options += [(line, "refused") for line in _unknown(words)]
+        of_keys += _of_keys(verb, words)
+    return of_options, of_keys
 
 
 def _of_option(words: Words, option: Any) -> Iterator[Line]:
@@ -109,23 +94,12 @@ def _of_keys(verb: str, words: Words) -> Iterator[Line]:
     """Values below `--set` for every key of the verb's recipe."""
     from kdcli.recipe.resolve import leaf_keys, recipe_models
 
-    models = {
-        "chain": "distill-task",
-        "prune": "prune",
-        "finetune": "finetune",
-        "distill": "distill",
-        "cotrain": "cotrain",
-    }
-    models |= {"cotrain-task": "cotrain-task", "evaluate": "evaluate", "benchmark": "benchmark"}
-    if verb not in models:
+    if (kind := {"chain": "distill-task"}.get(verb, verb)) not in recipe_models():
         return
-    model = recipe_models()[models[verb]]
-    for key in leaf_keys(model):
+    for key in leaf_keys(recipe_models()[kind]):
         for bad in [*NUMBERS[:8], *TREES, *WORDS[:6], "1.5", "-0.5"]:
             # A longer run than the command's own is no fault.
-            if not (
-                key.endswith(("epochs", "steps", "min_runs", "min_seconds", "copies", "resamples")) and bad[:1] == "9"
-            ):
+            if not (key.endswith(LENGTHS) and bad[:1] == "9"):
                 yield [*words, "--set", f"{key}={bad}"], "any"
         yield [*words, "--set", f"{key}x=1"], "refused"
         yield [*words, "--set", key], "refused"
@@ -142,15 +116,11 @@ def _unknown(words: Words) -> Iterator[Words]:
 
 def refused(case: Case) -> None:
     """One bad line: a promised code, one message, and the directory as it was unless a run began."""
-    all_lines = lines(case.material)
-    # Neighbours differ: a step that has no factor in common visits every line.
-    words, ends = all_lines[case.number * 7919 % len(all_lines)]
+    words, ends = case.rng.choice(lines(case.material)[case.number % 2])
     (case.folder / "file").write_text("not a directory")
     (case.folder / "loop").symlink_to("loop")
-    where = (
-        [] if any(str(w).startswith(("--output-dir", "-o")) for w in words) or words[0] == "recipes" else ["-o", "out"]
-    )
-    where = [] if words[:2] in (["mask", "info"], ["mask", "diff"]) else where
+    nowhere = words[0] == "recipes" or words[1] in ("info", "diff") or any(str(w)[:8] == "--output" for w in words)
+    where = [] if nowhere else ["-o", "out"]
     shown = " ".join(repr(w) if len(w) < 60 else f"{w[:10]}...{w[-25:]} ({len(w)})" for w in map(str, words[-2:]))
     before = state(case.folder)
     done = kdcli(case.folder, *words, *where, KDCLI_CACHE=str(case.material / "cache"))
