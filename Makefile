@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test test-all lint docs clean
+.PHONY: help install demo check test test-all lint faults mutations docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -44,6 +44,13 @@ lint: $(STAMP) ## ruff and the strict type checker
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers auto
+
+MINUTES ?= 10
+faults: $(STAMP) ## search for faults for MINUTES=10: kills, full disks, bad command lines and files, lost processes
+	$(BIN)/python -m tools.faults --minutes $(MINUTES)
+
+mutations: $(STAMP) ## change sixty formulas, schedules, values and codes, one at a time: which do the tests miss? Hours
+	$(BIN)/python -m tools.faults.mutations
 
 docs: $(STAMP) ## build the documentation, warnings are errors
 	$(BIN)/mkdocs build --strict --site-dir site

@@ -1,0 +1,89 @@
+"""Small models, data and finished runs that cases start from; made once for a state of the code, never changed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "commands")]
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "HF_DEACTIVATE_ASYNC_LOAD": "1"}
+ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
+ENVIRONMENT |= {"TRANSFORMERS_VERBOSITY": "error", "PYTHONPATH": str(ROOT)}
+VERBS = ("benchmark", "cotrain", "distill", "evaluate", "export", "finetune", "mask", "prune")
+
+
+def state_of_code() -> str:
+    """A hash of the package, the recipes and this search."""
+    folders = (ROOT / "kdcli", ROOT / "recipes", ROOT / "tools" / "faults")
+    files = sorted(
+        p for folder in folders for p in folder.rglob("*") if p.suffix in (".py", ".yaml", ".toml", ".jinja")
+    )
+    return hashlib.sha256(b"".join(str(p).encode() + p.read_bytes() for p in files)).hexdigest()[:12]
+
+
+def imported() -> None:
+    """Import what commands need, so that forked processes need not; one thread, since a fork copies no other."""
+    os.environ.update(ENVIRONMENT)
+    import importlib
+
+    import torch
+
+    torch.set_num_threads(1)
+    for verb in VERBS:
+        importlib.import_module(f"kdcli.commands.{verb}.run")
+    importlib.import_module("kdcli.cli")
+    importlib.import_module("transformers.models.bert.modeling_bert")
+
+
+def made(folder: Path) -> Path:
+    """The material in `folder`, made now if it is not there."""
+    if (folder / "done").exists():
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    # In a process of its own: this one must not start threads.
+    subprocess.run(
+        [sys.executable, "-c", f"from tools.faults.material import _make; _make({str(folder)!r})"], cwd=ROOT, check=True
+    )
+    (folder / "done").touch()
+    return folder
+
+
+def _make(name: str) -> None:
+    folder = Path(name)
+    os.environ["KDCLI_CACHE"] = str(folder / "cache")
+    imported()
+    import own_files
+    import torch
+    from encoders import tiny_config, tiny_tokenizer
+    from transformers import AutoModelForMaskedLM
+
+    own_files.encoder(folder / "encoder")
+    torch.manual_seed(0)
+    masked = AutoModelForMaskedLM.from_config(tiny_config("bert", initializer_range=0.3))
+    masked.save_pretrained(folder / "masked-lm")
+    tiny_tokenizer().save_pretrained(folder / "masked-lm")
+    own_files.own(folder / "data", "class", n=48, judged=24)
+    for kind in ("pair", "multi", "score", "tokens", "span"):
+        own_files.own(folder / kind, kind, n=24, judged=12)
+    lines = (f"w{i % 41} w{i % 13} w{(i * 7) % 40} w{i % 5}" for i in range(600))
+    (folder / "text.txt").write_text("\n".join(lines), "utf-8")
+    os.chdir(folder)
+    task = ["--task", "own", "--data", folder / "data", *QUICK]
+    own_files.succeeds("finetune", folder / "encoder", *task, "-o", folder / "teacher")
+    own_files.succeeds("prune", folder / "encoder", *task, *WORDS, "-o", folder / "pruned")
+    (folder / "bomb").write_bytes(zlib.compress(bytes(1 << 30), 9))
+
+
+WORDS = ["--set", "head.words=[w40, w41]"]
+QUICK = [
+    *("--max-steps", "4", "--batch-size", "8", "--dtype", "fp32", "--device", "cpu", "-q"),
+    *("--set", "data.max_length=24", "--set", "measure.latency=false", "--set", "train.log_every=1"),
+    *("--set", "train.eval_every=2", "--set", "train.checkpoint_every=1"),
+]
