@@ -79,8 +79,8 @@ def check_writable(path: Path, *, directory: bool) -> None:
 
 
 def read_json(path: Path, *, most_bytes: int = MOST_BYTES, kind: type = dict) -> Any:
-    """The object (or list, of `kind`) in a JSON file that others wrote. Raises UsageError, with the file's name: see `parse_json`; it cannot
-    be read, or is larger than `most_bytes`."""
+    """The object (or list, of `kind`) in a JSON file that others wrote. Raises UsageError, with the file's name: see
+    `parse_json`; it cannot be read, or is larger than `most_bytes`."""
     try:
         if path.exists() and not path.is_file():
             raise UsageError(f"{path} cannot be read: it is no file")
@@ -94,8 +94,8 @@ def read_json(path: Path, *, most_bytes: int = MOST_BYTES, kind: type = dict) ->
 
 
 def parse_json(data: bytes, source: object, kind: type = dict) -> Any:
-    """The object (or list, of `kind`) in some JSON; `source` names it in errors. Raises UsageError: not JSON, not UTF-8, nested deeper than
-    `MOST_DEPTH`, or of another kind."""
+    """The object (or list, of `kind`) in some JSON; `source` names it in errors. Raises UsageError: not JSON, not
+    UTF-8, nested deeper than `MOST_DEPTH`, or of another kind."""
     try:
         tree = json.loads(str(data, "utf-8"))
         if ESCAPED_SURROGATE.search(data):
