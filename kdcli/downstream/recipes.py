@@ -22,10 +22,12 @@ def finetune_recipe(
     return resolved
 
 
-def as_trained(resolved: Resolved[RecipeT], model: str | None, *, task: bool = True) -> Resolved[RecipeT]:
+def as_trained(
+    resolved: Resolved[RecipeT], model: str | None, *, task: bool = True, trains: bool = True
+) -> Resolved[RecipeT]:
     """The recipe with the columns, length and split of the run that made a model, where nobody set them, and says so;
-    of another task nothing is taken. `task`: take the task too if there is none. Raises UsageError: its recipe.yaml
-    cannot be read."""
+    of another task nothing is taken. `task`: take the task too if there is none. `trains`: False leaves the length to
+    each judged model. Raises UsageError: its recipe.yaml cannot be read."""
     made = _recipe_of(Path(location(model))) if model is not None else {}
     known, wanted = made.get("data"), getattr(resolved.recipe, "task", None)
     if wanted is None and task:
@@ -33,7 +35,8 @@ def as_trained(resolved: Resolved[RecipeT], model: str | None, *, task: bool = T
     if not isinstance(known, dict) or wanted is None or wanted != made.get("task"):
         return resolved
     found = {"task": wanted}
-    found |= {f"data.{key}": known[key] for key in ("columns", "max_length", "split_seed") if known.get(key)}
+    keys = ("columns", "split_seed", *["max_length"] * trains)
+    found |= {f"data.{key}": known[key] for key in keys if known.get(key)}
     # One column that the user gives replaces all.
     found = {key: value for key, value in found.items() if not any(o.startswith(key) for o in resolved.origins)}
     if found:

@@ -65,7 +65,19 @@ def test_pruned_and_masked_models_know_them_too(made, tmp_path):
     out, applied = tmp_path / "pruned", tmp_path / "applied"
     # Columns and length are the fine-tuned model's.
     succeeds(
-        "prune", folder / "model", "--task", "own", "--method", "smp", "--set", "head.kind=scratch", "--data", file, *SHORT, "-o", out
+        "prune",
+        folder / "model",
+        "--task",
+        "own",
+        "--method",
+        "smp",
+        "--set",
+        "head.kind=scratch",
+        "--data",
+        file,
+        *SHORT,
+        "-o",
+        out,
     )
     for where in (out, out / "compact"):
         assert (training_rows(str(where)) == split.rows).all()

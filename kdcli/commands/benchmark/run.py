@@ -82,7 +82,7 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> RunResul
     """Measure every model on every backend and report. Raises Interrupted: Ctrl-C; finished cells are in the report;
     KdcliError: see `kdcli.errors`; nothing was written if recipe, models or device cannot be used."""
     sources, cells = models_and_cells(resolved.recipe)
-    resolved = as_trained(resolved, sources[0], task=False)
+    resolved = as_trained(resolved, sources[0], task=False, trains=False)
     recipe = resolved.recipe
     backends = check_backends(recipe, sources)
     device = choose_device(invocation.device)

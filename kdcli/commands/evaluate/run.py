@@ -57,7 +57,7 @@ class _Evaluated:
 def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extras) -> RunResult | None:
     """Evaluate every model and compare the later ones with the first. Returns the report; None in a process that prints
     nothing. Raises KdcliError: see `kdcli.errors`; nothing was written if recipe, models or data cannot be used."""
-    resolved = as_trained(resolved, next(iter(resolved.recipe.models), None))
+    resolved = as_trained(resolved, next(iter(resolved.recipe.models), None), trains=False)
     recipe = resolved.recipe
     check_recipe(recipe, extras)
     session = launch(recipe.dtype, invocation)
