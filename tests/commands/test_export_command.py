@@ -92,7 +92,10 @@ def test_readme_prints_what_torch_computes(head, format, saved, tmp_path):
 
 
 def test_what_a_directory_holds(saved, tmp_path):
-    done = exported(saved("class"), tmp_path / "out", int8=True)
+    source, rows = saved("class"), np.arange(5, dtype=np.uint64)
+    write_training_rows(source, rows)
+    done = exported(source, tmp_path / "out", int8=True)
+    assert (training_rows(str(done.folder)) == rows).all()
     code = [sys.executable, "-c", code_of(done.folder)]
     alone = subprocess.run(code, cwd=done.folder, capture_output=True, text=True)
     assert (alone.returncode, alone.stdout.strip()) == (0, snippet(done.folder)), alone.stderr

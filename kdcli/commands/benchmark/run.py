@@ -24,7 +24,7 @@ from kdcli.commands.benchmark.scores import Scores, evaluate_backends, open_task
 from kdcli.commands.benchmark.settings import BenchmarkRecipe
 from kdcli.data.files import open_source
 from kdcli.data.labelled.task_data import Labelled
-from kdcli.downstream.recipes import as_trained
+from kdcli.downstream.as_trained import as_trained
 from kdcli.errors import GateError, Interrupted, MachineError, UnstableError, UsageError, did_you_mean
 from kdcli.models.card import describe, describe_source
 from kdcli.models.load import load_encoder, load_tokenizer, location

@@ -15,8 +15,8 @@ from kdcli.commands.evaluate.settings import EvaluateRecipe
 from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.labelled.task_data import Labelled, open_labelled
 from kdcli.disk import disk_errors, write_atomic
+from kdcli.downstream.as_trained import as_trained
 from kdcli.downstream.predictions import Evaluator, Prediction, compared, shown_label, summed_up
-from kdcli.downstream.recipes import as_trained
 from kdcli.downstream.task import evaluator_of, open_judged, predict
 from kdcli.errors import GateError, UsageError, did_you_mean
 from kdcli.models.card import describe_source
