@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -18,6 +19,7 @@ from kdcli.commands.export import run as export
 from kdcli.errors import MachineError, UsageError
 from kdcli.models.load import save_model
 from kdcli.models.matrices import matrices
+from kdcli.models.training_rows import training_rows, write_training_rows
 from kdcli.sparse.compact import compact
 
 NAMES = {0: "no", 1: "maybe", 2: "yes"}
