@@ -6,10 +6,7 @@ from typing import Any
 
 from kdcli.downstream.settings import DownstreamSettings, FinetuneRecipe, OnTask, TaskHeadSettings
 from kdcli.errors import UsageError
-from kdcli.models.load import location
-from kdcli.recipe.resolve import RecipeT, Resolved, defaulted, flatten, read_recipe, resolve, shipped
-from kdcli.training.progress import Progress
-from kdcli.training.run_dir import LOG, RECIPE
+from kdcli.recipe.resolve import Resolved, flatten, resolve, shipped
 
 
 def finetune_recipe(
@@ -20,34 +17,6 @@ def finetune_recipe(
     if recipe is None and (task := resolved.recipe.task) in shipped("finetune"):
         return resolve(FinetuneRecipe, recipe=task, sets=sets, options=options)
     return resolved
-
-
-def as_trained(resolved: Resolved[RecipeT], model: str | None, *, task: bool = True) -> Resolved[RecipeT]:
-    """The recipe with the columns, length and split of the run that made a model, where nobody set them, and says so;
-    of another task nothing is taken. `task`: take the task too if there is none. Raises UsageError: its recipe.yaml
-    cannot be read."""
-    made = _recipe_of(Path(location(model))) if model is not None else {}
-    known, wanted = made.get("data"), getattr(resolved.recipe, "task", None)
-    if wanted is None and task:
-        wanted = made.get("task")
-    if not isinstance(known, dict) or wanted is None or wanted != made.get("task"):
-        return resolved
-    found = {"task": wanted}
-    found |= {f"data.{key}": known[key] for key in ("columns", "max_length", "split_seed") if known.get(key)}
-    # One column that the user gives replaces all.
-    found = {key: value for key, value in found.items() if not any(o.startswith(key) for o in resolved.origins)}
-    if found:
-        said = ", ".join(f"{key}={value}" for key, value in flatten(found))
-        Progress.log(f"as {model} was trained: {said}")
-    return defaulted(resolved, found, f"as {model} was trained")
-
-
-def _recipe_of(folder: Path) -> dict[str, Any]:
-    """The recipe of the run that wrote a model there or, of a pair or of another form of one model, above."""
-    for run in (folder, folder.resolve().parent) if folder.is_dir() else ():
-        if (run / RECIPE).is_file() and (run / LOG).is_file():
-            return read_recipe(str(run / RECIPE), None)
-    return {}
 
 
 def as_finetune(recipe: OnTask, model: str, *, head: TaskHeadSettings | None = None) -> FinetuneRecipe:

@@ -34,7 +34,7 @@ def describe(model: PreTrainedModel, name: str, folder: Path | None) -> dict[str
     prefixes = layout_for(model.config).embeddings
     embedding = sum(p.numel() for name, p in model.base_model.named_parameters() if name.startswith(prefixes))
     total = sum(p.numel() for p in model.parameters())
-    weights = sorted(folder.glob("*.safetensors")) if folder else []
+    weights = sorted(folder.glob("model*.safetensors")) if folder else []
     digest, dtypes = hashlib.sha256(), Counter[str]()
     for file in weights:
         with file.open("rb") as stream:

@@ -208,9 +208,9 @@ def labelled(tmp_path_factory):
         named = [{"sentence": r["text"], "label": ("negative", "positive")[r["label"] == "calm"]} for r in rows]
         own_files.write(folder / "sst2" / f"{file}.jsonl", named)
         # One class only.
-        pairs = [{"sentence1": "w1", "sentence2": "w2", "label": 0}] * 20
+        pairs = [{"sentence1": "w1", "sentence2": file, "label": 0}] * 20
         own_files.write(folder / "rte" / f"{file}.jsonl", pairs)
-        own_files.write(folder / "squad" / f"{file}.jsonl", own_files.rows("span", 16))
+        own_files.write(folder / "squad" / f"{file}.jsonl", own_files.rows("span", 16, seed=file == "train"))
     return folder
 
 

@@ -130,8 +130,15 @@ def test_models_with_another_vocabulary(refused, teacher, tmp_path):
 def test_word_vectors_that_cannot_be_used(refused, tmp_path, vectors, message):
     file = tmp_path / "vectors.txt"
     file.write_text(vectors, "utf-8")
-    rows = [{"text": text, "label": label} for text, label in (("ein Haus", "calm"), ("zwei Haus", "brisk"))]
-    assert message in refused("--augment", "--glove", file, "--data", write(tmp_path / "data.jsonl", rows * 8))
+    data = splits(tmp_path / "data", train=("ein Haus", "zwei Haus"), validation=("Haus ein", "Haus zwei"))
+    assert message in refused("--augment", "--glove", file, "--data", data)
+
+
+def splits(folder, **texts):
+    """Two texts a split, one of each class, eight times."""
+    for split, (calm, brisk) in texts.items():
+        write(folder / f"{split}.jsonl", [{"text": calm, "label": "calm"}, {"text": brisk, "label": "brisk"}] * 8)
+    return folder
 
 
 def test_a_file_of_copies_that_cannot_be_made(refused, tmp_path):
@@ -173,8 +180,7 @@ def test_a_cache_that_cannot_be_written(teacher, tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", full)
     copies, vectors = tmp_path / "copies.jsonl", tmp_path / "vectors.txt"
     vectors.write_text("w 0.1 0.2\nv 0.3 0.4\n", "utf-8")
-    rows = [{"text": text, "label": label} for text, label in (("w v", "calm"), ("v w", "brisk")) for _ in range(8)]
-    data = write(tmp_path / "data.jsonl", rows)
+    data = splits(tmp_path / "data", train=("w v", "v w"), validation=("w w", "v v"))
     asked = ["distill", teacher, "--task", "own", "--data", data, *QUICK, "--glove", vectors]
     result = kdcli(*asked, "--augment-only", copies)
     assert (result.exit_code, result.stderr.count("error: ")) == (3, 1), result.output

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -18,6 +19,7 @@ from kdcli.commands.export import run as export
 from kdcli.errors import MachineError, UsageError
 from kdcli.models.load import save_model
 from kdcli.models.matrices import matrices
+from kdcli.models.training_rows import training_rows, write_training_rows
 from kdcli.sparse.compact import compact
 
 NAMES = {0: "no", 1: "maybe", 2: "yes"}
@@ -92,7 +94,10 @@ def test_readme_prints_what_torch_computes(head, format, saved, tmp_path):
 
 
 def test_what_a_directory_holds(saved, tmp_path):
-    done = exported(saved("class"), tmp_path / "out", int8=True)
+    source, rows = saved("class"), np.arange(5, dtype=np.uint64)
+    write_training_rows(source, rows)
+    done = exported(source, tmp_path / "out", int8=True)
+    assert (training_rows(str(done.folder)) == rows).all()
     code = [sys.executable, "-c", code_of(done.folder)]
     alone = subprocess.run(code, cwd=done.folder, capture_output=True, text=True)
     assert (alone.returncode, alone.stdout.strip()) == (0, snippet(done.folder)), alone.stderr

@@ -44,7 +44,7 @@ def folders(tmp_path_factory):
     saved(folder / "other", 1, num_hidden_layers=3)
     texts = [" ".join(f"w{(i * 7 + j) % 40}" for j in range(3 + i % 5)) for i in range(12)]
     for split in ("train", "validation"):
-        rows = [{"text": text, "label": LABELS[i % 2]} for i, text in enumerate(texts)]
+        rows = [{"text": f"{text} {split}", "label": LABELS[i % 2]} for i, text in enumerate(texts)]
         own_files.write(folder / "data" / f"{split}.jsonl", rows)
     return folder
 

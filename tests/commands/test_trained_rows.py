@@ -63,27 +63,14 @@ def test_a_model_keeps_the_hashes_of_its_training_rows_and_hands_them_on(made, t
 def test_pruned_and_masked_models_know_them_too(made, tmp_path):
     folder, file, split = made
     out, applied = tmp_path / "pruned", tmp_path / "applied"
-    # Columns and length are the fine-tuned model's.
-    succeeds(
-        "prune",
-        folder / "model",
-        "--task",
-        "own",
-        "--method",
-        "smp",
-        "--set",
-        "head.kind=scratch",
-        "--data",
-        file,
-        *SHORT,
-        "-o",
-        out,
-    )
+    # Columns, task and length are the fine-tuned model's.
+    smp = ["--method", "smp", "--set", "head.kind=scratch", *SHORT]
+    succeeds("prune", folder / "model", *smp, "--data", file, "-o", out)
     for where in (out, out / "compact"):
         assert (training_rows(str(where)) == split.rows).all()
     mask = out / "mask" / "mask.safetensors"
     assert (read_mask(mask).rows == split.rows).all()
-    succeeds("mask", "apply", mask, "--base", folder / "base", "-o", applied)
+    succeeds("mask", "apply", mask, "-o", applied)
     assert (training_rows(str(applied)) == split.rows).all()
     assert len(training_rows(str(folder / "base"))) == 0
 

@@ -27,7 +27,7 @@ from kdcli.commands.benchmark.scores import Scores, evaluate_backends, open_task
 from kdcli.commands.benchmark.settings import BenchmarkRecipe
 from kdcli.data.files import open_source
 from kdcli.data.labelled.task_data import Labelled
-from kdcli.downstream.recipes import as_trained
+from kdcli.downstream.as_trained import as_trained
 from kdcli.errors import GateError, Interrupted, MachineError, UnstableError, UsageError, did_you_mean
 from kdcli.models.card import TOKENS, describe, describe_source
 from kdcli.models.load import load_encoder, load_tokenizer, location
@@ -87,7 +87,7 @@ def run(resolved: Resolved[BenchmarkRecipe], invocation: Invocation) -> RunResul
     """Measure every model on every backend and report. Raises Interrupted: Ctrl-C; finished cells are in the report;
     KdcliError: see `kdcli.errors`; nothing was written if recipe, models or device cannot be used."""
     sources, cells = models_and_cells(resolved.recipe)
-    resolved = as_trained(resolved, sources[0], task=False)
+    resolved = as_trained(resolved, sources[0], task=False, trains=False)
     recipe = resolved.recipe
     device = choose_device(invocation.device)
     backends = check_backends(recipe, sources, device)

@@ -8,7 +8,7 @@ from kdcli.commands.distill.settings import DistillRecipe, TaskDistillRecipe
 from kdcli.commands.distill.stages import STUDENT, WITHOUT, TaskRun
 from kdcli.commands.distill.task import check_task, prepare_task
 from kdcli.commands.distill.text import check_text, prepare_text
-from kdcli.downstream.recipes import as_trained
+from kdcli.downstream.as_trained import as_trained
 from kdcli.errors import UsageError
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation

@@ -17,6 +17,7 @@ from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.labelled.task_data import Labelled, open_labelled
 from kdcli.data.tasks import OWN, task_of
 from kdcli.disk import check_writable, disk_errors, write_atomic
+from kdcli.downstream.as_trained import as_trained
 from kdcli.downstream.embedder import Embedder, as_task_model, predict_pairs, scores_pairs
 from kdcli.downstream.embedding_scores import RETRIEVAL, Judged, open_pairs, read_retrieval, scored
 from kdcli.downstream.predictions import Evaluator, Prediction, compared, shown_label, summed_up
@@ -64,7 +65,7 @@ class _Evaluated:
 def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extras) -> RunResult | None:
     """Evaluate every model and compare the later ones with the first. Returns the report; None in a process that prints
     nothing. Raises KdcliError: see `kdcli.errors`; nothing was written if recipe, models or data cannot be used."""
-    resolved = as_trained(resolved, next(iter(resolved.recipe.models), None))
+    resolved = as_trained(resolved, next(iter(resolved.recipe.models), None), trains=False)
     recipe = resolved.recipe
     check_recipe(recipe, extras)
     session = launch(recipe.dtype, invocation, judging=True)

@@ -146,7 +146,7 @@ def apply(
     for line in (f"{source} under {file}", *down_to_one(masks)):
         Progress.log(line)
     kept, total = _density(masks.values()), sum(m.numel() for m in masks.values())
-    size = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
+    size = sum(f.stat().st_size for f in folder.glob("model*.safetensors"))
     facts = {"folder": str(folder), "kept": kept, "weights": total, "bytes": size, "loads": loads}
     lines = [f"{kept:.1%} of {total:,} weights kept, {bytes_of(size)}", f"model in {folder}: {loads}"]
     if file.suffix == PUBLISHED:

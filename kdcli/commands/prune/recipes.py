@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kdcli.commands.prune.settings import PruneRecipe
+from kdcli.downstream.as_trained import trained_task
 from kdcli.pruners import defaults
 from kdcli.recipe.resolve import Resolved, defaulted, flatten, read_recipe, resolve, shipped
 
@@ -13,8 +14,13 @@ def prune_recipes(
 ) -> list[Resolved[PruneRecipe]]:
     """Resolve a recipe for each method, or for the recipe's own if none is given; see `resolve`. Unless `recipe` names
     a task itself, a method takes the shipped recipe of its name and the task, beneath `recipe`. The data and budget of
-    that recipe hold for the other methods too."""
-    first = resolve(PruneRecipe, recipe=recipe, sets=sets, options=options).recipe
+    that recipe hold for the other methods too. A model that kdcli trained on a task is pruned on it if none is
+    given."""
+    given = resolve(PruneRecipe, recipe=recipe, sets=sets, options=options)
+    if "task" not in given.origins and (task := trained_task(given.recipe.model)) is not None:
+        options = {**options, "task": task}
+        given = resolve(PruneRecipe, recipe=recipe, sets=sets, options=options)
+    first = given.recipe
     chosen = list(methods) or [first.method]
     whole = recipe is not None and "task" in read_recipe(recipe, "prune")
     names = {} if whole else {method: f"{method}-{first.task}" for method in chosen}

@@ -14,7 +14,7 @@ from kdcli.commands.prune.recipes import with_defaults
 from kdcli.commands.prune.save import COMPACT, DENSE, MASKED, save_and_report
 from kdcli.commands.prune.settings import PruneRecipe
 from kdcli.downstream import task as tasks
-from kdcli.downstream.recipes import as_trained
+from kdcli.downstream.as_trained import as_trained
 from kdcli.downstream.task import PreparedTask, order_and_schedule
 from kdcli.errors import UsageError
 from kdcli.models.heads import TaskModel
