@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -125,3 +126,29 @@ def _run(how: tuple[Path, dict[str, str], int], target: Callable[..., None], arg
         with (said / name).open("w") as file:
             os.dup2(file.fileno(), number)
     target(*arguments)
+
+
+def killed(after: int, work: Callable[[], object]) -> bool:
+    """Run `work` in a child that dies at its n-th change of the file system; False: it came to its end."""
+    child = os.fork()
+    if child:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code in (0, 9)
+        return code == 9
+    calls = 0
+    for name in ("rename", "replace", "unlink", "rmdir", "mkdir"):
+        whole = getattr(os, name)
+
+        def counted(*args: Any, whole: Callable[..., Any] = whole, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == after:
+                os._exit(9)
+            return whole(*args, **kwargs)
+
+        setattr(os, name, counted)
+    try:
+        work()
+        os._exit(0)
+    finally:
+        os._exit(1)

@@ -1,6 +1,7 @@
 """The command line: its words are frozen, its help is quick to think, its errors have exit codes."""
 
 import importlib.util
+import errno
 import json
 import logging
 import socket
@@ -160,10 +161,70 @@ def test_every_error_has_the_exit_code_it_promises(monkeypatch):
         assert result.stderr.startswith("error: ") == isinstance(error, errors.DivergedError)
 
 
-@pytest.mark.parametrize("options", [["--epochs", "2", "--max-steps", "3"], ["--resume", "--overwrite"]])
-def test_options_that_contradict_each_other_are_refused(options):
-    done = run("distill", "demo", "--to", "2x16", *options)
+CONTRADICTIONS = (
+    "distill demo --to 2x16 --epochs 2 --max-steps 3",
+    "distill demo --to 2x16 --resume --overwrite",
+    "distill demo --to 2x16 --quiet --verbose",
+    "distill demo --task demo-topic --no-augment --glove vectors.txt",
+    "distill demo --task demo-topic --augment-only a.jsonl --ablate tinybert",
+    "cotrain 2x16 2x16 --vocab-size 99 --base demo",
+    "cotrain 2x16 2x16 --vocab-size 99 --community demo",
+    "benchmark 2x16 --compare runs/a",
+    "benchmark --compare runs/a --max-latency-ms 5",
+    "benchmark --compare runs/a --portable there",
+    "benchmark 2x16 --portable there --task sst2",
+)
+
+
+@pytest.mark.parametrize("line", CONTRADICTIONS)
+def test_options_that_contradict_each_other_are_refused(line):
+    done = run(*line.split())
     assert (done.exit_code, "contradict each other" in done.stderr) == (2, True)
+
+
+HUGE, NUMBERS = str(10**20), ("distill demo --to 2x16", "finetune demo --task demo-topic", "cotrain 2x16 2x16")
+
+
+@pytest.mark.parametrize("verb", NUMBERS)
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *((option, HUGE) for option in ("--seed", "--batch-size", "--max-steps", "--processes")),
+        *(("--batch-size", value) for value in ("0", "-1", str(10**9))),
+        *((option, value) for option in ("--lr", "--epochs") for value in ("inf", "nan", "0", "-1")),
+        *(("--processes", value) for value in ("0", "-2", "100000")),
+        *(("--set", f"{key}={HUGE}") for key in ("data.max_length", "train.log_every", "train.micro_batch_size")),
+        *(("--set", f"measure.min_seconds={value}") for value in ("-1", ".inf", "1e9")),
+    ],
+)
+def test_a_number_without_bounds_is_refused_at_once(verb, option, value):
+    done = run(*verb.split(), option, value)
+    assert (done.exit_code, done.stderr.startswith("error: "), "Traceback" in done.stderr) == (2, True, False)
+
+
+@pytest.mark.parametrize("line", [f"--{o} {v}" for o in ("max-latency-ms", "min-speedup") for v in ("nan", "-1", "0")])
+def test_a_gate_that_none_can_miss_or_pass_is_refused(line):
+    done = run("benchmark", "2x16", *line.split())
+    assert (done.exit_code, "must be" in done.stderr) == (2, True)
+    assert run("evaluate", "demo", "--task", "demo-topic", "--min-metric", "accuracy=.nan").exit_code == 2
+
+
+@pytest.mark.parametrize("fault", ["EACCES", "EROFS", "ENAMETOOLONG", "ENOTDIR"])
+def test_a_fault_of_the_file_system_is_one_line(fault, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(getattr(errno, fault), "the reason", "/the/file")
+
+    monkeypatch.setattr("kdcli.commands.distill.run.run", fail)
+    done = run("distill", "demo")
+    assert (done.exit_code, done.stderr) == (3, "error: /the/file cannot be used: the reason\n")
+
+
+def test_a_missing_file_that_nobody_named_stays_a_bug(monkeypatch):
+    def fail(*_, **__):
+        raise FileNotFoundError(errno.ENOENT, "gone", "x")
+
+    monkeypatch.setattr("kdcli.commands.distill.run.run", fail)
+    assert run("distill", "demo").exit_code == 1
 
 
 def test_an_argument_that_is_not_utf8_is_refused():

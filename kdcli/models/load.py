@@ -25,7 +25,6 @@ from kdcli.errors import UsageError
 from kdcli.models.custom_class import CODE, COMPACT, describe_code, forget_custom_classes, is_custom
 from kdcli.models.files import (
     CONFIG,
-    FOREIGN_ERRORS,
     HUB_ERRORS,
     WEIGHTS,
     check_config,
@@ -183,9 +182,11 @@ def load_tokenizer(source: str, *, trust_remote_code: bool = False, **settings: 
             check_tokenizer(where)
             tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, **settings)
             tokenizer("a", truncation=True, max_length=8)
+            if not tokenizer.model_max_length > 0:
+                raise ValueError("its model_max_length must be at least 1")
     except UsageError:
         raise
-    except (*FOREIGN_ERRORS, *HUB_ERRORS) as error:
+    except Exception as error:  # noqa: BLE001  # The library tokenizers raises that very class.
         raise UsageError(f"the tokenizer of {source} cannot be loaded: {_first_line(error)}", hint) from None
     # Without any files transformers makes a tokenizer with special tokens only.
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):

@@ -66,6 +66,27 @@ def test_json_that_is_deep_or_no_text_is_refused_by_name(name, content, message,
         load_encoder(str(model_dir))
 
 
+TOKENIZERS = {
+    "an id that is no number": ("tokenizer.json", ["model", "vocab", "w4"], 1.5),
+    "no model": ("tokenizer.json", ["model"], {}),
+    "another decoder": ("tokenizer.json", ["decoder"], 10**20),
+    "a length that is text": ("tokenizer_config.json", ["model_max_length"], "x"),
+    "a class that is a number": ("tokenizer_config.json", ["tokenizer_class"], 5),
+}
+
+
+@pytest.mark.parametrize("case", TOKENIZERS)
+def test_a_tokenizer_that_does_not_work_is_refused(case, model_dir):
+    name, path, value = TOKENIZERS[case]
+    inside = tree = json.loads((model_dir / name).read_text("utf-8"))
+    for key in path[:-1]:
+        inside = inside[key]
+    inside[path[-1]] = value
+    (model_dir / name).write_text(json.dumps(tree), "utf-8")
+    with pytest.raises(UsageError, match=f"the tokenizer of {model_dir} cannot be loaded"):
+        load_encoder(str(model_dir))
+
+
 def test_a_file_larger_than_a_configuration_is_not_read(model_dir):
     with (model_dir / "config.json").open("r+b") as file:
         file.truncate(1 << 40)

@@ -1,8 +1,11 @@
 """Mask files: round trips, damage, bases and models they do not fit, the authors' files."""
 
+import hashlib
 import io
 import json
 import struct
+import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
@@ -11,11 +14,21 @@ from encoders import tiny_encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pruned import info_for, random_masks
-from safetensors.torch import save_file
+from safetensors.torch import load, save, save_file
 
 from kdcli.errors import MachineError, UsageError
 from kdcli.models.matrices import matrices
-from kdcli.sparse.mask_file import MaskInfo, apply_masks, base_hash, check_base, read_mask, read_smp, write_mask
+from kdcli.sparse.load import with_head
+from kdcli.sparse.mask_file import (
+    NO_DIGEST,
+    MaskInfo,
+    apply_masks,
+    base_hash,
+    check_base,
+    read_mask,
+    read_smp,
+    write_mask,
+)
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +214,81 @@ def test_authors_masks_are_read_in_the_string_order_of_their_names(tmp_path):
     found = read_smp(tmp_path / "mask.npy", model)
     assert list(found) == [m.name for m in matrices(model)]
     assert all(torch.equal(found[n], masks[n]) for n in masks)
+
+
+def signed(path, change, tensors=None):
+    """Write a mask file whose header or tensors were changed and whose hash is right."""
+    whole = path.read_bytes()
+    (size,) = struct.unpack("<Q", whole[:8])
+    header = json.loads(whole[8 : 8 + size])["__metadata__"]
+    stored = load(whole) | (tensors or {})
+    parts = {name: json.loads(header[name]) for name in ("info", "head")}
+    change(parts)
+    header |= {name: part if isinstance(part, str) else json.dumps(part) for name, part in parts.items()}
+    data = save(stored, header | {"sha256": NO_DIGEST})
+    start = data.index(NO_DIGEST.encode())
+    path.write_bytes(data[:start] + hashlib.sha256(data).hexdigest().encode() + data[start + 64 :])
+
+
+def bomb(size):
+    return torch.frombuffer(bytearray(zlib.compress(bytes(size), 9)), dtype=torch.uint8)
+
+
+def coded_bomb(size):
+    raw = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return torch.frombuffer(bytearray(b"\0" + raw.compress(bytes(size)) + raw.flush()), dtype=torch.uint8)
+
+
+ALTERED = {
+    "info is no JSON": (lambda p: p.update(info="{"), {}),
+    "info is deep": (lambda p: p.update(info="[" * 100_000), {}),
+    "head is no JSON": (lambda p: p.update(head="{"), {}),
+    "head is deep": (lambda p: p.update(head='{"a":' * 100_000), {}),
+    "head of another dtype": (lambda p: p["head"].update({"classifier.bias": ["float99", [3]]}), {}),
+    "head of another shape": (lambda p: p["head"].update({"classifier.bias": ["float32", [4]]}), {}),
+    "head of a vast shape": (lambda p: p["head"].update({"classifier.bias": ["float32", [2**31, 2**31]]}), {}),
+    "head of a negative shape": (lambda p: p["head"].update({"classifier.bias": ["float32", [-3]]}), {}),
+    "head that is not there": (lambda p: p["head"].update({"other": ["float32", [3]]}), {}),
+    "head that inflates": (lambda p: None, {"head.classifier.bias": bomb(1 << 28)}),
+    "a mask of 256 GiB": (lambda p: p["info"]["shapes"].update({"1.Q": [2**19, 2**19]}), {}),
+    "a mask of another shape": (lambda p: p["info"]["shapes"].update({"1.Q": [31, 32]}), {}),
+    "a mask that is not there": (lambda p: p["info"]["shapes"].update({"9.Q": [32, 32]}), {}),
+    "a mask of floats": (lambda p: None, {"mask.1.Q": torch.ones(3)}),
+    "a mask that inflates": (lambda p: None, {"mask.1.Q": coded_bomb(1 << 28)}),
+    "scores of another shape": (
+        lambda p: None,
+        {f"scores.{n}.{k}": torch.ones(2).half() for n in (1, 2) for k in "QKVOUD"},
+    ),
+    "scores of one matrix": (lambda p: None, {"scores.1.Q": torch.ones(32, 32).half()}),
+    "a length of no tokens": (lambda p: p["info"].update(max_length=-1), {}),
+}
+
+
+@pytest.mark.parametrize("case", ALTERED)
+def test_an_altered_header_with_a_right_hash_is_refused_and_allocates_little(base, written, case):
+    signed(written, *ALTERED[case])
+    tracemalloc.start()
+    for model in (base, None):
+        with pytest.raises(UsageError, match=r"task\.safetensors") as caught:
+            read_mask(written, model)
+        assert "\n" not in caught.value.message
+    assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"num_hidden_layers": 10**9}, "'num_hidden_layers'"),
+        ({"hidden_size": 64}, "changes 'hidden_size' of its base"),
+        ({"_attn_implementation": "owner/kernel"}, "_attn_implementation"),
+        ({"id2label": {"x": "a"}}, "cannot be used"),
+    ],
+)
+def test_settings_of_a_mask_that_do_not_fit_its_base_are_refused(base, config, message):
+    info = info_for(base, architecture="BertForSequenceClassification", config=config)
+    with pytest.raises(UsageError, match=message):
+        with_head(base, info, {}, "the mask")
 
 
 def npy(array):

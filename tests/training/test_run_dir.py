@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import killed
 
 from kdcli import disk
 from kdcli.commands.distill.settings import DistillRecipe
@@ -285,6 +286,52 @@ class TestBest:
         assert (run.path / CHECKPOINTS / BEST).exists()
         run.drop_checkpoints()
         assert listing(run.path) == [LOG, RECIPE]
+
+
+@pytest.mark.parametrize("how", [{}, {"overwrite": True}])
+def test_a_claim_that_was_killed_anywhere_can_be_claimed_again(how, tmp_path):
+    after, path = 0, tmp_path / "run"
+    while True:
+        if how:
+            before = RunDir.claim(path, recipe(), overwrite=path.exists())
+            before.log({"step": 1})
+            before.save_checkpoint(1, tensors(1.0), {})
+            (path / "model.safetensors").write_bytes(b"x")
+            (path / REPORT).write_text('{"status": "done"}', "utf-8")
+            before.release()
+        if not killed(after := after + 1, lambda: RunDir.claim(path, recipe("train.lr=1e-2"), **how)):
+            break
+        # A report says that the model beside it is whole.
+        assert not (path / REPORT).exists() or (path / "model.safetensors").exists()
+        claimed = RunDir.claim(path, recipe("train.lr=1e-2"), **how)
+        assert [name for name in listing(path) if name != LOCK] == [LOG, RECIPE]
+        claimed.release()
+        if not how:
+            disk.remove(path)
+    assert after > (8 if how else 3)
+
+
+def test_a_run_that_came_between_check_and_lock_is_not_deleted(tmp_path, monkeypatch):
+    path, lock = tmp_path / "run", RunDir._lock
+
+    def another_first(run):
+        monkeypatch.setattr(RunDir, "_lock", lock)
+        other = RunDir.claim(path, recipe())
+        other.log({"step": 1})
+        other.release()
+        run._lock()
+
+    monkeypatch.setattr(RunDir, "_lock", another_first)
+    with pytest.raises(UsageError, match="is not empty"):
+        RunDir.claim(path, recipe("train.lr=1e-2"))
+    assert [r["step"] for r in RunDir(path).read_log()] == [1]
+
+
+@pytest.mark.parametrize("line", ["[1]", "5", '{"loss": 1}', '{"step": "x"}', "[" * 100_000])
+def test_a_damaged_log_is_said(line, run):
+    (run.path / LOG).write_text(f"{line}\n", "utf-8")
+    with pytest.raises(MachineError, match=r"log\.jsonl is damaged"):
+        run.cut_log(0)
 
 
 class TestNumbered:
