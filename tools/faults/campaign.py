@@ -189,7 +189,8 @@ class _Process:
                     try:
                         taken = campaign.alone(self.kind, number, folder)
                     except Fault as fault:
-                        seen = str(fault)[:2000]
+                        # Of a very long word only its beginning is of use.
+                        seen = re.sub(r"(.)\1{9,}", r"\1\1\1...", str(fault))[:2000]
                     os.chdir(self.folder)
                     unmounted(folder)
                     shutil.rmtree(folder)
