@@ -1,18 +1,22 @@
 """The search for faults finds one that is planted: every way to fail is seen, kept, and not run again."""
 
 import os
+import random
+import runpy
 import signal
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))
 
 from tools.faults.campaign import Campaign, Case, Fault, Kind  # noqa: E402
 from tools.faults.kills import differences, state  # noqa: E402
+from tools.faults.models import _auto_map, _pickle  # noqa: E402
 from tools.faults.mutations import SHARES, mutations  # noqa: E402
 from tools.faults.process import Done  # noqa: E402
 
@@ -86,6 +90,16 @@ def test_how_a_command_may_not_end(done):
     with pytest.raises(Fault):
         done.check()
     Done(2, "", "error: one\nwhat to do\n", 0.1, 300).check(2)
+
+
+def test_planted_code_leaves_a_trace_where_it_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAULTS_MARKER", str(tmp_path / "marker"))
+    for plant in (_pickle, _auto_map):
+        plant(random.Random(0), tmp_path)
+    torch.load(tmp_path / "model.pt", weights_only=False)
+    assert (tmp_path / "marker").read_text() == "pickle"
+    runpy.run_path(str(tmp_path / "planted.py"), run_name="planted")
+    assert (tmp_path / "marker").read_text() == "planted"
 
 
 def test_what_a_run_left_is_compared_file_by_file(tmp_path):

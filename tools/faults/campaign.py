@@ -120,7 +120,8 @@ class Campaign:
             kind = self.kinds.get(verdict.kind)
             for number, seen in verdict.failures if kind else ():
                 if kind and not kind.open(number):
-                    alike = kind.name + re.sub(r"/\S+|\d+|'[^']*'|\(.*?\)", "", f"{seen[:60]} {seen[-100:]}")
+                    at = re.search(r"[\w/]+\.py:\d+\)$", seen)
+                    alike = f"{kind.name} {seen.split(':')[0]} {at[0] if at else re.sub(r'[^a-z ]', '', seen[-100:])}"
                     found.setdefault(alike, []).append((f"{kind.name}:{number}", seen))
         return sorted(found.values(), key=len, reverse=True)
 
@@ -179,6 +180,9 @@ class _Process:
     def _run(self, campaign: Campaign) -> None:
         code = 1
         try:
+            with (self.folder / "output").open("w") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
             # Not a limit of what is resident, but a file that asks for 100 GB asks here.
             most = (_address_space() + (3 << 30), resource.RLIM_INFINITY)
             resource.setrlimit(resource.RLIMIT_AS, most)
@@ -189,7 +193,8 @@ class _Process:
                     try:
                         taken = campaign.alone(self.kind, number, folder)
                     except Fault as fault:
-                        seen = str(fault)[:2000]
+                        # Of a very long word only its beginning is of use.
+                        seen = re.sub(r"(.)\1{9,}", r"\1\1\1...", str(fault))[:2000]
                     os.chdir(self.folder)
                     unmounted(folder)
                     shutil.rmtree(folder)
@@ -224,6 +229,8 @@ class _Process:
 
     def verdict(self) -> Verdict:
         said = [json.loads(line) for line in _whole_lines(self._said)]
+        output = self.folder / "output"
+        heard = output.read_text("utf-8", "replace")[-300:] if output.exists() else ""
         # What a case started may outlive it.
         self.kill()
         failures = [(number, seen) for number, _, seen in said if seen]
@@ -232,7 +239,7 @@ class _Process:
         if last < self.last:
             last += 1
             how = f"no answer in {self.kind.wall:g} s" if self._late else f"ended with status {self.status}"
-            failures.append((last, how))
+            failures.append((last, f"{how} {heard}".strip()))
         elif megabytes > MOST_MEGABYTES:
             failures.append((last, f"{megabytes:.0f} MB in one of the cases {self.first} to {last}"))
         return Verdict(self.kind.name, self.first, last, max((s for _, s, _ in said), default=0.0), megabytes, failures)

@@ -180,22 +180,18 @@ def mask(case: Case) -> None:
     if rng.random() < 0.15 or intact(case):
         path.write_bytes(data if intact(case) else damaged(rng, data))
     else:
+        part = rng.choice(("info", "head", "info", "meta", "tensors", "body", "bomb"))
+        if part == "bomb" and rng.random() < 0.05:
+            data = _with_bomb(rng, data, (case.material / "bomb").read_bytes())
         (size,) = struct.unpack("<Q", data[:8])
         header, body = json.loads(data[8 : 8 + size]), data[8 + size :]
         meta = header["__metadata__"] | {"sha256": NO_DIGEST}
-        part = rng.choice(("info", "head", "info", "meta", "tensors", "body", "bomb"))
         if part in ("info", "head"):
             meta[part] = json_bytes(changed(rng, json.loads(meta[part]))).decode("utf-8", "surrogatepass")
         elif part == "meta":
             meta = rng.choice([changed(rng, meta), {**meta, rng.choice(list(meta)): rng.choice(ODD)}])
         elif part == "body":
             body = damaged(rng, body)
-        elif part == "bomb":
-            name = rng.choice([key for key in header if key != "__metadata__"])
-            bomb = (case.material / "bomb").read_bytes()
-            coded = bomb if name.startswith("head.") else b"\x01" + bomb[2:-4]
-            header[name] = {"dtype": "U8", "shape": [len(coded)], "data_offsets": [len(body), len(body) + len(coded)]}
-            body += coded
         header["__metadata__"] = meta
         if part == "tensors":
             header = changed(rng, header)
@@ -204,6 +200,19 @@ def mask(case: Case) -> None:
         data = struct.pack("<Q", len(keys)) + keys + body
         path.write_bytes(data.replace(NO_DIGEST.encode(), hashlib.sha256(data).hexdigest().encode(), 1))
     read("mask", lambda: read_mask(path), whole=intact(case))
+
+
+def _with_bomb(rng: random.Random, data: bytes, bomb: bytes) -> bytes:
+    """A mask file in which one part unpacks to a gigabyte."""
+    import torch
+    from safetensors.torch import load, save
+
+    (size,) = struct.unpack("<Q", data[:8])
+    tensors = load(data)
+    name = rng.choice([key for key in tensors if key.startswith(("head.", "mask."))])
+    coded = bomb if name.startswith("head.") else rng.choice((b"\0", b"\1")) + bomb[2:-4]
+    tensors[name] = torch.frombuffer(bytearray(coded), dtype=torch.uint8)
+    return save(tensors, json.loads(data[8 : 8 + size])["__metadata__"])
 
 
 def smp_mask(case: Case) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +62,7 @@ def _pickle(rng: random.Random, folder: Path) -> None:
     for name in ("pytorch_model.bin", "model.pt", "training_args.bin", "vocab.pkl"):
         torch.save(_Pickled(), folder / name, _use_new_zipfile_serialization=rng.random() < 0.5)
     if rng.random() < 0.7:
-        (folder / "model.safetensors").unlink()
+        (folder / "model.safetensors").unlink(missing_ok=True)
 
 
 def _index(rng: random.Random, folder: Path) -> None:
@@ -183,7 +181,7 @@ def foreign(case: Case) -> None:
     }
     try:
         if plant is _in_the_way:
-            _stands_in(model, how)
+            _stands_in(case, how)
         else:
             kdcli(case.folder, *words, **how).check()
         if marker.exists():
@@ -191,16 +189,16 @@ def foreign(case: Case) -> None:
         if (case.folder / "hf").exists() and any((case.folder / "hf").rglob("planted.py")):
             raise Fault("planted code was copied")
     except Fault as fault:
-        raise Fault(f"{words[0]} of a model with {what}: {fault}") from None
+        verb = "a new Python" if plant is _in_the_way else words[0]
+        raise Fault(f"{verb} of a model with {what}: {fault}") from None
 
 
-def _stands_in(model: Path, how: dict[str, str]) -> None:
-    """A measurement, which starts `python`, with the model's directory as the working directory."""
-    words = ["benchmark", ".", "--batch-size", "1", "--seq-len", "8", "--set", "measure.min_runs=1", "-q"]
-    words += ["--set", "measure.min_seconds=0", "-o", str(model.parent / "out")]
-    kdcli(model.parent, *words, cwd=model, **how).check()
-    script = "import sys; sys.path[:] = [p for p in sys.path if p]; from kdcli.cli import main; main()"
-    subprocess.run([sys.executable, "-P", "-c", script, "doctor"], cwd=model, check=True, capture_output=True)
+def _stands_in(case: Case, how: dict[str, str]) -> None:
+    """Commands that start Python anew, where the working directory is the model's."""
+    own = ["--task", "own", "--data", case.material / "data", *QUICK, "--max-steps", "1"]
+    measured = ["--batch-size", "1", "--seq-len", "8", "--set", "measure.min_runs=1", "--set", "measure.min_seconds=0"]
+    words = case.rng.choice((["benchmark", ".", *measured], ["finetune", ".", *own, "--processes", "2"]))
+    kdcli(case.folder, *words, "-o", case.folder / "out", cwd=case.folder / "model", **how).check()
 
 
 KINDS = [Kind("models", 320, foreign, wall=90)]
