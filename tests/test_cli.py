@@ -1,7 +1,7 @@
 """The command line: its words are frozen, its help is quick to think, its errors have exit codes."""
 
-import importlib.util
 import errno
+import importlib.util
 import json
 import logging
 import socket

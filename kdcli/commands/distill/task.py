@@ -12,7 +12,7 @@ from kdcli.commands.distill.text import TextRun, prepare_text
 from kdcli.data.augment.copies import rows
 from kdcli.disk import check_writable, write_atomic
 from kdcli.downstream.as_trained import as_trained
-from kdcli.downstream.recipes import as_finetune, as_trained
+from kdcli.downstream.recipes import as_finetune
 from kdcli.downstream.task import PreparedTask, order_and_schedule, prepare
 from kdcli.errors import UsageError
 from kdcli.losses import masks_text, on_tasks

@@ -21,7 +21,6 @@ from kdcli.downstream.as_trained import as_trained
 from kdcli.downstream.embedder import Embedder, as_task_model, predict_pairs, scores_pairs
 from kdcli.downstream.embedding_scores import RETRIEVAL, Judged, open_pairs, read_retrieval, scored
 from kdcli.downstream.predictions import Evaluator, Prediction, compared, shown_label, summed_up
-from kdcli.downstream.recipes import as_trained
 from kdcli.downstream.runtimes import judged, load_judged
 from kdcli.downstream.task import evaluator_of, open_judged
 from kdcli.errors import GateError, UsageError, did_you_mean
