@@ -41,7 +41,7 @@ def combine_reports(
     """Write the report of `folder` over the models, scores and prunings of several runs, and of those trained here.
 
     Each name is shown once, as in the first part that has it. The last model of `cards` stays last, since the report's
-    first numbers are about the last model. A model in `folders` has that directory as its id. What is not given by
+    first numbers are about the last model. A model in `folders` is named by its directory. What is not given by
     `recipe` is the first part's; other arguments are as in `write_report`."""
     own = {name: dict(card) for name, card in (cards or {}).items()}
     shown = dict(list(own.items())[:-1])

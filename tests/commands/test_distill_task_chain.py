@@ -60,7 +60,7 @@ def test_text_then_task_in_one_command(asked, text_file, tmp_path):
     of_text = report_of(out / "general")
     assert (of_text.recipe["method"], of_text.training.steps) == ("tinybert", 4)
     assert AutoModel.from_pretrained(out / "general").config.num_hidden_layers == 2
-    assert f"the student before the task: {out / 'general'}" in report_of(out).notes
+    assert "the student before the task: general" in report_of(out).notes
     shared = [k for k in weights(out / "general") if "attention" in k]
     before, after = weights(out / "general"), weights(out / "intermediate")
     assert max((before[k] - after[k]).abs().max() for k in shared) < 4 * 1e-3 * 1.5, "it begins where text ended"

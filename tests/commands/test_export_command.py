@@ -111,7 +111,11 @@ def test_what_a_directory_holds(saved, tmp_path):
     assert 0 < facts["relative"] <= facts["limits"]["relative"]
     assert AutoConfig.from_pretrained(done.folder).id2label == NAMES
     readme = (done.folder / "README.md").read_text("utf-8")
-    assert f"{facts['relative']:.1e} relative error" in readme
+    alike = facts["agreement"]
+    assert (alike["texts"], 0.5 < alike["same"] <= 1.0) == (64, True)
+    assert f"{alike['same']:.1%} of the predictions are the same on 64 texts" in readme
+    assert "relative error" not in readme
+    assert (facts["card"]["held_in"], facts["card"]["bytes"]) == ("int8", facts["files"]["model.onnx"])
     assert str(tmp_path) not in readme + done.to_json()
     table, where = list(done.renderables())
     assert "README.md" in where
@@ -155,7 +159,7 @@ def test_only_an_export_is_replaced(saved, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="not empty") as caught:
         export.check_folder(out, overwrite=False)
     assert "--overwrite" in caught.value.hint
-    monkeypatch.setattr(export, "export_onnx", quick)
+    quickly(monkeypatch)
     exported(source, out, overwrite=True)
     assert (out / "model.onnx").read_text("utf-8") == "graph"
     assert not (out / "mine.txt").exists()
@@ -167,7 +171,7 @@ def test_into_the_current_directory(saved, tmp_path, monkeypatch):
     source, out = saved("none"), tmp_path / "here"
     out.mkdir()
     monkeypatch.chdir(out)
-    monkeypatch.setattr(export, "export_onnx", quick)
+    quickly(monkeypatch)
     exported(source, export.Path())
     assert (out / "model.onnx").is_file()
     assert sorted(f.name for f in tmp_path.iterdir()) == ["here", "source"]
@@ -176,11 +180,16 @@ def test_into_the_current_directory(saved, tmp_path, monkeypatch):
 def test_default_directory_is_numbered(saved, tmp_path, monkeypatch):
     source = saved("none")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(export, "export_onnx", quick)
+    quickly(monkeypatch)
     both = [exported(source, None).folder.as_posix() for _ in range(2)]
     assert both == ["runs/export-source-onnx", "runs/export-source-onnx-2"]
     assert exported(source, None, overwrite=True).folder.name == "export-source-onnx-2"
     assert exported(source, None, int8=True).folder.name == "export-source-onnx-int8"
+
+
+def quickly(monkeypatch):
+    monkeypatch.setattr(export, "export_onnx", quick)
+    monkeypatch.setattr(export, "_compared", lambda *_: {"texts": 64, "cosine": 1.0, "least": 1.0})
 
 
 def quick(model, folder, *, int8):

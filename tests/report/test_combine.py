@@ -65,7 +65,7 @@ def test_the_chosen_run_of_a_grid_is_the_model_of_the_directory(folder):
         selection=selection,
         auto_class="AutoModelForSequenceClassification",
     ).report
-    assert (report.models["finetuned"].id, report.evaluations) == (str(folder), runs[1].report.evaluations)
+    assert (report.models["finetuned"].id, report.evaluations) == (folder.name, runs[1].report.evaluations)
     assert report.quality == runs[1].report.quality
     assert report.selection
     assert report.training.steps == 200

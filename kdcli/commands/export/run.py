@@ -8,6 +8,8 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,8 +142,7 @@ def run(
         card = describe(model, short(source), None) | {"bytes": sum(facts["files"].values()), "held_in": precision}
         facts["card"] = card | {"sha256": _sha256(written)}
         facts |= {"max_abs": file.max_abs, "relative": file.relative}
-        load = {"onnx": onnx_caller, "openvino": openvino_caller}[format]
-        facts["agreement"] = agreement(model, tokenizer, engine_runner(load(file.path, threads=0)), kind, texts)
+        facts["agreement"] = _compared(file.path, format, model, tokenizer, kind, texts)
         facts["limits"] = {"max_abs": None if int8 else EXACT, "relative": LIMITS[precision]}
         facts["notes"] = notes
         facts["versions"] = versions() | {name: library(name, format).__version__ for name in FORMATS[format]}
@@ -184,6 +185,18 @@ def _load(
     headless = kind is None and architecture != type(model).__name__
     notes = [f"the head of {architecture} is left out: the file outputs the last hidden state"] if headless else []
     return model, tokenizer, kind, notes
+
+
+def _compared(
+    file: Path,
+    format: str,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    kind: Kind | None,
+    texts: Sequence[str],
+) -> dict[str, float]:
+    load = {"onnx": onnx_caller, "openvino": openvino_caller}[format]
+    return agreement(model, tokenizer, engine_runner(load(file, threads=0)), kind, texts)
 
 
 def _sha256(files: Iterable[Path]) -> str:
