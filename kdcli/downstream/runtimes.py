@@ -14,6 +14,7 @@ from kdcli.downstream.task import predict
 from kdcli.errors import UsageError
 from kdcli.models.heads import TaskModel, check_head, load_for_task, tokenizer_for, tuned_length
 from kdcli.models.shape import positions_of
+from kdcli.models.training_rows import training_rows
 from kdcli.training.launch import Session
 from kdcli.types import Batch, Task
 
@@ -35,7 +36,8 @@ def load_judged(
     check_head(source, export.config, task)
     tokenizer = tokenizer_for(source, of_words=task.kind == "tokens", **how)
     note = f"run by {export.format}, {export.precision}"
-    return TaskModel(export, tokenizer, source, note, tuned_length(export.config, tokenizer, task))
+    length = tuned_length(export.config, tokenizer, task)
+    return TaskModel(export, tokenizer, source, note, length, training_rows(source))
 
 
 def judged(session: Session, evaluator: Evaluator, headed: TaskModel) -> list[Prediction]:

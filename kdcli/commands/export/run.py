@@ -7,8 +7,6 @@ export.json with the measured error. It is written atomically.
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
