@@ -130,7 +130,7 @@ def test_a_cut_grid_resumes_without_repeating_a_finished_run(given, whole, tmp_p
     again = succeeds(*given, *each, "-o", out, "--resume")
     assert again.stderr.count("is done already") == cut // 11
     # Models that were not chosen are deleted at the end.
-    assert {p.name for p in done if not p.exists()} <= {"model.safetensors"}
+    assert {p.name for p in done if not p.exists()} <= {"model.safetensors", "training_rows.safetensors"}
     assert {p: p.stat().st_mtime_ns for p in done if p.exists()} == {p: t for p, t in done.items() if p.exists()}
     one, other = report_of(out), report_of(whole[0])
     assert (one.selection, one.evaluations) == (other.selection, other.evaluations)
