@@ -128,7 +128,7 @@ def fsync(path: Path) -> None:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full or unwritable disk into a `MachineError` that names the file."""
+    """Turn a full, unwritable or unreadable disk into a `MachineError` that names the file."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -137,7 +137,8 @@ def disk_errors(path: Path) -> Iterator[None]:
             raise MachineError(
                 f"the disk is full: {path} could not be written", "free some space, then --resume"
             ) from None
-        raise MachineError(f"{path} could not be written: {error}") from None
+        hint = "set KDCLI_CACHE to a directory that can be written" if path.is_relative_to(cache_dir()) else None
+        raise MachineError(f"{path} could not be written: {error}", hint) from None
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:

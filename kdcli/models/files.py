@@ -32,6 +32,7 @@ FLAGS = ("output_hidden_states", "output_attentions", "use_cache", "tie_word_emb
 SIZE = re.compile(r".*(dim|_size|layers|heads|embeddings|positions|groups|group_num|networks|buckets|num_labels)")
 REPEATED = re.compile(r".*(layers|groups|group_num|networks)")  # sizes that count modules
 NONE = re.compile(r".*(buckets|positions)")  # sizes for which DeBERTa writes -1 where it has none
+NEEDED = ("layers", "heads", "hidden_size", "intermediate_size", "embedding_size")  # ALBERT's gap_size may be 0
 MOST_SIZE, MOST_REPEATED = 10_000_000, 1_000
 HUB_ERRORS = (OSError, httpx.HTTPError)
 ATTENTION = (None, "eager", "sdpa")
@@ -71,7 +72,7 @@ def check_config(raw: Mapping[str, Any], source: object) -> None:
         if isinstance(value, float) and not math.isfinite(value):
             refuse(name, "a finite number")
         most = MOST_REPEATED if REPEATED.fullmatch(name) else MOST_SIZE
-        least = 1 if name.endswith(("layers", "heads")) else -1 if NONE.fullmatch(name) else 0
+        least = 1 if name.endswith(NEEDED) else -1 if NONE.fullmatch(name) else 0
         if SIZE.fullmatch(name) and isinstance(value, int | float) and not least <= value <= most:
             refuse(name, f"at least {least} and at most {most:,}")
         # Such a key would replace a method of the configuration, or a table that renames its keys.

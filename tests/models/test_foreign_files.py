@@ -15,6 +15,7 @@ CONFIGS = {
     "unknown activation": ({"hidden_act": "gelu_nope"}, "gelu_nope"),
     "no heads": ({"num_attention_heads": 0}, "'num_attention_heads' must be at least 1"),
     "negative heads": ({"num_attention_heads": -1}, "'num_attention_heads' must be at least 1"),
+    "no width": ({"hidden_size": 0}, "'hidden_size' must be at least 1"),
     "heads that do not divide": ({"num_attention_heads": 5}, "not a multiple of the number of attention heads"),
     "padding outside the vocabulary": ({"pad_token_id": 10**9}, "adding_idx"),
     "labels in a list": ({"id2label": ["a", "b"]}, "'id2label' must be a JSON object"),

@@ -303,7 +303,7 @@ def test_a_claim_that_was_killed_anywhere_can_be_claimed_again(how, tmp_path):
             break
         # A report says that the model beside it is whole.
         assert not (path / REPORT).exists() or (path / "model.safetensors").exists()
-        claimed = RunDir.claim(path, recipe("train.lr=1e-2"), **how)
+        claimed = RunDir.claim(path, recipe("train.lr=1e-2"), **how or {"resume": True})
         assert [name for name in listing(path) if name != LOCK] == [LOG, RECIPE]
         claimed.release()
         if not how:
