@@ -144,9 +144,10 @@ class Campaign:
         )
 
     def alone(self, kind: Kind, number: int, folder: Path) -> float:
-        """Run one case in this process; the seconds of computing it took. Raises Fault."""
+        """Run one case in this process; the seconds of computing it took, commands included. Raises Fault."""
         case = Case(number, random.Random(f"{self.seed} {kind.name} {number}"), folder, self.material)
-        began, before = time.process_time(), _megabytes()
+        began, before, used = time.process_time(), _megabytes(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        commands = used.ru_utime + used.ru_stime
         try:
             kind.run(case)
         except (Fault, KeyboardInterrupt):
@@ -158,7 +159,8 @@ class Campaign:
             raise Fault(f"{taken:.1f} s of computing")
         if before <= MOST_MEGABYTES < (most := _megabytes()):
             raise Fault(f"{most:.0f} MB")
-        return taken
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return taken + used.ru_utime + used.ru_stime - commands
 
 
 class _Process:
