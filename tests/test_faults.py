@@ -14,6 +14,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))
 
+from tools.faults import campaign as campaigns  # noqa: E402
 from tools.faults.campaign import Campaign, Case, Fault, Kind  # noqa: E402
 from tools.faults.kills import differences, state  # noqa: E402
 from tools.faults.models import _auto_map, _pickle  # noqa: E402
@@ -30,6 +31,8 @@ def _planted(case: Case) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if case.number == 4:
         time.sleep(60)
+    if case.number == 5:
+        bytearray(b"x") * (300 << 20)
     (case.folder / "left").write_text("of this case alone")
 
 
@@ -37,17 +40,19 @@ def _campaign(tmp_path: Path, *kinds: Kind) -> Campaign:
     return Campaign(kinds, 0, tmp_path, tmp_path / "results.jsonl")
 
 
-def test_every_planted_fault_is_found_and_the_cases_after_it_run(tmp_path):
-    kind = Kind("planted", 8, _planted, chunk=3, wall=0.5)
+def test_every_planted_fault_is_found_and_the_cases_after_it_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaigns, "MOST_MEGABYTES", campaigns._megabytes() + 100)
+    kind = Kind("planted", 8, _planted, chunk=3, wall=2)
     campaign = _campaign(tmp_path, kind)
     campaign.run(minutes=1, jobs=2)
     found = {name: seen for alike in campaign.failures() for name, seen in alike}
-    assert set(found) == {f"planted:{n}" for n in (1, 2, 3, 4)}
+    assert set(found) == {f"planted:{n}" for n in (1, 2, 3, 4, 5)}
     assert found["planted:1"] == "wrong"
     assert found["planted:2"].startswith("KeyError: 'no message' (tools/")
     assert found["planted:3"].startswith("ended with status 9")
-    assert found["planted:4"] == "no answer in 0.5 s"
-    assert campaign.table().splitlines()[1].split()[:6] == ["planted", "8", "8", "4", "4", "0"]
+    assert found["planted:4"].startswith("no answer in")
+    assert found["planted:5"].endswith(" MB")
+    assert campaign.table().splitlines()[1].split()[:6] == ["planted", "8", "8", "3", "5", "0"]
 
 
 def test_a_second_start_goes_on_where_the_first_stopped(tmp_path):

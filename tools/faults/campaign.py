@@ -74,6 +74,7 @@ class Campaign:
         until = time.monotonic() + 60 * minutes
         left = self._left()
         running: list[_Process] = []
+        shown: set[str] = set()
         self.results.parent.mkdir(parents=True, exist_ok=True)
         try:
             with self.results.open("a", encoding="utf-8") as file:
@@ -89,11 +90,11 @@ class Campaign:
                         file.write(json.dumps(asdict(verdict)) + "\n")
                         file.flush()
                         for number, seen in verdict.failures:
-                            print(
-                                f"{process.kind.name}:{number}  {' '.join(seen.split())[:400]}",
-                                file=sys.stderr,
-                                flush=True,
-                            )
+                            # One of each sort now; the table counts them.
+                            if (sort := _alike(process.kind.name, seen)) not in shown:
+                                shown.add(sort)
+                                line = f"{process.kind.name}:{number}  {' '.join(seen.split())[:400]}"
+                                print(line, file=sys.stderr, flush=True)
                     time.sleep(0.005)
         finally:
             for process in running:
@@ -120,9 +121,7 @@ class Campaign:
             kind = self.kinds.get(verdict.kind)
             for number, seen in verdict.failures if kind else ():
                 if kind and not kind.open(number):
-                    at = re.search(r"[\w/]+\.py:\d+\)$", seen)
-                    alike = f"{kind.name} {seen.split(':')[0]} {at[0] if at else re.sub(r'[^a-z ]', '', seen[-100:])}"
-                    found.setdefault(alike, []).append((f"{kind.name}:{number}", seen))
+                    found.setdefault(_alike(kind.name, seen), []).append((f"{kind.name}:{number}", seen))
         return sorted(found.values(), key=len, reverse=True)
 
     def table(self) -> str:
@@ -145,9 +144,10 @@ class Campaign:
         )
 
     def alone(self, kind: Kind, number: int, folder: Path) -> float:
-        """Run one case in this process; the seconds of computing it took. Raises Fault."""
+        """Run one case in this process; the seconds of computing it took, commands included. Raises Fault."""
         case = Case(number, random.Random(f"{self.seed} {kind.name} {number}"), folder, self.material)
-        began = time.process_time()
+        began, before, used = time.process_time(), _megabytes(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        commands = used.ru_utime + used.ru_stime
         try:
             kind.run(case)
         except (Fault, KeyboardInterrupt):
@@ -157,7 +157,10 @@ class Campaign:
         taken = time.process_time() - began
         if taken > MOST_SECONDS:
             raise Fault(f"{taken:.1f} s of computing")
-        return taken
+        if before <= MOST_MEGABYTES < (most := _megabytes()):
+            raise Fault(f"{most:.0f} MB")
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return taken + used.ru_utime + used.ru_stime - commands
 
 
 class _Process:
@@ -240,9 +243,13 @@ class _Process:
             last += 1
             how = f"no answer in {self.kind.wall:g} s" if self._late else f"ended with status {self.status}"
             failures.append((last, f"{how} {heard}".strip()))
-        elif megabytes > MOST_MEGABYTES:
-            failures.append((last, f"{megabytes:.0f} MB in one of the cases {self.first} to {last}"))
         return Verdict(self.kind.name, self.first, last, max((s for _, s, _ in said), default=0.0), megabytes, failures)
+
+
+def _alike(kind: str, seen: str) -> str:
+    """The same for failures of one kind at one place."""
+    at = re.search(r"[\w/]+\.py:\d+\)$", seen)
+    return f"{kind} {seen.split(':')[0]} {at[0] if at else re.sub(r'[^a-z ]', '', seen[-100:])}"
 
 
 def brief(error: str, trace: str) -> str:
@@ -257,6 +264,11 @@ def unmounted(folder: Path) -> None:
     """Detach the small disk of a case, if it has one."""
     if os.path.ismount(folder / "disk"):
         os.spawnlp(os.P_WAIT, "umount", "umount", "-l", str(folder / "disk"))
+
+
+def _megabytes() -> float:
+    """The most that this process and those it waited for ever had in memory."""
+    return max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1024
 
 
 def _address_space() -> int:
