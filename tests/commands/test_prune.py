@@ -16,6 +16,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 import kdcli as package
 from kdcli.commands.prune.recipes import prune_recipes
 from kdcli.commands.prune.run import run, stage_recipes
+from kdcli.disk import STAGED
 from kdcli.errors import UsageError
 from kdcli.models.matrices import matrices
 from kdcli.pruners import defaults, methods
@@ -115,7 +116,11 @@ def test_mask_info_diff_apply_and_compact(base, pruned, tmp_path):
     assert (facts["task"], facts["labels"], facts["label_words"]) == ("own", sorted(NAMES), ["w40", "w41"])
     assert "w40, w41" in kdcli("mask", "info", out / MASK).stdout
     assert json.loads(succeeds("mask", "diff", out / MASK, out / MASK, "--json").stdout)["shared"] == 1.0
+    # Killed between two files, it left one of a model; the same command goes on.
+    (tmp_path / "applied" / STAGED).mkdir(parents=True)
+    (tmp_path / "applied" / "model.safetensors").touch()
     succeeds("mask", "apply", out / MASK, "-o", tmp_path / "applied")
+    assert not (tmp_path / "applied" / STAGED).exists()
     assert same_weights(out, tmp_path / "applied")
     scores = out / "mask" / "scores.safetensors"
     succeeds("mask", "apply", scores, "--sparsity", "0.9", "-o", tmp_path / "less")
