@@ -5,10 +5,8 @@ import sys
 
 import pytest
 
-from kdcli.errors import MachineError, UsageError
-from kdcli.recipe.sections import Invocation
+from kdcli.errors import MachineError
 from kdcli.training import processes
-from kdcli.training.launch import launch
 
 SLEEP, KILLED = "import time; time.sleep(60)", "import os; os.kill(os.getpid(), 9)"
 
@@ -31,9 +29,3 @@ def test_a_killed_process_ends_the_others(programs):
 )
 def test_the_exit_code_is_that_of_the_process_that_failed(programs, code):
     assert wait(*programs) == code
-
-
-@pytest.mark.parametrize("count", [0, -2])
-def test_fewer_than_one_process_is_refused(count):
-    with pytest.raises(UsageError, match=f"at least 1, got {count}"):
-        launch("fp32", Invocation(device="cpu", processes=count))
