@@ -43,7 +43,7 @@ def test_the_verbs_and_their_options_are_frozen():
     }
     assert set(command("recipes").commands) == {"ls", "show", "validate"}
     assert set(command("mask").commands) == {"info", "diff", "apply", "compact"}
-    assert options_of("distill") == DISTILL | ON_TASK
+    assert options_of("distill") == DISTILL | ON_TASK | {"--pooling", "--teacher-vectors"}
     tuning = {"--task", "--seeds", "--grid", "--metric"}
     assert options_of("finetune") == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} | tuning
     pruning = {"--method", "--sparsity", "--masking", "--task", "--teacher"}
@@ -52,7 +52,7 @@ def test_the_verbs_and_their_options_are_frozen():
     either = {"--standalone", "--no-standalone"}
     assert options_of("cotrain") == DISTILL - {"--to", "--method", "--assistant"} | pair | either
     training = {"--max-steps", "--epochs", "--batch-size", "--lr", "--seed", "--resume", "--dry-run", "--report-to"}
-    judging = {"--task", "--mask", "--predictions", "--submission", "--min-metric", "--metric"}
+    judging = {"--pooling", "--task", "--mask", "--predictions", "--submission", "--min-metric", "--metric"}
     assert options_of("evaluate") == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} - training | judging
     measuring = {"--baseline", "--preset", "--backend", "--batch-size", "--seq-len", "--padding", "--project"}
     measuring |= {"--task", "--portable", "--compare", "--max-latency-ms", "--min-speedup", "--strict"}

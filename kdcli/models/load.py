@@ -196,6 +196,8 @@ def load_tokenizer(source: str, *, trust_remote_code: bool = False, **settings: 
                 backend = tokenizer.backend_tokenizer
                 setattr(tokenizer, AS_LOADED, (backend.truncation, backend.padding))
             tokenizer("a", truncation=True, max_length=8)
+            if tokenizer.is_fast:
+                tokenizer.backend_tokenizer.no_truncation()  # It would be saved.
             if not tokenizer.model_max_length > 0:
                 raise ValueError("its model_max_length must be at least 1")
     except UsageError:

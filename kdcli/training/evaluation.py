@@ -45,8 +45,10 @@ def evaluate(session: Session, job: Job) -> EvaluationOutput:
 def evaluate_batches(session: Session, job: Job, examples: Examples, micro: int) -> EvaluationOutput | None:
     """Evaluate this rank's share of the examples and gather all; None when any rank ran out of memory."""
     accelerator = session.accelerator
-    # A score is the same whichever verb computes it; a held-out loss is compared with the training loss.
-    plain = job.compute_metrics is not None and not session.judging
+    # A score is the same whichever verb computes it; a held-out loss is compared with the training loss. Frozen weights
+    # may be held in less than float32 while training.
+    whole = all(p.dtype == torch.float32 for module in job.modules.values() for p in module.parameters())
+    plain = job.compute_metrics is not None and not session.judging and whole
     share = np.arange(len(examples))[accelerator.process_index :: accelerator.num_processes]
     sums: dict[tuple[str, Count], float] = {}
     counted = dict.fromkeys(COUNTS, 0.0)

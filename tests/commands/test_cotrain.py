@@ -199,7 +199,7 @@ def test_resuming_repeats_no_finished_run(given, on_task, tmp_path):
         (["--weights", "1:1:1"], "weights must be four numbers from 0 on, got 1:1:1"),
         (["--temperature", "0"], "'temperature' must be greater than 0"),
         (["--mode", "both"], "'mode' must be"),
-        (["--set", "data.mask.share=1.0"], "the share of masked tokens must lie between 0 and 1"),
+        (["--set", "data.mask.share=1.0"], "'data.mask.share' must be less than 1"),
         (["--batch-size", "100000"], "less than one batch of 100000"),
         (["--set", "train.warmup_steps=6"], "leaves nothing of 6 steps"),
         (["--set", "data.max_length=300"], "the teacher reads at most 160 tokens"),

@@ -9,6 +9,7 @@ import reports
 from reports import HOSTILE, benchmark_row, benchmark_values, card, made, missing, printed, report_of, views, words
 
 from kdcli.bench.compare import gather
+from kdcli.report.finish import checked_report
 from kdcli.report.pictures.charts import MOST_LINES, pictures, quality_against
 from kdcli.report.schema import Agreement, Report
 from kdcli.report.sections import latency as section_of
@@ -306,11 +307,11 @@ def test_runs_side_by_side_have_no_ratio_between_them(tmp_path):
         own = {"evaluations": [evaluation | {"rows_sha256": rows}]}
         own["recipe"] = {"data": {"source": source}}
         (tmp_path / f"{name}.json").write_text(made(values, **own).to_json(), "utf-8")
-    gathered = gather([tmp_path / f"{name}.json" for name in ("one", "two")])
+    gathered = gather([tmp_path / f"{name}.json" for name in ("one", "two")], checked_report)
     (said,) = gathered.differing()
     assert "sst2 was judged on different examples, so its scores cannot be compared" in said
     assert "two: 872 examples of mine.csv, validation" in said
-    assert gather([tmp_path / f"{name}.json" for name in ("one", "three")]).differing() == []
+    assert gather([tmp_path / f"{name}.json" for name in ("one", "three")], checked_report).differing() == []
     report = made(
         values,
         models=gathered.cards,
@@ -331,4 +332,4 @@ def test_a_run_of_one_model_keeps_its_ratios(tmp_path):
     values = benchmark_values() | {"models": {"12x768": card()}, "latency": rows}
     values["speedup"] = {"12x768/onnx-int8_vs_12x768@1x128": reports.ratio(3.0, 2.0, 4.0, 1, 128)}
     (tmp_path / "mine.json").write_text(made(values).to_json(), "utf-8")
-    assert list(gather([tmp_path / "mine.json"]).speedups) == ["mine/onnx-int8_vs_mine@1x128"]
+    assert list(gather([tmp_path / "mine.json"], checked_report).speedups) == ["mine/onnx-int8_vs_mine@1x128"]

@@ -113,8 +113,8 @@ def test_scores_are_computed_in_float32_unless_a_verb_that_only_judges_asks_for_
     model, seen = nn.Linear(1, 1), set()
 
     def step(batch):
-        seen.add((found := model(batch["input_ids"].float())).dtype)
-        return StepLoss(found.float().mean(), {}, found)
+        seen.add((found := model(batch["input_ids"].float().mean(1, keepdim=True))).dtype)
+        return StepLoss({"loss": Term(found.float().mean(), "rows")}, found)
 
     job = dataclasses.replace(job_of(Rows(9), judge=judge), modules={"student": model}, step=step)
     evaluate(Session(Accelerator(cpu=True, mixed_precision="bf16"), CPU, judging=judging), job)

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kdcli.errors import MachineError, UsageError
-from kdcli.recipe.sections import Invocation
+from kdcli.errors import MachineError
 from kdcli.training import processes
-from kdcli.training.launch import launch
 
 SLEEP, KILLED = "import time; time.sleep(60)", "import os; os.kill(os.getpid(), 9)"
 
@@ -40,9 +38,3 @@ def test_modules_in_the_working_directory_are_not_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     assert processes.fan_out(["--version"], 1, on_cpu=True) == 0
-
-
-@pytest.mark.parametrize("count", [0, -2])
-def test_fewer_than_one_process_is_refused(count):
-    with pytest.raises(UsageError, match=f"at least 1, got {count}"):
-        launch("fp32", Invocation(device="cpu", processes=count))

@@ -72,7 +72,9 @@ def restore_precision(model: PreTrainedModel, base: PreTrainedModel) -> None:
     weights = base.state_dict()
     for name, parameter in _encoder(model).items():
         if parameter.dtype != torch.float32:
-            parameter.data = weights[name.replace("parametrizations.weight.original", "weight")].clone()
+            parameter.data = weights[name.replace("parametrizations.weight.original", "weight")].to(
+                parameter.device, copy=True
+            )
 
 
 def _encoder(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:

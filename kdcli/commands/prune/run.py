@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from kdcli.commands.prune.job import Pruning, build_pruning
+from transformers import AutoModel
+
+from kdcli.commands.prune.job import Pruning, build_pruning, restore_precision
 from kdcli.commands.prune.recipes import with_defaults
 from kdcli.commands.prune.save import COMPACT, DENSE, MASKED, save_and_report
 from kdcli.commands.prune.settings import PruneRecipe
@@ -18,7 +20,7 @@ from kdcli.downstream.as_trained import as_trained
 from kdcli.downstream.task import PreparedTask, order_and_schedule
 from kdcli.errors import UsageError
 from kdcli.models.heads import TaskModel
-from kdcli.models.load import location
+from kdcli.models.load import load_weights, location
 from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.pruners import check_settings, defaults, smp
 from kdcli.recipe.resolve import Resolved
@@ -64,12 +66,17 @@ class PruneStage:
     def finish(self, outcome: Outcome) -> None:
         assert self.built is not None
         built, self.built = self.built, None
+        recipe, trusted, base = built.recipe, self.task.session.trust_remote_code, None
+        if not built.pruner.trains_weights:
+            base = load_weights(str(recipe.model), AutoModel, trust_remote_code=trusted)
+            # Before the scores, which are those of the saved model.
+            restore_precision(built.headed.model, base)
         trained = tasks.trained_model(self.task, built.headed, outcome)
         if self.task.session.is_main:
             delete_signals(self.folder)
             before = [model.rows for model in (built.headed, self.teacher) if model is not None]
             rows = all_rows(self.task.data.rows, *before)
-            save_and_report(self.task, built, self.folder, outcome, trained.predictions, rows)
+            save_and_report(self.task, built, base, self.folder, outcome, trained.predictions, rows)
 
 
 @dataclass(frozen=True)

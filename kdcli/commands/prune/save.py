@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModel, PreTrainedModel
+from transformers import PreTrainedModel
 
 from kdcli.bench.environment import versions
 from kdcli.bench.latency import Subject
-from kdcli.commands.prune.job import TRACE, Pruning, restore_precision
+from kdcli.commands.prune.job import TRACE, Pruning
 from kdcli.commands.prune.settings import PruneRecipe
 from kdcli.downstream.predictions import Prediction, summed_up
 from kdcli.downstream.run import chosen_on
@@ -23,7 +23,7 @@ from kdcli.models.card import describe
 from kdcli.models.custom_class import is_custom
 from kdcli.models.heads import AUTO_CLASS, TaskModel
 from kdcli.models.layout import PATHS, layout_for
-from kdcli.models.load import load_weights, location, save_model
+from kdcli.models.load import location, save_model
 from kdcli.models.matrices import matrices
 from kdcli.pruners.selection import down_to_one
 from kdcli.report.finish import measure, write_report
@@ -46,12 +46,14 @@ LOSSLESS = 1e-4
 def save_and_report(
     task: PreparedTask,
     built: Pruning,
+    base: PreTrainedModel | None,
     folder: Path,
     outcome: Outcome,
     predictions: list[Prediction],
     rows: RowHashes,
 ) -> None:
-    """Save every form of the model that `rows` trained, measure them beside the dense one, report."""
+    """Save every form of the model that `rows` trained, measure them beside the dense one, report. `base`: the encoder
+    it was loaded from, unless its weights were trained."""
     recipe, headed, pruner = built.recipe, built.headed, built.pruner
     model, masks, scores = headed.model.cpu(), pruner.masks.masks(), pruner.masks.scores()
     evaluations = task.evaluator.evaluations(MASKED, task.data.split, predictions, WORST)
@@ -63,13 +65,10 @@ def save_and_report(
         first = f"of the evaluations from step {built.job.best_from} on, which have the density asked for"
         notes.append(f"the weights of step {outcome.best_step} were kept, {first}, {chosen}")
     notes.append(f"masked: zeros in a model that is not faster and loads {loads}")
-    if pruner.trains_weights:
-        pruner.masks.fold()
+    pruner.masks.fold()
+    if base is None:
         notes.append(f"no mask file: {recipe.method} trains the weights too, so a mask alone would not make the model")
     else:
-        base = load_weights(str(recipe.model), AutoModel, trust_remote_code=task.session.trust_remote_code)
-        restore_precision(model, base)
-        pruner.masks.fold()
         metrics = summed_up({e["set"]: e["metrics"] for e in evaluations}, None)
         head, info = _mask_info(task, recipe, model, base, metrics)
         write_mask(folder / MASK, info, masks, head=head, rows=rows)
