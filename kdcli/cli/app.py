@@ -11,9 +11,10 @@ from kdcli import __version__
 from kdcli.errors import Interrupted, KdcliError, MachineError, Stopped, UsageError, shortened
 
 # Faults of a file system that no code of ours can cause; a missing file would be ours.
-MACHINE_FAULTS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ELOOP}
-MACHINE_FAULTS |= {errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.ENOTDIR}
-
+OF_MACHINE = ("EACCES", "EPERM", "EROFS", "EIO", "ENOSPC", "EDQUOT", "EMFILE", "ENFILE")
+OF_PATH = ("ENAMETOOLONG", "ENOTDIR", "ELOOP")  # only a path that a user gave can have these
+FAULTS: dict[int, type[KdcliError]] = {getattr(errno, name): MachineError for name in OF_MACHINE}
+FAULTS |= {getattr(errno, name): UsageError for name in OF_PATH}
 MOST_CHARACTERS = 4_096  # Of an argument: as many as a path may have
 
 
@@ -29,9 +30,9 @@ class Verbs(TyperGroup):
         except KdcliError as caught:
             error = caught
         except OSError as caught:
-            if caught.errno not in MACHINE_FAULTS:
+            if (kind := FAULTS.get(caught.errno or 0)) is None:
                 raise
-            error = MachineError(f"{caught.filename or 'a file'} cannot be used: {caught.strerror}")
+            error = kind(f"{shortened(str(caught.filename or 'a file'), 200)} cannot be used: {caught.strerror}")
         except RuntimeError as caught:
             from kdcli.training.processes import lost_another
 

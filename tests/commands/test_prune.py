@@ -14,6 +14,7 @@ from safetensors import safe_open
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, BertForMaskedLM
 
 import kdcli as package
+from kdcli.commands.prune.job import TRACE
 from kdcli.commands.prune.recipes import prune_recipes
 from kdcli.commands.prune.run import run, stage_recipes
 from kdcli.disk import STAGED
@@ -24,6 +25,7 @@ from kdcli.recipe.sections import Invocation
 from kdcli.report import stages
 from kdcli.sparse.bank import Bank
 from kdcli.sparse.mask_file import read_mask
+from kdcli.training.run_dir import RunDir
 
 MASK = "mask/mask.safetensors"
 TEXTS = ["w1 w2 w3", "w25 w26 w27 w28 w29", "w3 w30"]
@@ -104,6 +106,14 @@ def test_every_form_is_the_same_model(base, pruned):
     report = report_of(out)
     assert score(out, "compact") == score(out)
     assert report.models["masked"].params_nonzero < report.models["dense"].params_nonzero
+
+
+def test_the_trace_goes_with_the_checkpoints(tmp_path):
+    # A kill between the report and its end leaves both, and only checkpoints are looked for afterwards.
+    (tmp_path / TRACE).parent.mkdir()
+    (tmp_path / TRACE).touch()
+    RunDir(tmp_path).drop_checkpoints()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_mask_info_diff_apply_and_compact(base, pruned, tmp_path):
