@@ -144,11 +144,15 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file aside, text as UTF-8, fsync it and rename it into place; a link stays, and what it names is written.
-    Raises MachineError: the disk is full or not writable; the old file is untouched."""
+    Raises UsageError: what is there is no plain file; MachineError: the disk is full or not writable; the old file is
+    untouched."""
     # A rename would replace the link itself, which may be /dev/stdout.
     path = Path(os.path.realpath(path))
     aside = path.with_name(f".{path.name}.part")
     with disk_errors(path):
+        if path.exists() and not path.is_file():
+            # Root would replace /dev/null itself.
+            raise UsageError(f"{path} is no plain file, so it is not written", "give another path")
         try:
             with aside.open("wb") as file:
                 file.write(content.encode("utf-8") if isinstance(content, str) else content)

@@ -72,6 +72,9 @@ def test_what_is_no_plain_file_is_refused(tmp_path):
     for path in (tmp_path / "pipe", Path("/dev/null")):
         with pytest.raises(UsageError, match="is a device or a pipe; it must be a file"):
             check_writable(path, directory=False)
+    with pytest.raises(UsageError, match="is no plain file"):
+        write_atomic(tmp_path / "pipe", "x")
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_a_link_stays_a_link_when_its_file_is_written(tmp_path):
