@@ -26,10 +26,12 @@ __all__ = ["FINETUNED", "TEACHER", "UNDISTILLED", "html", "markdown", "model_car
 
 SHORT, LONG = 8, 24  # Characters of words and of numbers up to which a column is not folded on a terminal
 FEW_EXAMPLES = 5  # Items with quotations that Markdown shows of a section
+EMBEDDER = "SentenceTransformer"  # Loads an embedding model
 PIPELINES = {  # What the hub calls the task of a class
     "AutoModelForSequenceClassification": "text-classification",
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForQuestionAnswering": "question-answering",
+    EMBEDDER: "sentence-similarity",
 }
 
 
@@ -180,9 +182,11 @@ def drawn(section: Section) -> list[tuple[str, Markup]]:
 
 def model_card(report: Report, name: str, auto_class: str = "AutoModel", *, own_code: bool = False) -> str:
     """README.md of a model directory: what it is, how it was made, results, how to repeat it. `auto_class` loads the
-    model with its head, `AutoModel` one without; with `own_code` its class is in a file beside its weights."""
-    card, source, has_head = report.models[name], origin(report), auto_class != "AutoModel"
-    front: dict[str, object] = {"library_name": "transformers", "tags": ["kdcli", report.command, card.model_type]}
+    model with its head, `AutoModel` one without, `EMBEDDER` one that embeds; with `own_code` its class is in a file
+    beside its weights."""
+    card, source, embeds = report.models[name], origin(report), auto_class == EMBEDDER
+    has_head, tags = auto_class not in ("AutoModel", EMBEDDER), ["kdcli", report.command, card.model_type]
+    front: dict[str, object] = {"library_name": "sentence-transformers" if embeds else "transformers", "tags": tags}
     if auto_class in PIPELINES:
         front["pipeline_tag"] = PIPELINES[auto_class]
     if re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source) and source != "demo" and not Path(source).exists():
@@ -201,6 +205,7 @@ def model_card(report: Report, name: str, auto_class: str = "AutoModel", *, own_
         auto_class=auto_class,
         own_code=own_code,
         has_head=has_head,
+        embeds=embeds,
         labels=next(filter(None, classes), []),
         most=MOST_LABELS,
         origin=source and short(source),

@@ -97,6 +97,10 @@ def test_an_embedding_model_is_distilled_as_one_and_stays_one(given, pairs, tmp_
     assert theirs.prompts["query"] == "w30 "
     assert AutoModel.from_pretrained(tmp_path / "out").config.num_hidden_layers == 2
     assert vectors(tmp_path / "out").shape == (2, 32)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "library_name: sentence-transformers" in card
+    assert 'SentenceTransformer("path/to/this/directory").encode' in card
+    assert "AutoTokenizer" not in card
 
 
 def test_a_narrower_student_learns_principal_components_or_keeps_a_dense_layer(given, tmp_path):

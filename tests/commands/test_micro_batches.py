@@ -22,13 +22,14 @@ from kdcli.downstream.settings import FinetuneRecipe
 from kdcli.downstream.task import build_job, prepare
 from kdcli.losses import build_objective, inputs, methods, on_tasks
 from kdcli.models.capture import capture
+from kdcli.models.embedder import EmbeddingFormat, Pool
 from kdcli.models.masked_lm import student_with_head
 from kdcli.models.shape import build_student, parse_shape, shape_of
 from kdcli.pruners import methods as pruners
 from kdcli.recipe.sections import KdSettings
 from kdcli.training.engine import train
 from kdcli.training.launch import Session
-from kdcli.types import IGNORED, Schedule
+from kdcli.types import IGNORED, Needs, Schedule
 
 CALM = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.3}
 BATCH, SCHEDULE = 7, Schedule(steps=4, batch_size=7, lr=0.1, warmup_steps=0, eval_every=100)
@@ -106,6 +107,32 @@ def test_on_text(method):
         objective = build_objective(method, {}, shape_of(config), shape)
         signals = capture(teacher, objective.teacher_needs)
         return distill_job({"s": Student(built.model, objective)}, torch.no_grad()(signals), Text(masked), All(), None)
+
+    assert_alike(make)
+
+
+def test_on_texts_of_an_embedding_model():
+    keys = {"similarity_weight": 1.0, "contrastive_weight": 1.0, "relations_weight": 1.0, "hidden_weight": 1.0}
+
+    def make():
+        config = tiny_config("bert", num_hidden_layers=4, **CALM)
+        teacher, shape = (
+            AutoModelForMaskedLM.from_config(config).eval().base_model,
+            parse_shape("2x32", shape_of(config)),
+        )
+        objective, pool = build_objective("embedding", keys, shape_of(config), shape), Pool(EmbeddingFormat())
+        signals = capture(teacher, objective.teacher_needs | Needs(pooled=True), pool)
+        anchors = torch.randn(9, 32, generator=torch.Generator().manual_seed(1))
+
+        def taught(batch):
+            found = signals(batch)
+            # Every third row has a positive.
+            found.anchors, odd_B = anchors, (batch["input_ids"][:, 1] % 3 == 0).float()
+            found.positive = found.pooled.flip(1) * odd_B[:, None]
+            return found
+
+        student = Student(build_student(teacher, shape).model, objective, Pool(EmbeddingFormat()))
+        return distill_job({"s": student}, torch.no_grad()(taught), Text(), All(), None)
 
     assert_alike(make)
 

@@ -35,6 +35,7 @@ from kdcli.recipe.sections import Invocation
 from kdcli.report.finish import measure, quality_of, write_report
 from kdcli.report.schema import TEACHER, UNDISTILLED
 from kdcli.report.stages import StageJob
+from kdcli.report.views import EMBEDDER
 from kdcli.teachers.cache import SignalStore
 from kdcli.teachers.given import read_vectors
 from kdcli.teachers.teacher import Teacher
@@ -316,7 +317,7 @@ class EmbeddingRun:
             outcome=outcome,
             quality=quality,
             notes=notes,
-            auto_class="AutoModel",
+            auto_class=EMBEDDER,
             evaluations=evaluations,
             comparisons=comparisons,
         )
