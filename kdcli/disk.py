@@ -64,8 +64,9 @@ def check_writable(path: Path, *, directory: bool) -> None:
     `user_path`; the path, or what should be its directory, is of another kind; MachineError: no permission."""
     user_path(path)
     with disk_errors(path):
-        if path.exists() and path.is_dir() != directory:
-            is_there, wanted = ("file", "directory") if directory else ("directory", "file")
+        if path.exists() and not (path.is_dir() if directory else path.is_file()):
+            is_there = "directory" if path.is_dir() else "file" if path.is_file() else "device or a pipe"
+            wanted = "directory" if directory else "file"
             raise UsageError(f"{path} is a {is_there}; it must be a {wanted}", "give another path")
         if len(os.fsencode(path.name)) > MOST_NAME - ASIDE:
             raise UsageError(f"the name {path.name[:40]}... is too long", f"at most {MOST_NAME - ASIDE} bytes")
@@ -142,10 +143,16 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a file aside, text as UTF-8, fsync it and rename it into place. Raises MachineError: the disk is full or
-    not writable; the old file is untouched."""
+    """Write a file aside, text as UTF-8, fsync it and rename it into place; a link stays, and what it names is written.
+    Raises UsageError: what is there is no plain file; MachineError: the disk is full or not writable; the old file is
+    untouched."""
+    # A rename would replace the link itself, which may be /dev/stdout.
+    path = Path(os.path.realpath(path))
     aside = path.with_name(f".{path.name}.part")
     with disk_errors(path):
+        if path.exists() and not path.is_file():
+            # Root would replace /dev/null itself.
+            raise UsageError(f"{path} is no plain file, so it is not written", "give another path")
         try:
             with aside.open("wb") as file:
                 file.write(content.encode("utf-8") if isinstance(content, str) else content)

@@ -7,7 +7,15 @@ A message states what came, what is allowed and what to do. Only `kdcli.cli` pri
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+LONG_WORD = re.compile(r"\S{1000,}")  # longer than any name or path that a user can recognise
+
+
+def shortened(text: str, most: int) -> str:
+    """A text for a message, cut where it is longer."""
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 class KdcliError(Exception):
@@ -16,6 +24,7 @@ class KdcliError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, hint: str | None = None) -> None:
+        message = LONG_WORD.sub(lambda word: shortened(word[0], 200), message)
         super().__init__(message)
         self.message = message
         self.hint = hint

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import kdcli
 from kdcli import errors
-from kdcli.cli import app
+from kdcli.cli import app, main
 from kdcli.cli.options import TRACKERS, prepare_libraries
 
 SAYING = ("--quiet", "-q", "--verbose", "-v")
@@ -209,14 +209,14 @@ def test_a_gate_that_none_can_miss_or_pass_is_refused(line):
     assert run("evaluate", "demo", "--task", "demo-topic", "--min-metric", "accuracy=.nan").exit_code == 2
 
 
-@pytest.mark.parametrize("fault", ["EACCES", "EROFS", "ENAMETOOLONG", "ENOTDIR"])
-def test_a_fault_of_the_file_system_is_one_line(fault, monkeypatch):
+@pytest.mark.parametrize(("fault", "code"), [("EACCES", 3), ("EROFS", 3), ("ENAMETOOLONG", 2), ("ENOTDIR", 2)])
+def test_a_fault_of_the_file_system_is_one_line(fault, code, monkeypatch):
     def fail(*_, **__):
         raise OSError(getattr(errno, fault), "the reason", "/the/file")
 
     monkeypatch.setattr("kdcli.commands.distill.run.run", fail)
     done = run("distill", "demo")
-    assert (done.exit_code, done.stderr) == (3, "error: /the/file cannot be used: the reason\n")
+    assert (done.exit_code, done.stderr) == (code, "error: /the/file cannot be used: the reason\n")
 
 
 def test_a_missing_file_that_nobody_named_stays_a_bug(monkeypatch):
@@ -230,6 +230,29 @@ def test_a_missing_file_that_nobody_named_stays_a_bug(monkeypatch):
 def test_an_argument_that_is_not_utf8_is_refused():
     done = subprocess.run([sys.executable, "-m", "kdcli", "distill", b"a\xff"], capture_output=True, check=False)
     assert (done.returncode, b"is not UTF-8" in done.stderr, b"Traceback" in done.stderr) == (2, True, False)
+
+
+@pytest.mark.parametrize("word", ["x" * 4097, f"--epochs={'x' * 4097}", f"--set=kd.weight={'x' * 10**5}"])
+def test_an_argument_without_end_is_refused_in_a_few_words(word, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["kdcli", "distill", word])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert (ended.value.code, len(said) < 300) == (2, True)
+    assert f"has {len(word):,} characters\nat most 4,096 are read" in said
+
+
+def test_a_message_holds_the_beginning_of_a_long_word():
+    assert errors.UsageError(f"a {'x' * 999} b").message == f"a {'x' * 999} b"
+    assert errors.UsageError(f"a {'x' * 10**6} b").message == f"a {'x' * 200}... b"
+
+
+def test_modules_in_the_working_directory_are_not_run(tmp_path):
+    for name in ("torch", "typer", "yaml", "rich"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('planted')", "utf-8")
+    command = [sys.executable, "-m", "kdcli", "recipes", "ls"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, "planted" in done.stderr) == (0, False)
 
 
 @pytest.mark.parametrize("verbose", [False, True])

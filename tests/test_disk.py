@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from forked import killed
 
-from kdcli.disk import STAGED, check_writable, content_of, fill_dir, parse_json, read_json, user_path
+from kdcli.disk import STAGED, check_writable, content_of, fill_dir, parse_json, read_json, user_path, write_atomic
 from kdcli.errors import MachineError, UsageError
 
 
@@ -65,6 +65,25 @@ def test_a_fifo_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="it is no file"):
         read_json(tmp_path / "pipe")
+
+
+def test_what_is_no_plain_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(UsageError, match="is a device or a pipe; it must be a file"):
+            check_writable(path, directory=False)
+    with pytest.raises(UsageError, match="is no plain file"):
+        write_atomic(tmp_path / "pipe", "x")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_link_stays_a_link_when_its_file_is_written(tmp_path):
+    (tmp_path / "place").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "place" / "file")
+    for text in ("new", "newer"):
+        write_atomic(tmp_path / "link", text)
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "place" / "file").read_text("utf-8") == text
 
 
 def filled(folder: Path, text: str) -> None:

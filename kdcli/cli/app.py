@@ -8,11 +8,14 @@ import typer
 from typer.core import TyperGroup
 
 from kdcli import __version__
-from kdcli.errors import Interrupted, KdcliError, MachineError, Stopped, UsageError
+from kdcli.errors import Interrupted, KdcliError, MachineError, Stopped, UsageError, shortened
 
 # Faults of a file system that no code of ours can cause; a missing file would be ours.
-MACHINE_FAULTS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ELOOP}
-MACHINE_FAULTS |= {errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.ENOTDIR}
+OF_MACHINE = ("EACCES", "EPERM", "EROFS", "EIO", "ENOSPC", "EDQUOT", "EMFILE", "ENFILE")
+OF_PATH = ("ENAMETOOLONG", "ENOTDIR", "ELOOP")  # only a path that a user gave can have these
+FAULTS: dict[int, type[KdcliError]] = {getattr(errno, name): MachineError for name in OF_MACHINE}
+FAULTS |= {getattr(errno, name): UsageError for name in OF_PATH}
+MOST_CHARACTERS = 4_096  # Of an argument: as many as a path may have
 
 
 class Verbs(TyperGroup):
@@ -27,9 +30,9 @@ class Verbs(TyperGroup):
         except KdcliError as caught:
             error = caught
         except OSError as caught:
-            if caught.errno not in MACHINE_FAULTS:
+            if (kind := FAULTS.get(caught.errno or 0)) is None:
                 raise
-            error = MachineError(f"{caught.filename or 'a file'} cannot be used: {caught.strerror}")
+            error = kind(f"{shortened(str(caught.filename or 'a file'), 200)} cannot be used: {caught.strerror}")
         except RuntimeError as caught:
             from kdcli.training.processes import lost_another
 
@@ -77,5 +80,9 @@ def main() -> None:
     """Entry point of `kdcli` and `python -m kdcli`."""
     if undecodable := [word for word in sys.argv[1:] if any("\ud800" <= letter <= "\udfff" for letter in word)]:
         sys.stderr.write(f"error: the argument {undecodable[0]!a} is not UTF-8\n")
+        sys.exit(UsageError.exit_code)
+    if long := [word for word in sys.argv[1:] if len(word) > MOST_CHARACTERS]:
+        sys.stderr.write(f"error: the argument {shortened(long[0], 40)!a} has {len(long[0]):,} characters\n")
+        sys.stderr.write(f"at most {MOST_CHARACTERS:,} are read; give long values in a recipe file (--recipe)\n")
         sys.exit(UsageError.exit_code)
     app()

@@ -20,7 +20,7 @@ from transformers.initialization import no_init_weights
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from kdcli.disk import read_json
-from kdcli.errors import UsageError
+from kdcli.errors import UsageError, shortened
 from kdcli.models.custom_class import COMPACT, LABEL_WORDS
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
@@ -56,7 +56,7 @@ def check_config(raw: Mapping[str, Any], source: object) -> None:
     beyond any encoder's, an attention implementation that would be downloaded, or weights that are not read."""
 
     def refuse(name: str, allowed: str) -> None:
-        raise UsageError(f"{source}: '{name}' must be {allowed}, got {shortened(raw[name])}")
+        raise UsageError(f"{source}: '{name}' must be {allowed}, got {shortened(repr(raw[name]), 60)}")
 
     for name, kind in KINDS.items():
         if not isinstance(raw.get(name), kind | None):
@@ -86,12 +86,6 @@ def check_config(raw: Mapping[str, Any], source: object) -> None:
     for name, what in OTHER_WEIGHTS.items():
         if raw.get(name) is not None:
             raise UsageError(f"{source} names {what} ('{name}'); kdcli reads plain {WEIGHTS[0]}", "save it as such")
-
-
-def shortened(value: object) -> str:
-    """A value for a message, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 @contextmanager
@@ -136,8 +130,12 @@ def weight_files(source: str, revision: str | None) -> list[Path]:
 
 
 def check_index(index: Path) -> None:
-    """Raise a `UsageError` where an index of shards names a file that is no safetensors file of its directory."""
-    shards = read_json(index).get("weight_map")
+    """Raise a `UsageError` where an index of shards has no metadata or names a file that is no safetensors file of its
+    directory."""
+    tree = read_json(index)
+    shards = tree.get("weight_map")
+    if not isinstance(tree.get("metadata"), dict):
+        raise UsageError(f"{index} has no metadata, which must be a JSON object")
     if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
         raise UsageError(f"{index} has no weight_map from tensors to files")
     folder = index.parent.resolve()
@@ -146,7 +144,9 @@ def check_index(index: Path) -> None:
     for name in sorted(set(shards.values())):
         plain = Path(name).name == name and name.endswith(".safetensors") and "\0" not in name
         if not plain or (index.parent / name).resolve().parent not in allowed:
-            raise UsageError(f"{index} names {shortened(name)}, which is no safetensors file of that directory")
+            raise UsageError(
+                f"{index} names {shortened(repr(name), 60)}, which is no safetensors file of that directory"
+            )
 
 
 def check_declared(source: str, config: PreTrainedConfig, auto_class: Any, files: list[Path]) -> None:

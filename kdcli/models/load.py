@@ -42,6 +42,7 @@ from kdcli.types import ModelShape, RowHashes
 transformers_logging.disable_progress_bar()  # its bars would break ours
 
 DEMO = "demo"
+AS_LOADED = "kdcli_as_loaded"  # Attribute of a tokenizer: truncation and padding before any call
 OPTIONAL = ("pooler.", "contact_head.", "embeddings.position_ids")  # what a base model's checkpoint may lack
 
 
@@ -111,11 +112,21 @@ def save_model(
         model.save_pretrained(aside)
         if custom:
             shutil.copyfile(CODE, aside / CODE.name)
-        tokenizer.save_pretrained(aside)
+        save_tokenizer(tokenizer, aside)
         write_training_rows(aside, rows)
         mode = (aside / CONFIG).stat().st_mode
         for file in aside.iterdir():
             file.chmod(mode)  # safetensors writes for the owner alone
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Save a tokenizer's files, with truncation and padding as they were loaded: each call changes them, so the file
+    would otherwise tell what was tokenised last."""
+    if (before := getattr(tokenizer, AS_LOADED, None)) is not None:
+        (truncation, padding), backend = before, tokenizer.backend_tokenizer
+        backend.no_truncation() if truncation is None else backend.enable_truncation(**truncation)
+        backend.no_padding() if padding is None else backend.enable_padding(**padding)
+    tokenizer.save_pretrained(folder)
 
 
 def _check_repository(source: str) -> None:
@@ -181,6 +192,9 @@ def load_tokenizer(source: str, *, trust_remote_code: bool = False, **settings: 
         with _quietly():
             check_tokenizer(where)
             tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, **settings)
+            if tokenizer.is_fast:
+                backend = tokenizer.backend_tokenizer
+                setattr(tokenizer, AS_LOADED, (backend.truncation, backend.padding))
             tokenizer("a", truncation=True, max_length=8)
             if tokenizer.is_fast:
                 tokenizer.backend_tokenizer.no_truncation()  # It would be saved.

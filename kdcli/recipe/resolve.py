@@ -18,11 +18,12 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from kdcli.disk import unprintable
-from kdcli.errors import UsageError, did_you_mean
+from kdcli.errors import UsageError, did_you_mean, shortened
 from kdcli.recipe.sections import Section
 from kdcli.recipe.yaml import MOST_CHARACTERS, one_line, read_yaml
 
 RecipeT = TypeVar("RecipeT", bound=Section)
+MOST_KEY = 128  # Characters of a key; PyYAML writes longer ones in another form
 
 
 @dataclass(frozen=True)
@@ -278,12 +279,13 @@ def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
     if key.rsplit(".", 1)[-1] in suffixes:
         near = f"; did you mean '{suffixes[key.rsplit('.', 1)[-1]]}'?"
     hint = "" if near else f"; known keys: {', '.join(allowed)}"
-    shown = key if len(key) <= 80 else f"{key[:80]}..."
-    raise UsageError(f"unknown key '{shown}' ({origin}){near}{hint}")
+    raise UsageError(f"unknown key '{shortened(key, 80)}' ({origin}){near}{hint}")
 
 
 def _check_names(key: str, value: Any, origin: str) -> None:
     """Raise a UsageError for a key or text inside a value that no recipe can hold."""
+    if any(not name or len(name) > MOST_KEY for name in key.split(".")):
+        raise UsageError(f"'{key:.80}' ({origin}): a key is a word of 1 to {MOST_KEY} characters")
     for text in value if isinstance(value, list) else [value]:
         if isinstance(text, str) and (unprintable(text) or "\0" in text):
             raise UsageError(f"'{key}' ({origin}) is not UTF-8 text: {text!a:.80}")
@@ -310,7 +312,7 @@ def explain(error: ValidationError, values: Mapping[str, Any], origins: Mapping[
         origin = origins.get(given or deeper, "default")
         subject = f"'{key}'" if given else f"'{deeper}' lies under '{key}', which"
         message = str(one["msg"]).replace("Input should be", "must be")
-        messages = found.setdefault((subject, f"got {one['input']!r} ({origin})"), [])
+        messages = found.setdefault((subject, f"got {shortened(repr(one['input']), 500)} ({origin})"), [])
         messages.append(f"{message[0].lower()}{message[1:]}")
     return [
         f"{subject} {' or '.join([first, *(m.removeprefix('must be ') for m in others)])}, {got}"
@@ -321,12 +323,14 @@ def explain(error: ValidationError, values: Mapping[str, Any], origins: Mapping[
 def _lines(tree: Mapping[str, Any], origins: Mapping[str, str], prefix: str, depth: int) -> list[str]:
     lines: list[str] = []
     for key, value in tree.items():
-        dotted = f"{prefix}{key}"
+        dotted, shown = f"{prefix}{key}", one_line(key)
         if isinstance(value, dict) and value:
-            lines.append(f"{'  ' * depth}{key}:")
+            lines.append(f"{'  ' * depth}{shown}:")
             lines += _lines(value, origins, f"{dotted}.", depth + 1)
             continue
-        lines.append(f"{'  ' * depth}{key}: {one_line(value)}  # {origins.get(dotted, 'default')}")
+        origin = origins.get(dotted, "default")
+        # The name of a file may hold what would end a comment.
+        lines.append(f"{'  ' * depth}{shown}: {one_line(value)}  # {origin if origin.isprintable() else ascii(origin)}")
     return lines
 
 

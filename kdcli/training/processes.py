@@ -100,7 +100,9 @@ def fan_out(arguments: Sequence[str], count: int, *, on_cpu: bool) -> int:
         common.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     children = [
         subprocess.Popen(
-            [sys.executable, "-m", "kdcli", *arguments], env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            # -P: a file torch.py or kdcli.py in the working directory must not shadow a module.
+            [sys.executable, "-P", "-m", "kdcli", *arguments],
+            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(count)
     ]

@@ -166,6 +166,8 @@ def test_without_an_output_directory_a_free_one_is_numbered(given, tmp_path, mon
         (["--to", "9x32"], "larger than its teacher"),
         (["--to", "2x32", "--to", "2x32"], "twice"),
         (["--to", "2x32", "--to", "2x16"], "different teacher assistants"),
+        (["--to", "1x16", "--to", "1x32", "--assistant", "4x16"], "larger than its teacher assistant 4x16:64@4"),
+        (["--to", "3x16", "--assistant", "2x16"], "larger than its teacher assistant 2x16:64@4"),
         (
             ["--to", "2x16", "--method", "tinybert", "--set", "loss.layer_weights=[1, 1, 1]"],
             "the teacher assistant 4x16:64@4: loss.layer_weights holds 3 numbers",

@@ -14,8 +14,10 @@ from safetensors import safe_open
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, BertForMaskedLM
 
 import kdcli as package
+from kdcli.commands.prune.job import TRACE
 from kdcli.commands.prune.recipes import prune_recipes
 from kdcli.commands.prune.run import run, stage_recipes
+from kdcli.disk import STAGED
 from kdcli.errors import UsageError
 from kdcli.models.matrices import matrices
 from kdcli.pruners import defaults, methods
@@ -23,6 +25,7 @@ from kdcli.recipe.sections import Invocation
 from kdcli.report import stages
 from kdcli.sparse.bank import Bank
 from kdcli.sparse.mask_file import read_mask
+from kdcli.training.run_dir import RunDir
 
 MASK = "mask/mask.safetensors"
 TEXTS = ["w1 w2 w3", "w25 w26 w27 w28 w29", "w3 w30"]
@@ -105,6 +108,14 @@ def test_every_form_is_the_same_model(base, pruned):
     assert report.models["masked"].params_nonzero < report.models["dense"].params_nonzero
 
 
+def test_the_trace_goes_with_the_checkpoints(tmp_path):
+    # A kill between the report and its end leaves both, and only checkpoints are looked for afterwards.
+    (tmp_path / TRACE).parent.mkdir()
+    (tmp_path / TRACE).touch()
+    RunDir(tmp_path).drop_checkpoints()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_mask_info_diff_apply_and_compact(base, pruned, tmp_path):
     out, _ = pruned
     facts = json.loads(succeeds("mask", "info", out / MASK, "--json").stdout)
@@ -115,7 +126,11 @@ def test_mask_info_diff_apply_and_compact(base, pruned, tmp_path):
     assert (facts["task"], facts["labels"], facts["label_words"]) == ("own", sorted(NAMES), ["w40", "w41"])
     assert "w40, w41" in kdcli("mask", "info", out / MASK).stdout
     assert json.loads(succeeds("mask", "diff", out / MASK, out / MASK, "--json").stdout)["shared"] == 1.0
+    # Killed between two files, it left one of a model; the same command goes on.
+    (tmp_path / "applied" / STAGED).mkdir(parents=True)
+    (tmp_path / "applied" / "model.safetensors").touch()
     succeeds("mask", "apply", out / MASK, "-o", tmp_path / "applied")
+    assert not (tmp_path / "applied" / STAGED).exists()
     assert same_weights(out, tmp_path / "applied")
     scores = out / "mask" / "scores.safetensors"
     succeeds("mask", "apply", scores, "--sparsity", "0.9", "-o", tmp_path / "less")

@@ -121,8 +121,17 @@ def test_an_index_names_only_safetensors_files_of_its_directory(shard, model_dir
 @pytest.mark.parametrize("shards", [None, [], {}, 5, "x"])
 def test_an_index_without_shards_is_refused(shards, model_dir):
     (model_dir / "model.safetensors").unlink()
-    (model_dir / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}), "utf-8")
+    (model_dir / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}), "utf-8")
     with pytest.raises(UsageError, match="has no weight_map"):
+        load_encoder(str(model_dir))
+
+
+@pytest.mark.parametrize("of_metadata", [{}, {"metadata": "x"}, {"metadata": None}])
+def test_an_index_without_metadata_is_refused(of_metadata, model_dir):
+    (model_dir / "model.safetensors").rename(model_dir / "model-1.safetensors")
+    index = {"weight_map": {"embeddings.LayerNorm.bias": "model-1.safetensors"}} | of_metadata
+    (model_dir / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
+    with pytest.raises(UsageError, match="has no metadata"):
         load_encoder(str(model_dir))
 
 
@@ -133,7 +142,7 @@ def test_links_of_the_hubs_cache_stay_within_the_model(tmp_path):
     (blobs / "1").write_bytes(b"")
     (snapshot / "model-1.safetensors").symlink_to("../../blobs/1")
     index = snapshot / "model.safetensors.index.json"
-    index.write_text('{"weight_map": {"a": "model-1.safetensors"}}', "utf-8")
+    index.write_text('{"metadata": {}, "weight_map": {"a": "model-1.safetensors"}}', "utf-8")
     check_index(index)
 
 

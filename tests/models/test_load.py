@@ -202,6 +202,22 @@ def test_what_is_saved_is_a_stock_directory(tmp_path):
     assert "kd_capture" not in (folder / "config.json").read_text("utf-8")
 
 
+@pytest.mark.parametrize(
+    "cut", [None, {"max_length": 32, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}]
+)
+def test_a_tokenizer_is_saved_as_it_was_loaded_whatever_it_tokenised(cut, model_dir, tmp_path):
+    file = model_dir / "tokenizer.json"
+    tree = json.loads(file.read_text("utf-8"))
+    padding = None if cut is None else {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None}
+    padding = padding and padding | {"pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
+    file.write_text(json.dumps(tree | {"truncation": cut, "padding": padding}), "utf-8")
+    loaded = load_encoder(str(model_dir))
+    loaded.tokenizer(["a b", "c"], truncation=True, max_length=3, padding=True)
+    save_model(loaded.model, loaded.tokenizer, tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "tokenizer.json").read_text("utf-8"))
+    assert (saved["truncation"], saved["padding"]) == (cut, padding)
+
+
 @pytest.mark.parametrize("what", ["model", "tokenizer"])
 def test_a_full_disk_leaves_nothing_half_written(what, tmp_path, monkeypatch):
     model, tokenizer = tiny_encoder("bert"), tiny_tokenizer()

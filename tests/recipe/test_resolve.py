@@ -1,5 +1,7 @@
 """Recipes: precedence, origins, messages for what is wrong, and a resolved recipe that reads back as itself."""
 
+import json
+
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from kdcli.commands.distill.settings import DistillRecipe
 from kdcli.commands.evaluate.settings import EvaluateRecipe
+from kdcli.commands.prune.settings import PruneRecipe
 from kdcli.downstream.recipes import downstream_recipe
 from kdcli.downstream.settings import DownstreamSettings, FinetuneRecipe, LabelledSettings
 from kdcli.errors import UsageError
@@ -419,3 +422,20 @@ class TestOpenKeys:
         sets = ["data.columns.text=[a, 'b: c']", "grid.train.lr=[1e-3, 2]", "grid.keep=[last]", "choose_on=en"]
         first = resolve(FinetuneRecipe, recipe=None, sets=sets)
         assert resolve(FinetuneRecipe, recipe=write(first.to_yaml())).recipe == first.recipe
+
+    @pytest.mark.parametrize("key", ["-0", "1e3", "true", "a: b", "# a", "- a", " ", "[", "\x85", "x" * 128])
+    def test_so_does_any_word_as_a_key(self, write, key):
+        first = resolve(PruneRecipe, recipe=write(f"pruner: {{{json.dumps(key)}: {{{json.dumps(key)}: 1}}}}"))
+        assert first.recipe.pruner == {key: {key: 1}}
+        assert resolve(PruneRecipe, recipe=write(first.to_yaml())).recipe == first.recipe
+
+    @pytest.mark.parametrize("pair", ["pruner.=1", "pruner..a=1", "pruner.a.=1", f"pruner.{'x' * 129}=1"])
+    def test_what_is_no_word_is_refused(self, pair):
+        assert "a key is a word of 1 to 128 characters" in refused(verb=PruneRecipe, sets=[pair])
+
+    def test_nor_does_the_name_of_a_file_end_a_comment(self, tmp_path):
+        file = tmp_path / "a\nb\x85\x1b.yaml"
+        file.write_text("keep: best", "utf-8")
+        first = resolve(FinetuneRecipe, recipe=str(file))
+        (tmp_path / "again.yaml").write_text(first.to_yaml(), "utf-8")
+        assert resolve(FinetuneRecipe, recipe=str(tmp_path / "again.yaml")).recipe == first.recipe

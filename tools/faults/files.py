@@ -278,6 +278,7 @@ def latency_report(case: Case) -> None:
     """Reports of kdcli and of the portable runner, to be combined."""
     from kdcli.bench.compare import gather
     from kdcli.bench.old_machines.measure_encoders import SCHEMA
+    from kdcli.report.finish import checked_report
 
     rng, path = case.rng, case.folder / "x.json"
     cell: dict[str, Any] = {"device": "cpu", "dtype": "fp32", "batch_size": 1, "seq_len": 8, "padding": "full", "n": 9}
@@ -293,7 +294,7 @@ def latency_report(case: Case) -> None:
         report["rows"] = [cell | {"model": "2x32", "backend": "portable", "p99_ms": None}]
     data = json.dumps(report).encode()
     path.write_bytes(data if intact(case) else either(rng, data))
-    read(f"report {path.read_bytes()[-300:]!r}", lambda: gather([path]), whole=intact(case))
+    read(f"report {path.read_bytes()[-300:]!r}", lambda: gather([path], checked_report), whole=intact(case))
 
 
 def run_files(case: Case) -> None:

@@ -95,7 +95,12 @@ def prepare_text(resolved: Resolved[DistillRecipe], invocation: Invocation, sess
             build_objective(recipe.method, recipe.loss, teacher.shape, assistant)
         except UsageError as error:
             raise error.of(f"the teacher assistant {assistant}", "--assistant none leaves it out") from None
-    for shape in shapes.values():
+    for name, shape in shapes.items():
+        if assistant is not None and (shape.layers > assistant.layers or shape.hidden > assistant.hidden):
+            raise UsageError(
+                f"the {shape} of '{name}' is larger than its teacher assistant {assistant}",
+                "give an --assistant that is at least as deep and wide, or none",
+            )
         build_objective(recipe.method, recipe.loss, assistant or teacher.shape, shape)
     # Before the corpus, which may take hours to tokenise.
     tasks: Tasks = {}

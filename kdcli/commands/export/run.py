@@ -27,7 +27,7 @@ from kdcli.errors import UsageError, did_you_mean
 from kdcli.models.card import describe
 from kdcli.models.custom_class import custom_class
 from kdcli.models.heads import AUTO_CLASS, PROBLEM, kind_of_head
-from kdcli.models.load import load_config, load_tokenizer, load_weights, location
+from kdcli.models.load import load_config, load_tokenizer, load_weights, location, save_tokenizer
 from kdcli.models.shape import positions_of
 from kdcli.models.training_rows import training_rows, write_training_rows
 from kdcli.report.text import bytes_of
@@ -145,7 +145,7 @@ def run(
         facts["notes"] = notes
         facts["versions"] = versions() | {name: library(name, format).__version__ for name in FORMATS[format]}
         model.config.save_pretrained(aside)
-        tokenizer.save_pretrained(aside)
+        save_tokenizer(tokenizer, aside)
         write_training_rows(aside, training_rows(location(source)))
         write_atomic(aside / "README.md", _readme(facts, model, kind))
         write_atomic(aside / FACTS, json.dumps(facts, indent=2))

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
 from kdcli.data.tasks import task_of, tasks
-from kdcli.disk import check_writable, content_of
+from kdcli.disk import STAGED, check_writable, content_of
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import is_custom
 from kdcli.models.heads import kind_of_head, tokenizer_for
@@ -127,7 +127,8 @@ def apply(
     and `compact`; no scores to cut; a directory that is not empty."""
     folder = output_dir or numbered(f"mask-{file.stem}", taken=False)
     check_writable(folder, directory=True)
-    if folder.is_dir() and content_of(folder):
+    # Where a kill left something staged, the rest is what had been moved into place.
+    if folder.is_dir() and content_of(folder) and not (folder / STAGED).is_dir():
         raise UsageError(f"output directory {folder} is not empty", "choose another with -o")
     mask, model, source = _open(file, base, task, sets, trust_remote_code)
     masks = mask.masks if sparsity is None else _cut(mask, model, sparsity, masking)

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kdcli.commands.prune.settings import PruneRecipe
-from kdcli.disk import write_atomic
+from kdcli.disk import disk_errors, write_atomic
 from kdcli.downstream.task import PreparedTask, build_job, order_and_schedule, task_loss
 from kdcli.models.capture import Capture, capture, prepare_teacher
 from kdcli.models.card import describe_source
@@ -23,9 +23,10 @@ from kdcli.models.layout import layout_for
 from kdcli.pruners import Pruner, build_pruner, cap
 from kdcli.teachers.task_teacher import CachedSignals, cached_signals, kd_terms, store_in
 from kdcli.teachers.teacher import Teacher
+from kdcli.training.run_dir import CHECKPOINTS
 from kdcli.types import Batch, Job, Needs, Schedule, Signals, StepLoss, Term
 
-TRACE = "pruning.json"  # Density and scores over training, in the run directory until the report is written
+TRACE = f"{CHECKPOINTS}/pruning.json"  # Density and scores over training; gone with the checkpoints
 TRACE_POINTS, BINS = 20, 40  # Points of the density curve; bars of a histogram of scores
 SAFE_STEP = 0.001  # Share of the weights that scores alone may remove in one step without harm (docs/results.md)
 
@@ -196,6 +197,8 @@ class Trace:
         if scores := self.pruner.masks.scores():
             self.lists["histograms"].append({"step": done, **_histogram(scores)})
         if self.file is not None:
+            with disk_errors(self.file):
+                self.file.parent.mkdir(exist_ok=True)
             write_atomic(self.file, json.dumps(self.lists))
 
 

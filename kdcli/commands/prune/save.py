@@ -95,7 +95,6 @@ def save_and_report(
     contents |= {"notes": notes, "evaluations": evaluations, "auto_class": AUTO_CLASS[task.data.task.kind].__name__}
     contents["pruning"] = [_pruning(recipe, model, masks, json.loads((folder / TRACE).read_text("utf-8")))]
     write_report(RunDir(folder), command="prune", recipe=recipe.model_dump(), **contents)
-    (folder / TRACE).unlink()
 
 
 def _mask_info(
