@@ -39,11 +39,16 @@ def load_teacher(
 
 def check_vocabulary(teacher: TaskModel, tokenizer: PreTrainedTokenizerBase, student: str) -> None:
     """Raise a `UsageError` if teacher and student have different vocabularies."""
-    if teacher.tokenizer.get_vocab() != tokenizer.get_vocab():
+    if not same_tokens(teacher.tokenizer, tokenizer):
         raise UsageError(
             f"teacher {teacher.source} has another vocabulary than {student}",
             "both read the same rows of tokens; take one fine-tuned from a model of the same tokenizer",
         )
+
+
+def same_tokens(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
+    """Whether two models can read the same rows of tokens."""
+    return bool(one.get_vocab() == other.get_vocab())
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from kdcli.errors import UsageError
 from kdcli.recipe.methods import method_names
 
 TASK_ONLY = (
-    *("student", "general", "corpus", "more_teachers", "augment", "augment_model", "glove", "augment_only", "ablate"),
+    *("general", "corpus", "more_teachers", "augment", "augment_model", "glove", "augment_only", "ablate"),
 )
 on_task = partial(typer.Option, rich_help_panel=ON_TASK)
 
@@ -34,7 +34,9 @@ def distill(
         ),
     ] = None,
     task: Task = None,
-    student: Annotated[str | None, on_task(metavar="DIR", help="On a task: start from this encoder.")] = None,
+    student: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Start from this encoder; on text by --method embedding.")
+    ] = None,
     general: Annotated[str | None, on_task(metavar="DIR", help="First distil on text, in this directory.")] = None,
     corpus: Annotated[str | None, on_task(metavar="SOURCE", help="Text of that stage; enables it.")] = None,
     more_teachers: Annotated[
@@ -72,6 +74,7 @@ def distill(
             option = "also-teacher" if name == "more_teachers" else name.replace("_", "-")
             raise UsageError(f"--{option} needs --task", "it belongs to distilling on a task")
     own = {"teacher": teacher, "student.to": to, "method": method, "assistant": assistant, "eval.tasks": eval_task}
+    own["student.source"] = student
     own |= {"embedding.pooling": pooling, "embedding.vectors": teacher_vectors}
     resolved = resolve(
         DistillRecipe,

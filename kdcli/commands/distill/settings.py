@@ -10,12 +10,14 @@ from kdcli.recipe.sections import DataSettings, KdSettings, MeasureSettings, Sec
 
 class StudentSettings(Section):
     """`student:` of `distill`. `layers` are the teacher layers to copy, null evenly spaced ones; `dropout` sets every
-    dropout rate while training."""
+    dropout rate while training. `source` is an encoder to start from in the teacher's place (`method: embedding`, or on
+    a task), which `to` makes smaller."""
 
     to: list[str] = Field(default_factory=list)
     init: Literal["teacher", "random"] = "teacher"
     layers: list[int] | None = None
     dropout: float | None = Field(None, ge=0, lt=1)
+    source: str | None = None
 
 
 class EmbeddingSettings(Section):
@@ -48,12 +50,6 @@ class DistillRecipe(Section):
     eval: DownstreamSettings = DownstreamSettings()
     measure: MeasureSettings = MeasureSettings()
     embedding: EmbeddingSettings = EmbeddingSettings()
-
-
-class TaskStudentSettings(StudentSettings):
-    """`student:` on a task; `source` is an encoder to start from, null a copy of the teacher."""
-
-    source: str | None = None
 
 
 class GeneralSettings(Section):
@@ -102,7 +98,7 @@ class TaskDistillRecipe(OnTask):
     more_teachers: list[str] = Field(default_factory=list)
     method: str = "tinybert"
     stage: Literal["separate", "joint", "none"] | None = None
-    student: TaskStudentSettings = TaskStudentSettings()
+    student: StudentSettings = StudentSettings()
     loss: dict[str, Any] = Field(default_factory=dict)
     kd: KdSettings = KdSettings()
     general: GeneralSettings = GeneralSettings()
