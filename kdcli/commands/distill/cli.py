@@ -13,7 +13,8 @@ from kdcli.errors import UsageError
 from kdcli.recipe.methods import method_names
 
 TASK_ONLY = (
-    *("general", "corpus", "more_teachers", "augment", "augment_model", "glove", "augment_only", "ablate"),
+    *("general", "corpus", "more_teachers", "soft_labels", "augment", "augment_model", "glove", "augment_only"),
+    "ablate",
 )
 on_task = partial(typer.Option, rich_help_panel=ON_TASK)
 
@@ -41,6 +42,9 @@ def distill(
     corpus: Annotated[str | None, on_task(metavar="SOURCE", help="Text of that stage; enables it.")] = None,
     more_teachers: Annotated[
         list[str] | None, on_task("--also-teacher", help="A further teacher of the task; repeatable.")
+    ] = None,
+    soft_labels: Annotated[
+        str | None, on_task(metavar="FILE", help="Probabilities or scores of the rows, in place of a teacher.")
     ] = None,
     augment: Annotated[
         bool | None, on_task("--augment/--no-augment", help="Train on copies with other words too.")
@@ -105,7 +109,7 @@ def _distill_on_task(given: Mapping[str, Any]) -> None:
         if given[name]:
             raise UsageError(f"--{name.replace('_', '-')} belongs to distilling on text, not on a task")
     copies = True if given["augment_only"] or given["glove"] or given["augment_model"] else None
-    own = {name: given[name] for name in ("teacher", "method", "task", "more_teachers")}
+    own = {name: given[name] for name in ("teacher", "method", "task", "more_teachers", "soft_labels")}
     own |= {"student.to": given["to"], "student.source": given["student"]}
     own |= {"general.run": given["general"], "general.source": given["corpus"]}
     own |= {"augment.model": given["augment_model"], "augment.glove": given["glove"]}

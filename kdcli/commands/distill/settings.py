@@ -89,13 +89,15 @@ class UndistilledSettings(Section):
 class TaskDistillRecipe(OnTask):
     """A recipe of `kdcli distill --task`; `loss` holds the keys of the method's `Settings`. The method's objective is
     trained before the prediction stage (`stage: separate`), added to its loss (`joint`), or left out (`none`); null is
-    the method's default. `train` is of the prediction stage; `intermediate` overrides it for the separate stage.
-    `more_teachers` teach the prediction stage too, with equal weight. `cache_gb` is the disk budget in GB for cached
-    teacher signals, deleted at the end of the run."""
+    the method's default. `soft_labels` is a file of probabilities or scores in the teacher's place. `train` is of the
+    prediction stage; `intermediate` overrides it for the separate stage. `more_teachers` teach the prediction stage
+    too, with equal weight. `cache_gb` is the disk budget in GB for cached teacher signals, deleted at the end of the
+    run."""
 
     verb: Literal["distill-task"] = "distill-task"
     teacher: str | None = None
     more_teachers: list[str] = Field(default_factory=list)
+    soft_labels: str | None = None
     method: str = "tinybert"
     stage: Literal["separate", "joint", "none"] | None = None
     student: StudentSettings = StudentSettings()
