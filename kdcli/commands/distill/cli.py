@@ -70,8 +70,16 @@ def distill(
     from kdcli.commands.distill.settings import DistillRecipe
     from kdcli.recipe.resolve import resolve, verb_of
 
+    if task == "rerank" or (shared["recipe"] is not None and verb_of(shared["recipe"]) == "rerank"):
+        _distill_reranker(given)
+        return
     if task is not None or (shared["recipe"] is not None and verb_of(shared["recipe"]) == "distill-task"):
         _distill_on_task(given)
+        return
+    from kdcli.commands.distill.rerank import is_reranker_here
+
+    if method is None and shared["recipe"] is None and is_reranker_here(teacher):
+        _distill_reranker(given)
         return
     for name in TASK_ONLY:
         if given[name]:
@@ -102,6 +110,25 @@ def _demo_recipe(method: str | None, sets: Sequence[str]) -> dict[str, dict[str,
     if method not in (None, "minilm", "embedding"):
         values = {key: value for key, value in values.items() if not key.startswith("loss.")}
     return {f"recipe {name}": values}
+
+
+def _distill_reranker(given: Mapping[str, Any]) -> None:
+    for name in (*TASK_ONLY, "assistant", "eval_task", "pooling", "teacher_vectors", "method"):
+        if given[name]:
+            option = "also-teacher" if name == "more_teachers" else name.replace("_", "-")
+            hint = "the loss is ranking.loss: margin-mse, listwise or pointwise" if name == "method" else None
+            raise UsageError(f"--{option} does not go with --task rerank", hint)
+    if len(given["to"] or ()) > 1:
+        raise UsageError(f"one reranker is distilled at a time, {len(given['to'])} shapes were given")
+    from kdcli.commands.distill import rerank
+    from kdcli.downstream.settings import RerankRecipe
+    from kdcli.recipe.resolve import resolve
+
+    own = {"teacher": given["teacher"], "student.source": given["student"]}
+    own["student.to"] = given["to"][0] if given["to"] else None
+    options = own | training_options(given)
+    resolved = resolve(RerankRecipe, recipe=given["recipe"], sets=given["sets"] or (), options=options)
+    show(rerank.run(resolved, invocation_of(given)), as_json=given["json"])
 
 
 def _distill_on_task(given: Mapping[str, Any]) -> None:

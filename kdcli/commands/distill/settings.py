@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kdcli.downstream.settings import DownstreamSettings, OnTask
+from kdcli.downstream.settings import DownstreamSettings, OnTask, RerankRecipe
 from kdcli.recipe.sections import DataSettings, KdSettings, MeasureSettings, Section, TrainSettings
 
 
@@ -110,5 +110,9 @@ class TaskDistillRecipe(OnTask):
     cache_gb: float = Field(8.0, ge=0)
 
 
-RECIPES: dict[str, type[Section]] = {"distill": DistillRecipe, "distill-task": TaskDistillRecipe}
+RECIPES: dict[str, type[Section]] = {
+    "distill": DistillRecipe,
+    "distill-task": TaskDistillRecipe,
+    "rerank": RerankRecipe,
+}
 """Folder of `recipes/` -> its recipes' model."""
