@@ -221,8 +221,8 @@ def test_rerankers_on_lists_of_different_lengths(folder, tmp_path, loss):
             {"query": f"w{n} w7", "passages": texts, "labels": labels, "scores": rng.normal(size=count).tolist()}
         )
     file = own_files.write(tmp_path / "lists.jsonl", rows)
-    ranking = {"loss": loss, "weight": 0.6, "temperature": 0.5}
-    options = {"student.source": str(folder / "encoder"), "data.source": str(file), "ranking": ranking}
+    options = {"ranking.loss": loss, "ranking.weight": 0.6, "ranking.temperature": 0.5}
+    options |= {"student.source": str(folder / "encoder"), "data.source": str(file)}
     options |= {"train.max_steps": 4, "train.batch_size": BATCH, "train.warmup_fraction": 0.0}
     resolved = resolve(RerankRecipe, recipe=None, options=options)
     lists, judged, split = read_lists(str(file), seed=0, log=lambda line: None)

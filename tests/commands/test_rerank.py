@@ -103,8 +103,8 @@ def test_a_student_of_other_tokens(given, tmp_path):
     succeeds(*given, "--max-steps", "40", "--lr", "5e-3", "--student", other, "-o", tmp_path / "out")
     student = CrossEncoder(str(tmp_path / "out"), device="cpu")
     assert student.tokenizer.get_vocab() == foreign_tokenizer().get_vocab()
-    first, *_, last = log_of(tmp_path / "out")
-    assert last["held_out"]["scores"] < first["held_out"]["scores"]
+    losses = [row["terms"]["scores"] for row in log_of(tmp_path / "out") if row["step"]]
+    assert np.mean(losses[-10:]) < np.mean(losses[:10])
 
 
 def test_an_embedding_model_teaches_by_cosines(data, tmp_path):
