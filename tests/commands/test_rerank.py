@@ -1,5 +1,8 @@
 """`kdcli distill --task rerank` and `kdcli finetune --task rerank`, from end to end on tiny models."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import own_files
 import pytest
@@ -9,8 +12,10 @@ from own_files import interrupted, kdcli, log_of, refused, report_of, said_by, s
 from sentence_transformers import CrossEncoder
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from kdcli.downstream.settings import RerankRecipe
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
+from kdcli.recipe.yaml import read_yaml
 
 QUICK = [
     *("--max-steps", "8", "--batch-size", "6", "--lr", "1e-3", "--dtype", "fp32", "--set", "data.max_length=24"),
@@ -156,10 +161,12 @@ def test_whole_queries_are_held_back_of_pairs(tmp_path):
         for row in listed(200)
         for passage, label in [(row["positive"], 1), *((p, 0) for p in row["negative"])]
     ]
-    file = write(tmp_path / "pairs.jsonl", rows)
+    # As mined negatives are: the higher label counts.
+    file = write(tmp_path / "pairs.jsonl", [*rows, rows[0] | {"label": 0}])
     base = own_files.encoder(tmp_path / "base", type_vocab_size=2)
     result = succeeds("finetune", base, "--task", "rerank", "--data", file, *QUICK, "-o", tmp_path / "out")
     assert "queries are held back to judge by" in said_by(result)
+    assert "with several labels, of which the highest counts: 1" in said_by(result)
     (first, *_) = report_of(tmp_path / "out").evaluations
     assert first.split == "held back from train"
     assert 5 < first.n < 40
@@ -180,7 +187,7 @@ PAIR = {"query": "w1", "passage": "w2", "label": 1}
         ([{"query": "w1", "positive": " ", "negative": "w2"}], "train.jsonl:1: 'positive' must be a text, got ' '"),
         ([{"query": "w1", "text": "w2"}], "train.jsonl:1: no column passage or sentence or document; there are query"),
         ([PAIR | {"label": -1}], "a label is a relevance, 0 or more, got -1.0"),
-        ([PAIR, PAIR | {"label": 0}], "has another label or score before"),
+        ([PAIR | {"score": 1}, PAIR | {"score": 2}], "the passage 'w2' of 'w1' has another score before"),
         ([{"query": "w1", "passages": ["w2"], "scores": [1, 2]}], "'scores' must hold a finite number for each of 1"),
         ([{"query": "w1", "passage": "w2", "score": float("nan")}], "'score' must hold a finite number"),
         ([], "train.jsonl holds no rows"),
@@ -220,3 +227,9 @@ def test_models_of_another_kind_are_refused(given, teacher, data, tmp_path):
         value = "2" if name == "--seeds" else "lr=1e-3,2e-3"
         assert f"{name} does not go with" in refused(tmp_path, "finetune", three, "--task", "rerank", name, value)
     assert kdcli("finetune", three, "--task", "rerank").exit_code == 2
+
+
+def test_the_recipe_in_the_documentation_holds_every_key_with_its_default():
+    text = (Path(__file__).parents[2] / "docs" / "rerank.md").read_text("utf-8")
+    shown = re.search(r"## Recipe keys\n\n```yaml\n(.*?)```", text, re.DOTALL)
+    assert read_yaml(shown[1]) == RerankRecipe().model_dump(exclude={"train", "measure"})

@@ -29,7 +29,7 @@ def distill(
     method: Annotated[
         str | None,
         typer.Option(
-            help=f"{', '.join(method_names('kdcli.losses', 'objective', 'text', 'masked'))}; "
+            help=f"{', '.join(method_names('kdcli.losses', 'objective', 'text', 'masked', 'sentences'))}; "
             f"on tasks {', '.join(method_names('kdcli.losses', 'objective', 'task'))}.",
             show_default=False,
         ),

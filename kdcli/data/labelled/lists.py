@@ -86,9 +86,9 @@ def read_lists(source: str, *, seed: int, log: Log) -> tuple[Lists, Lists, str]:
     opened = open_source(source)
     if opened.hub is None and not opened.files:
         raise UsageError("the demo has no lists of candidates", f"give --data FILE_OR_DIRECTORY: {FORM}")
-    train, split = _read(opened.tables("train")), "validation"
+    train, split = _read(opened.tables("train"), log), "validation"
     if opened.has("validation"):
-        judged = _read(opened.tables("validation"))
+        judged = _read(opened.tables("validation"), log)
         known = set(judged.queries)
         kept = np.array([n for n, query in enumerate(train.queries) if query not in known], dtype=np.int64)
         if len(kept) < len(train):
@@ -122,7 +122,8 @@ def hashes_of_lists(lists: Lists) -> RowHashes:
 Candidate = tuple[str, float, float]
 
 
-def _read(tables: Iterator[tuple[str, Iterator[Row]]]) -> Lists:
+def _read(tables: Iterator[tuple[str, Iterator[Row]]], log: Log) -> Lists:
+    differ = 0
     found: dict[str, dict[str, tuple[float, float]]] = {}
     for name, rows in tables:
         where = ""
@@ -131,19 +132,25 @@ def _read(tables: Iterator[tuple[str, Iterator[Row]]]) -> Lists:
             of_query = found.setdefault(query, {})
             for passage, label, score in candidates:
                 before = of_query.setdefault(passage, (label, score))
-                if not _same(before, (label, score)):
-                    message = f"{where}: the passage {passage!r:.60} of {query!r:.60} has another label or score before"
+                if not _same(before[1], score):
+                    message = f"{where}: the passage {passage!r:.60} of {query!r:.60} has another score before"
                     raise UsageError(message, "give each pair once")
+                if not _same(before[0], label):
+                    # A passage mined as a negative of a query that it answers elsewhere.
+                    differ += 1
+                    of_query[passage] = (np.fmax(before[0], label), score)
         if not where:
             raise UsageError(f"{name} holds no rows", FORM)
+    if differ:
+        log(f"pairs of query and passage with several labels, of which the highest counts: {differ:,}")
     passages = [passage for of_query in found.values() for passage in of_query]
     values = np.array([pair for of_query in found.values() for pair in of_query.values()]).reshape(-1, 2)
     ends = np.cumsum([len(of_query) for of_query in found.values()])
     return Lists(list(found), ends, passages, values[:, 0], values[:, 1])
 
 
-def _same(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    return all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(one, other, strict=True))
+def _same(one: float, other: float) -> bool:
+    return one == other or (math.isnan(one) and math.isnan(other))
 
 
 def _candidates(where: str, row: Mapping[str, Any]) -> tuple[str, list[Candidate]]:
