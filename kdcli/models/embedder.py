@@ -107,10 +107,10 @@ class Pool(nn.Module):
 
 
 def read_format(source: str) -> EmbeddingFormat | None:
-    """What the files beside a model say; None for one that no sentence-transformers wrote. Raises UsageError: modules
-    or settings that kdcli does not compute, or damaged files."""
-    modules = _json(source, MODULES, list)
-    if modules is None:
+    """What the files beside a model say; None for a cross-encoder, or without files of sentence-transformers. Raises
+    UsageError: modules or settings that kdcli does not compute, or damaged files."""
+    modules = beside_model(source, MODULES, list)
+    if modules is None or (beside_model(source, PROMPTS) or {}).get("model_type") == "CrossEncoder":
         return None
     if not all(isinstance(m, dict) for m in modules):
         raise UsageError(f"{source}/{MODULES} must hold a list of modules")
@@ -131,7 +131,7 @@ def read_format(source: str) -> EmbeddingFormat | None:
             fmt = replace(fmt, normalize=True)
         elif place > 1:
             raise _not_computed(source, f"module {place} is {kind or 'unnamed'}")
-    told, length = _json(source, PROMPTS) or {}, (_json(source, LENGTH) or {}).get("max_seq_length")
+    told, length = beside_model(source, PROMPTS) or {}, (beside_model(source, LENGTH) or {}).get("max_seq_length")
     prompts = {str(k): str(v) for k, v in (told.get("prompts") or {}).items() if v}
     if not isinstance(length, int | None) or (length is not None and length < 3):
         raise UsageError(f"{source}/{LENGTH}: max_seq_length must be a number of tokens, got {length!r}")
@@ -163,10 +163,10 @@ def load_embedder(source: str, *, trust_remote_code: bool = False) -> LoadedMode
     """An encoder whose directory may be one of sentence-transformers. Raises UsageError: see `load_encoder`; or a
     cross-encoder."""
     config = load_config(source, trust_remote_code=trust_remote_code)
-    if any("ForSequenceClassification" in name for name in config.architectures or ()) and not _json(source, MODULES):
+    if any("ForSequenceClassification" in name for name in config.architectures or ()) and read_format(source) is None:
         raise UsageError(
             f"{source} scores texts ({config.architectures[0]}) and has no vectors",
-            "take an embedding model; a classifier is distilled with --task",
+            "take an embedding model; a reranker is distilled with --task rerank, a classifier with its own --task",
         )
     return load_encoder(source, trust_remote_code=trust_remote_code)
 
@@ -221,14 +221,14 @@ def _file(source: str, name: str) -> Path | None:
     return found if found is not None and found.is_file() else None
 
 
-def _json(source: str, name: str, kind: type = dict) -> Any:
+def beside_model(source: str, name: str, kind: type = dict) -> Any:
     """The content of a JSON file beside a model; None if it has no such file."""
     path = _file(source, name)
     return None if path is None else read_json(path, kind=kind)
 
 
 def _required(source: str, name: str) -> dict[str, Any]:
-    if (found := _json(source, name)) is None:
+    if (found := beside_model(source, name)) is None:
         raise UsageError(f"{source} has no {name}, which its {MODULES} names")
     return dict(found)
 

@@ -4,18 +4,20 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kdcli.downstream.settings import DownstreamSettings, OnTask
+from kdcli.downstream.settings import DownstreamSettings, OnTask, RerankRecipe
 from kdcli.recipe.sections import DataSettings, KdSettings, MeasureSettings, Section, TrainSettings
 
 
 class StudentSettings(Section):
     """`student:` of `distill`. `layers` are the teacher layers to copy, null evenly spaced ones; `dropout` sets every
-    dropout rate while training."""
+    dropout rate while training. `source` is an encoder to start from in the teacher's place (`method: embedding`, or on
+    a task), which `to` makes smaller."""
 
     to: list[str] = Field(default_factory=list)
     init: Literal["teacher", "random"] = "teacher"
     layers: list[int] | None = None
     dropout: float | None = Field(None, ge=0, lt=1)
+    source: str | None = None
 
 
 class EmbeddingSettings(Section):
@@ -48,12 +50,6 @@ class DistillRecipe(Section):
     eval: DownstreamSettings = DownstreamSettings()
     measure: MeasureSettings = MeasureSettings()
     embedding: EmbeddingSettings = EmbeddingSettings()
-
-
-class TaskStudentSettings(StudentSettings):
-    """`student:` on a task; `source` is an encoder to start from, null a copy of the teacher."""
-
-    source: str | None = None
 
 
 class GeneralSettings(Section):
@@ -93,16 +89,18 @@ class UndistilledSettings(Section):
 class TaskDistillRecipe(OnTask):
     """A recipe of `kdcli distill --task`; `loss` holds the keys of the method's `Settings`. The method's objective is
     trained before the prediction stage (`stage: separate`), added to its loss (`joint`), or left out (`none`); null is
-    the method's default. `train` is of the prediction stage; `intermediate` overrides it for the separate stage.
-    `more_teachers` teach the prediction stage too, with equal weight. `cache_gb` is the disk budget in GB for cached
-    teacher signals, deleted at the end of the run."""
+    the method's default. `soft_labels` is a file of probabilities or scores in the teacher's place. `train` is of the
+    prediction stage; `intermediate` overrides it for the separate stage. `more_teachers` teach the prediction stage
+    too, with equal weight. `cache_gb` is the disk budget in GB for cached teacher signals, deleted at the end of the
+    run."""
 
     verb: Literal["distill-task"] = "distill-task"
     teacher: str | None = None
     more_teachers: list[str] = Field(default_factory=list)
+    soft_labels: str | None = None
     method: str = "tinybert"
     stage: Literal["separate", "joint", "none"] | None = None
-    student: TaskStudentSettings = TaskStudentSettings()
+    student: StudentSettings = StudentSettings()
     loss: dict[str, Any] = Field(default_factory=dict)
     kd: KdSettings = KdSettings()
     general: GeneralSettings = GeneralSettings()
@@ -112,5 +110,9 @@ class TaskDistillRecipe(OnTask):
     cache_gb: float = Field(8.0, ge=0)
 
 
-RECIPES: dict[str, type[Section]] = {"distill": DistillRecipe, "distill-task": TaskDistillRecipe}
+RECIPES: dict[str, type[Section]] = {
+    "distill": DistillRecipe,
+    "distill-task": TaskDistillRecipe,
+    "rerank": RerankRecipe,
+}
 """Folder of `recipes/` -> its recipes' model."""
