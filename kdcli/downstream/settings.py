@@ -139,3 +139,15 @@ class DownstreamSettings(Section):
     tasks: list[str] = Field(default_factory=list)
     source: str | None = None
     overrides: dict[str, Any] = Field(default_factory=dict)
+
+
+class VectorSettings(Section):
+    """`embedding:` of verbs that learn the vectors of an embedding model. `pooling` null is the model's own; `unit`:
+    documents are cut into sentences, or left whole; `rows` limits the texts; `anchors` are the texts of `similarity`
+    and `contrastive`. `cache_gb` is the disk budget for the vectors, which stay in the cache for later runs."""
+
+    pooling: str | None = None
+    unit: Literal["sentence", "document"] = "sentence"
+    rows: int | None = Field(None, gt=1)
+    anchors: int = Field(1024, gt=0)
+    cache_gb: float = Field(20.0, gt=0)

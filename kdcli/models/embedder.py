@@ -18,8 +18,20 @@ from transformers import PreTrainedConfig
 
 from kdcli.disk import disk_errors, read_json, write_atomic
 from kdcli.errors import UsageError, did_you_mean
+from kdcli.models.custom_class import custom_class
 from kdcli.models.files import HUB_ERRORS, file_of
-from kdcli.models.load import LoadedModel, load_config, load_encoder, location, save_model
+from kdcli.models.load import (
+    LoadedModel,
+    load_config,
+    load_encoder,
+    load_tokenizer,
+    load_weights,
+    location,
+    save_model,
+)
+from kdcli.models.shape import shape_of
+from kdcli.models.training_rows import NO_ROWS
+from kdcli.types import RowHashes
 
 MODULES, PROMPTS, LENGTH = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
 POOLING, DENSE, NORMALIZE = "1_Pooling", "2_Dense", "Normalize"
@@ -78,11 +90,15 @@ class Pool(nn.Module):
 
     def forward(self, states_BLD: Tensor, mask_BL: Tensor | None) -> Tensor:
         with torch.autocast(states_BLD.device.type, enabled=False):
-            x_BE = self._pooled(states_BLD.float(), mask_BL)
-            if self.dense is not None:
-                x_BE = F.linear(x_BE, self.dense.weight.float(), self.dense.bias)
-                x_BE = x_BE.tanh() if self.tanh else x_BE
-            return F.normalize(x_BE, dim=-1) if self.normalize else x_BE
+            return self.compute(states_BLD.float(), mask_BL)
+
+    def compute(self, states_BLD: Tensor, mask_BL: Tensor | None) -> Tensor:
+        """The vectors of float32 states; without autocast, which no exporter records."""
+        x_BE = self._pooled(states_BLD, mask_BL)
+        if self.dense is not None:
+            x_BE = F.linear(x_BE, self.dense.weight.float(), self.dense.bias)
+            x_BE = x_BE.tanh() if self.tanh else x_BE
+        return F.normalize(x_BE, dim=-1) if self.normalize else x_BE
 
     def _pooled(self, x_BLD: Tensor, mask_BL: Tensor | None) -> Tensor:
         real_BL1 = x_BLD.new_ones(*x_BLD.shape[:2], 1) if mask_BL is None else mask_BL[..., None].to(x_BLD.dtype)
@@ -159,26 +175,30 @@ def format_for(source: str, config: PreTrainedConfig, pooling: str | None) -> tu
     return EmbeddingFormat(), f"it has no {MODULES}: mean pooling, normalised, is assumed; --pooling says otherwise"
 
 
-def load_embedder(source: str, *, trust_remote_code: bool = False) -> LoadedModel:
-    """An encoder whose directory may be one of sentence-transformers. Raises UsageError: see `load_encoder`; or a
-    cross-encoder."""
-    config = load_config(source, trust_remote_code=trust_remote_code)
+def load_embedder(source: str, *, trust_remote_code: bool = False, compacted: bool = False) -> LoadedModel:
+    """An encoder whose directory may be one of sentence-transformers. `compacted` as in `load_config`. Raises
+    UsageError: see `load_encoder`; or a cross-encoder."""
+    config = load_config(source, trust_remote_code=trust_remote_code, compacted=compacted)
     if any("ForSequenceClassification" in name for name in config.architectures or ()) and read_format(source) is None:
         raise UsageError(
             f"{source} scores texts ({config.architectures[0]}) and has no vectors",
             "take an embedding model; a reranker is distilled with --task rerank, a classifier with its own --task",
         )
-    return load_encoder(source, trust_remote_code=trust_remote_code)
+    if (of_class := custom_class(config)) is None:
+        return load_encoder(source, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    return LoadedModel(load_weights(source, of_class).eval(), tokenizer, shape_of(config), source)
 
 
-def save_embedder(model: Any, tokenizer: Any, fmt: EmbeddingFormat, folder: Path) -> None:
-    """Save an encoder and its format, so that `SentenceTransformer` and `AutoModel` both load the directory."""
+def save_embedder(model: Any, tokenizer: Any, fmt: EmbeddingFormat, folder: Path, rows: RowHashes = NO_ROWS) -> None:
+    """Save an encoder and its format, so that `SentenceTransformer` and `AutoModel` both load the directory; `rows` as
+    in `save_model`."""
     if fmt.max_length is not None:
         tokenizer.model_max_length = fmt.max_length
     # First, since the encoder's config.json makes the directory a model.
     folder.mkdir(parents=True, exist_ok=True)
     save_format(fmt, model.config.hidden_size, folder)
-    save_model(model, tokenizer, folder)
+    save_model(model, tokenizer, folder, rows)
 
 
 def save_format(fmt: EmbeddingFormat, hidden: int, folder: Path) -> None:

@@ -4,7 +4,7 @@ A student's target is the teacher's vector; where its own vectors are narrower, 
 vector in the principal components of the teacher's space, so that its first components say most.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,8 @@ from kdcli.bench.latency import Subject
 from kdcli.commands.distill.settings import DistillRecipe, EmbeddingSettings
 from kdcli.commands.distill.student import Student, distill_job, freeze_unused, teacher_needs
 from kdcli.commands.distill.text import HELD_OUT, as_directory, held_out_losses, short_name, student_shapes
-from kdcli.data.batches import BucketOrder
 from kdcli.data.labelled.features import Array, Encoded
 from kdcli.data.text.sentences import Texts, held_out_count, read_texts
-from kdcli.disk import cache_dir
 from kdcli.downstream.embedder import Embedder
 from kdcli.downstream.embedding_scores import Judged, judged_sets, scored
 from kdcli.errors import UsageError
@@ -36,24 +34,20 @@ from kdcli.report.finish import measure, quality_of, write_report
 from kdcli.report.schema import TEACHER, UNDISTILLED
 from kdcli.report.stages import StageJob
 from kdcli.report.views import EMBEDDER
-from kdcli.teachers.cache import SignalStore
 from kdcli.teachers.given import read_vectors
 from kdcli.teachers.task_teacher import same_tokens
 from kdcli.teachers.teacher import Teacher
-from kdcli.training.launch import Session, choose_output_dir, make_schedule
+from kdcli.teachers.vectors import NEGATIVES, POOLED, POSITIVE, Targets, Vectors, order_of_texts, stored_vectors
+from kdcli.training.launch import Session, choose_output_dir
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.types import Batch, ModelShape, Needs, Objective, Outcome, Schedule, Signals
+from kdcli.types import Batch, ModelShape, Needs, Objective, Outcome, Signals
 
 METHOD = "embedding"
 DEFAULTS: dict[str, Any] = {"train.lr": 5e-4, "train.batch_size": 64, "train.epochs": 1.0}
 """Of recipe keys that nobody set."""
-GROUP = 16  # Rows padded together
 BASIS_ROWS = 50_000  # Vectors that give the principal components
 TURNED_ROWS = 1000  # Vectors of a student before training, to which these are turned
-POOLED, POSITIVE, NEGATIVES = "teacher.pooled", "teacher.positive", "teacher.negatives"  # of a batch
-
-Vectors = Callable[[Array], Array]  # numbers of texts -> the teacher's vectors of them, [n, E]
 
 
 def with_method(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
@@ -71,35 +65,6 @@ def with_method(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
     if recipe.embedding != EmbeddingSettings():
         raise UsageError(f"the keys of embedding: are for --method {METHOD}, not for {recipe.method}")
     return resolved
-
-
-@dataclass(frozen=True)
-class Targets:
-    """Rows of tokens with the teacher's vectors; an `Examples`. `numbers`: the texts in it."""
-
-    rows: Encoded
-    vectors: Vectors
-    texts: Texts
-    numbers: Array
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def batch(self, indices: Array) -> Batch:
-        """The batch of some texts, with `teacher.pooled` [B, E] and of pairs `teacher.positive` and `.negatives`."""
-        at, texts = self.numbers[indices], self.texts
-        batch = self.rows.batch(at)
-        batch[POOLED] = self._of(at)
-        if texts.paired:
-            batch[POSITIVE] = self._of(texts.positive[at])
-            if texts.negatives.shape[1]:
-                batch[NEGATIVES] = self._of(texts.negatives[at].reshape(-1)).view(*texts.negatives[at].shape, -1)
-        return batch
-
-    def _of(self, at: Array) -> Tensor:
-        """Vectors of texts, zeros of number -1."""
-        found = torch.from_numpy(self.vectors(np.maximum(at, 0)).astype(np.float32))
-        return found * torch.from_numpy((at >= 0).astype(np.float32))[:, None]
 
 
 class Basis(nn.Module):
@@ -202,7 +167,7 @@ class EmbeddingRun:
         freeze_unused(self.students, batch, of_teacher)
         self.teacher.model.to(session.device)
         anchors_RE = anchors_RE.to(session.device)
-        order, schedule = self._order(train)
+        order, schedule = order_of_texts(recipe.train, self.rows.lengths[train.numbers])
         job = distill_job(self.students, signals, train, order, held_out)
         cards = {}
         if self.invocation.dry_run:
@@ -240,15 +205,7 @@ class EmbeddingRun:
         if self.given is not None:
             given = self.given
             return lambda at: np.take(given, at, axis=0)
-        session, rows, needs = self.session, self.teacher_rows, Needs(pooled=True)
-        limit = int(settings.cache_gb * 1e9)
-        how: dict[str, Any] = {"device": session.device, "limit_bytes": limit, "log": Progress.log}
-        fingerprint = f"{teacher.fingerprint}-{session.compute_dtype}"
-        live = Teacher.frozen(teacher.source, teacher.model, needs, session, Pool(teacher.format)).captured
-        store = SignalStore.open(cache_dir() / "vectors", rows, live, needs=needs, fingerprint=fingerprint, **how)
-        if store is None:
-            raise UsageError("the teacher's vectors do not fit", "raise embedding.cache_gb, or lower embedding.rows")
-        return store.vectors
+        return stored_vectors(teacher, self.teacher_rows, settings.cache_gb, self.session)
 
     def _format(self, to: ModelShape, vectors: Vectors, texts: Array) -> tuple[EmbeddingFormat, Array | None]:
         """How a student of a shape makes vectors, and the basis of its targets."""
@@ -288,12 +245,6 @@ class EmbeddingRun:
     def _initialized(self, to: ModelShape) -> InitializedStudent:
         how = self.resolved.recipe.student.model_dump(include={"init", "layers", "dropout"})
         return build_student(self.origin.model.base_model, to, **how, seed=self.resolved.recipe.train.seed)
-
-    def _order(self, train: Targets) -> tuple[BucketOrder, Schedule]:
-        settings = self.resolved.recipe.train
-        group = settings.micro_batch_size or GROUP
-        order = BucketOrder(self.rows.lengths[train.numbers], settings.batch_size, group, settings.seed)
-        return order, replace(make_schedule(settings, order.steps_of_pass), micro_batch_size=group)
 
     def _report(self, outcome: Outcome) -> None:
         recipe, teacher, origin, session = self.resolved.recipe, self.teacher, self.origin, self.session

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kdcli.downstream.settings import DownstreamSettings, OnTask, RerankRecipe
+from kdcli.downstream.settings import DownstreamSettings, OnTask, RerankRecipe, VectorSettings
 from kdcli.recipe.sections import DataSettings, KdSettings, MeasureSettings, Section, TrainSettings
 
 
@@ -20,20 +20,13 @@ class StudentSettings(Section):
     source: str | None = None
 
 
-class EmbeddingSettings(Section):
-    """`embedding:`, of `method: embedding`. `pooling` null is the teacher's own; `unit`: documents are cut into
-    sentences, or left whole; `rows` limits the texts. `dense`: a student narrower than its teacher's vectors gets a
-    dense layer up to their width; otherwise it learns their principal components. `anchors` are the texts of
-    `similarity` and `contrastive`. `vectors` is a file of the teacher's vectors, null computes them; `cache_gb` is the
-    disk budget for these, which stay in the cache for later runs."""
+class EmbeddingSettings(VectorSettings):
+    """`embedding:`, of `method: embedding`. `dense`: a student narrower than its teacher's vectors gets a dense layer
+    up to their width; otherwise it learns their principal components. `vectors` is a file of the teacher's vectors,
+    null computes them."""
 
-    pooling: str | None = None
-    unit: Literal["sentence", "document"] = "sentence"
-    rows: int | None = Field(None, gt=1)
     dense: bool = False
-    anchors: int = Field(1024, gt=0)
     vectors: str | None = None
-    cache_gb: float = Field(20.0, gt=0)
 
 
 class DistillRecipe(Section):
