@@ -53,7 +53,9 @@ def graphs_recorded_once():
     ONNXRegistry.from_torchlib = staticmethod(functools.cache(operators))
 
     def once(named, example, **options):
-        key = (type(named.model), weights_hash(named.model), *options["input_names"], *options["output_names"])
+        model, pool = named.model.model, named.model.pool
+        pooled = pool and (pool.pooling, pool.normalize, pool.tanh, str(pool.state_dict()))
+        key = (type(model), weights_hash(model), pooled, *options["input_names"], *options["output_names"])
         if key not in recorded:
             recorded[key] = record(named, example, **options)
         return recorded[key]

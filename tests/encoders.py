@@ -1,5 +1,7 @@
 """Tiny random encoders of every supported type, a tokenizer and tasks for them."""
 
+from collections.abc import Iterable
+
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import CONFIG_MAPPING, AutoModel, PreTrainedModel, PreTrainedTokenizerFast
@@ -42,14 +44,19 @@ def tiny_encoder(model_type: str, **changes: object) -> PreTrainedModel:
     return AutoModel.from_config(tiny_config(model_type, **changes)).eval()
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
+def tiny_tokenizer(words: Iterable[int] = range(59)) -> PreTrainedTokenizerFast:
     """One token a word: `w0` ... `w58`, after [PAD] [UNK] [CLS] [SEP] [MASK]."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    vocabulary = {word: i for i, word in enumerate([*special, *(f"w{i}" for i in range(59))])}
+    vocabulary = {word: i for i, word in enumerate([*special, *(f"w{i}" for i in words)])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     named = {f"{token[1:-1].lower()}_token": token for token in special}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
+
+
+def foreign_tokenizer() -> PreTrainedTokenizerFast:
+    """The same words as other numbers."""
+    return tiny_tokenizer(reversed(range(59)))
 
 
 def byte_level(*merges: tuple[str, str]) -> Tokenizer:

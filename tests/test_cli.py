@@ -20,7 +20,7 @@ from kdcli.cli.options import TRACKERS, prepare_libraries
 
 SAYING = ("--quiet", "-q", "--verbose", "-v")
 ON_TASK = {
-    *("--task", "--student", "--general", "--corpus", "--also-teacher", "--ablate"),
+    *("--task", "--student", "--general", "--corpus", "--also-teacher", "--soft-labels", "--ablate"),
     *("--augment", "--no-augment", "--augment-model", "--glove", "--augment-only"),
 }
 DISTILL = {
@@ -28,6 +28,7 @@ DISTILL = {
     *("--max-steps", "--epochs", "--batch-size", "--lr", "--seed", "--dtype", "--device", "--processes"),
     *("--resume", "--overwrite", "--dry-run", "--report-to", "--trust-remote-code", "--json", *SAYING),
 }
+OF_VECTORS = {"--pooling", "--teacher-vectors"}
 
 
 def command(*path):
@@ -43,7 +44,7 @@ def test_the_verbs_and_their_options_are_frozen():
     }
     assert set(command("recipes").commands) == {"ls", "show", "validate"}
     assert set(command("mask").commands) == {"info", "diff", "apply", "compact"}
-    assert options_of("distill") == DISTILL | ON_TASK | {"--pooling", "--teacher-vectors"}
+    assert options_of("distill") == DISTILL | ON_TASK | OF_VECTORS
     tuning = {"--task", "--seeds", "--grid", "--metric"}
     assert options_of("finetune") == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} | tuning
     pruning = {"--method", "--sparsity", "--masking", "--task", "--teacher"}

@@ -21,15 +21,19 @@ from transformers import PreTrainedModel
 
 from kdcli.backends.sessions import Array, Caller, library, onnx_caller, openvino_caller
 from kdcli.errors import MachineError, UsageError
-from kdcli.models.shape import positions_of
+from kdcli.models.embedder import Pool
+from kdcli.models.shape import positions_of, shape_of
 from kdcli.types import Batch
 
 TRACED = (2, 24)  # Batch size and tokens of the recorded graph; both axes stay dynamic
 COMPARED = ((3, 17), (2, 150), (1, 9))  # Those of the comparison with torch; rows are padded to different lengths
 EXACT = 1e-4  # Largest absolute difference of a float32 file, times the largest output where that exceeds 1
+VECTORS = "sentence_embedding"  # The output of a pooling, by the name that other tools read
 # The exported outputs of a model, as far as it has them, in this order.
-OUTPUTS = ("last_hidden_state", "start_logits", "end_logits", "logits")
-# Largest relative error of a file. all-MiniLM-L6-v2 has 1e-6 and 0.18; other weights give more than 1.
+OUTPUTS = ("last_hidden_state", VECTORS, "start_logits", "end_logits", "logits")
+BY_ROW = ("logits", VECTORS)  # Of a row, unless an output has an axis of tokens
+# Largest relative error of a file. all-MiniLM-L6-v2 has 1e-6 and 0.18; other weights give more than 1. `kdcli export`
+# judges vectors in int8 on text instead.
 LIMITS = {"fp32": 1e-3, "int8": 0.4}
 # Numbers of an activation that share a scale under OpenVINO: the fastest of 32, 64, 128 and 384 with VNNI.
 ACTIVATION_GROUP = 128
@@ -46,36 +50,44 @@ class ModelFile:
     relative: float  # Norm of all differences over the norm of torch's outputs
 
 
-def export_onnx(model: PreTrainedModel, folder: Path, *, int8: bool = False) -> ModelFile:
+def export_onnx(
+    model: PreTrainedModel, folder: Path, *, int8: bool = False, pool: Pool | None = None, float_down: bool = False
+) -> ModelFile:
     """Write `model.onnx`: an encoder in eval mode, or one with a head for sequences, tokens or questions. `folder` is
-    made if missing; after an error it may hold unusable files. With `int8` weights have 8 bits and a scale for each
-    output, activations are quantised at run time. Weights use 7 of the 8 bits, because sums of all 8 overflow on
-    processors without VNNI. Raises UsageError: torch cannot export this architecture; MachineError: a library is
-    missing, or the file differs from torch; OSError: the folder cannot be written."""
+    made if missing; after an error it may hold unusable files. With `pool` an encoder gives `sentence_embedding` too.
+    With `int8` weights have 8 bits and a scale for each output, activations are quantised at run time. Weights use 7 of
+    the 8 bits, because sums of all 8 overflow on processors without VNNI. `float_down` leaves the second linear of each
+    feed-forward block, whose inputs have outliers, in float32. Raises UsageError: torch cannot export this
+    architecture; MachineError: a library is missing, or the file differs from torch; OSError: the folder cannot be
+    written."""
     library("onnxruntime", "onnx")
     file, plain = folder / "model.onnx", folder / ("float.onnx" if int8 else "model.onnx")
-    inputs, outputs = _write_onnx(model, plain, "onnx")
-    errors = _compare(model, inputs, outputs, onnx_caller(plain, threads=0), "fp32")
+    whole = _Whole(model, pool)
+    inputs, outputs = _write_onnx(whole, plain, "onnx")
+    errors = _compare(whole, inputs, outputs, onnx_caller(plain, threads=0), "fp32")
     if int8:
-        _quantise(plain, file)
-        errors = _compare(model, inputs, outputs, onnx_caller(file, threads=0), "int8")
+        _quantise(plain, file, _down(model) if float_down else None)
+        errors = _compare(whole, inputs, outputs, onnx_caller(file, threads=0), "int8")
     return ModelFile(file, inputs, outputs, *errors)
 
 
-def export_openvino(model: PreTrainedModel, folder: Path, *, int8: bool = False) -> ModelFile:
+def export_openvino(
+    model: PreTrainedModel, folder: Path, *, int8: bool = False, pool: Pool | None = None, float_down: bool = False
+) -> ModelFile:
     """Write `model.xml` and `model.bin`; arguments and errors as in `export_onnx`. `int8`: weights of linears and
     embeddings in 8 bits, with a scale for each output or word. With VNNI activations are quantised at run time; without
     it int8 only saves memory."""
     openvino = library("openvino", "openvino")
     file, plain = folder / "model.xml", folder / "graph.onnx"
-    inputs, outputs = _write_onnx(model, plain, "openvino")
+    whole = _Whole(model, pool)
+    inputs, outputs = _write_onnx(whole, plain, "openvino")
     graph = openvino.Core().read_model(plain)
     if int8:
-        _quantise_openvino(graph)
+        _quantise_openvino(graph, _down(model) if float_down else None)
     openvino.save_model(graph, file, compress_to_fp16=False)
     del graph
     _remove(plain)
-    errors = _compare(model, inputs, outputs, openvino_caller(file, threads=0), "int8" if int8 else "fp32")
+    errors = _compare(whole, inputs, outputs, openvino_caller(file, threads=0), "int8" if int8 else "fp32")
     return ModelFile(file, inputs, outputs, *errors)
 
 
@@ -86,10 +98,24 @@ def difference(reference: Array, other: Array) -> tuple[float, float]:
     return float(np.abs(gap).max()), float(np.linalg.norm(gap) / np.linalg.norm(reference))
 
 
+class _Whole(nn.Module):
+    """A model, and the pooling of its last hidden states if it has one: inputs by name -> outputs by name."""
+
+    def __init__(self, model: PreTrainedModel, pool: Pool | None) -> None:
+        super().__init__()
+        self.model, self.pool = model, pool
+
+    def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
+        outputs = dict(self.model(**inputs))
+        if self.pool is not None:
+            outputs[VECTORS] = self.pool.compute(outputs["last_hidden_state"], inputs["attention_mask"])
+        return outputs
+
+
 class _Named(nn.Module):
     """A model with positional inputs that returns only the named outputs."""
 
-    def __init__(self, model: PreTrainedModel, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    def __init__(self, model: _Whole, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         super().__init__()
         self.model, self.inputs, self.outputs = model, inputs, outputs
 
@@ -101,8 +127,15 @@ class _Named(nn.Module):
         return tuple(outputs[name] for name in self.outputs)
 
 
-def _write_onnx(model: PreTrainedModel, file: Path, extra: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _down(model: PreTrainedModel) -> tuple[int, int] | None:
+    """Inputs and outputs of the second linear of a feed-forward block; None if other linears have these sizes too."""
+    shape = shape_of(model.config)
+    return (shape.ffn, shape.hidden) if shape.ffn > shape.hidden else None
+
+
+def _write_onnx(whole: _Whole, file: Path, extra: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Write the graph in float32 and return the names of its inputs and outputs; `extra` installs the libraries."""
+    model = whole.model
     assert not model.training, "a graph is recorded in eval mode"
     file.parent.mkdir(parents=True, exist_ok=True)
     for name in ("onnx", "onnxscript"):
@@ -114,10 +147,10 @@ def _write_onnx(model: PreTrainedModel, file: Path, extra: str) -> tuple[tuple[s
     batch = _batch(model, inputs, *TRACED)
     free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     with torch.no_grad(), _quiet():
-        result = model(**batch)
+        result = whole(**batch)
         outputs = tuple(name for name in OUTPUTS if name in result)
         try:
-            named, args, shapes = _Named(model, inputs, outputs).eval(), tuple(batch.values()), (free,) * len(inputs)
+            named, args, shapes = _Named(whole, inputs, outputs).eval(), tuple(batch.values()), (free,) * len(inputs)
             program = torch.onnx.export(
                 named, args, dynamo=True, verbose=False, dynamic_shapes=shapes, input_names=inputs, output_names=outputs
             )
@@ -148,8 +181,9 @@ def _remove(file: Path) -> None:
         part.unlink()
 
 
-def _quantise(plain: Path, file: Path) -> None:
-    """Write the int8 version of a float32 file, then remove the float32 file."""
+def _quantise(plain: Path, file: Path, in_float: tuple[int, int] | None = None) -> None:
+    """Write the int8 version of a float32 file, then remove the float32 file; linears of `in_float` inputs and outputs
+    stay."""
     onnx, quantization = library("onnx", "onnx"), library("onnxruntime.quantization", "onnx")
     # A linear with one row per sequence is a Gemm, which is quantised transposed; recorded shapes would contradict it.
     graph = onnx.load(plain, load_external_data=False)
@@ -157,13 +191,27 @@ def _quantise(plain: Path, file: Path) -> None:
     onnx.save(graph, plain)
     large = any(plain.parent.glob("*.data"))
     with _quiet():
-        how = {"weight_type": quantization.QuantType.QInt8, "per_channel": True, "reduce_range": True}
+        how: dict[str, Any] = {"weight_type": quantization.QuantType.QInt8, "per_channel": True, "reduce_range": True}
+        how["nodes_to_exclude"] = [] if in_float is None else _products(graph, in_float)
         quantization.quantize_dynamic(plain, file, use_external_data_format=large, **how)
     _remove(plain)
 
 
-def _quantise_openvino(graph: Any) -> None:
-    """Replace float weights by int8 weights and scales, as NNCF's `compress_weights` without its telemetry."""
+def _products(graph: Any, sizes: tuple[int, int]) -> list[str]:
+    """Names of the products of an ONNX graph with a constant of so many inputs and outputs."""
+    weights = {tensor.name: tuple(tensor.dims) for tensor in graph.graph.initializer}
+    found = []
+    for node in graph.graph.node:
+        if node.op_type in ("MatMul", "Gemm") and node.input[1] in weights:
+            turned = any(a.name == "transB" and a.i for a in node.attribute)
+            if weights[node.input[1]] == (sizes[::-1] if turned else sizes):
+                found.append(node.name)
+    return found
+
+
+def _quantise_openvino(graph: Any, in_float: tuple[int, int] | None = None) -> None:
+    """Replace float weights by int8 weights and scales, as NNCF's `compress_weights` without its telemetry; linears of
+    `in_float` inputs and outputs stay."""
     ops = library("openvino.opset13", "openvino")
     for node in graph.get_ops():
         kind = node.get_type_name()
@@ -177,6 +225,8 @@ def _quantise_openvino(graph: Any) -> None:
         if weight.ndim != 2 or weight.dtype != np.float32:
             continue
         summed = 0 if kind == "MatMul" and not node.get_attributes()["transpose_b"] else 1
+        if kind == "MatMul" and in_float == (weight.shape if summed == 0 else weight.shape[::-1]):
+            continue
         scale = np.abs(weight).max(axis=summed, keepdims=True) / 127
         scale = np.where(scale > 0, scale, 1).astype(np.float32)
         low = ops.constant(np.round(weight / scale).astype(np.int8))
@@ -186,31 +236,34 @@ def _quantise_openvino(graph: Any) -> None:
 
 
 def _compare(
-    model: PreTrainedModel, inputs: Sequence[str], outputs: Sequence[str], call: Caller, precision: str
+    whole: _Whole, inputs: Sequence[str], outputs: Sequence[str], call: Caller, precision: str
 ) -> tuple[float, float]:
     """Run a file and torch on the same batches; returns the largest absolute difference and the relative error. Raises
     MachineError: they differ by more than the precision explains."""
-    pairs = [_outputs_of(model, call, outputs, _batch(model, inputs, *shape)) for shape in COMPARED]
+    model = whole.model
+    pairs = [_outputs_of(whole, call, outputs, _batch(model, inputs, *shape)) for shape in COMPARED]
     reference, other = (np.concatenate(side) for side in zip(*pairs, strict=True))
     max_abs, relative = difference(reference, other)
     exact = EXACT * max(1.0, float(np.abs(reference).max())) if precision == "fp32" else math.inf
+    limit = math.inf if whole.pool is not None and precision == "int8" else LIMITS[precision]
     # Written so that NaN fails.
-    if not (max_abs <= exact and relative <= LIMITS[precision]):
+    if not (max_abs <= exact and relative <= limit):
         raise MachineError(
             f"the exported {type(model).__name__} does not compute what torch does: {max_abs:.2e} absolute, "
-            f"{relative:.2e} relative; allowed for {precision}: {exact:.1e} and {LIMITS[precision]:g}",
+            f"{relative:.2e} relative; allowed for {precision}: {exact:.1e} and {limit:g}",
             "export in full precision" if precision != "fp32" else "try other versions of onnxscript and the engine",
         )
     return max_abs, relative
 
 
-def _outputs_of(model: PreTrainedModel, call: Caller, outputs: Sequence[str], batch: Batch) -> tuple[Array, Array]:
+def _outputs_of(whole: _Whole, call: Caller, outputs: Sequence[str], batch: Batch) -> tuple[Array, Array]:
     """The outputs of torch and of the file without padding, each as one vector."""
     by_file = call(call.feed(batch))
     with torch.no_grad():
-        by_torch = [model(**batch)[name].float().cpu().numpy() for name in outputs]
+        result = whole(**batch)
+        by_torch = [result[name].float().cpu().numpy() for name in outputs]
     mask_BL = batch["attention_mask"].cpu().numpy().astype(bool)
-    by_token = [name != "logits" or x.ndim == 3 for name, x in zip(outputs, by_torch, strict=True)]
+    by_token = [name not in BY_ROW or x.ndim == 3 for name, x in zip(outputs, by_torch, strict=True)]
     torch_side, file_side = (
         np.concatenate([(x[mask_BL] if tokens else x).ravel() for x, tokens in zip(side, by_token, strict=True)])
         for side in (by_torch, by_file)

@@ -16,6 +16,14 @@ from kdcli.models.load import load_config
 
 FACTS = "export.json"
 FILES = {"onnx": "model.onnx", "openvino": "model.xml"}  # format -> the file to load
+EMBEDDING = "embedding"
+"""Kind of an export with vectors of texts; its file lies where sentence-transformers and transformers.js look."""
+EMBEDDING_FILES = {
+    ("onnx", "fp32"): "onnx/model.onnx",
+    ("onnx", "int8"): "onnx/model_quantized.onnx",
+    ("openvino", "fp32"): "openvino/openvino_model.xml",
+    ("openvino", "int8"): "openvino/openvino_model_qint8_quantized.xml",
+}
 RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}
 
 
@@ -39,13 +47,23 @@ class Export:
         return str(self.facts["precision"])
 
     @property
+    def file(self) -> Path:
+        """The file that a runtime loads."""
+        return self.folder / file_in(self.facts)
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the outputs, in order."""
+        return list(self.facts["outputs"])
+
+    @property
     def card(self) -> dict[str, Any]:
         return dict(self.facts["card"])
 
     def runner(self, threads: int) -> Runner:
         """The file, loaded; outputs in the order of `kdcli.backends.export.OUTPUTS`. Raises MachineError: the runtime
         is missing; UsageError: it cannot load the file."""
-        file, name = self.folder / FILES[self.format], RUNTIMES[self.format]
+        file, name = self.file, RUNTIMES[self.format]
         library(name, self.format)
         load = onnx_caller if self.format == "onnx" else openvino_caller
         try:
@@ -53,6 +71,13 @@ class Export:
         except Exception as error:  # noqa: BLE001  # the runtimes raise types of their own
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise UsageError(f"{name} cannot load {file}: {reason}", "export the model again") from None
+
+
+def file_in(facts: Mapping[str, Any]) -> str:
+    """The place in an export's directory of the file to load, by its export.json. Raises KeyError: an unknown format or
+    precision."""
+    embeds = facts.get("kind") == EMBEDDING
+    return EMBEDDING_FILES[facts["format"], facts["precision"]] if embeds else FILES[facts["format"]]
 
 
 def is_export(source: str) -> bool:
@@ -69,16 +94,20 @@ def open_export(source: str, device: torch.device | None = None) -> Export:
     try:
         facts = json.loads((folder / FACTS).read_text("utf-8"))
         sizes, file_format = dict(facts["files"]), facts["format"]
-        if file_format not in FILES or FILES[file_format] not in sizes or facts["precision"] not in ("fp32", "int8"):
+        if file_format not in FILES or facts["precision"] not in ("fp32", "int8") or file_in(facts) not in sizes:
             raise ValueError("it names another format")
+        if not isinstance(facts["outputs"], list):
+            raise ValueError("it names no outputs")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{folder / FACTS} cannot be read: {type(error).__name__} {error}", again) from None
     if not isinstance(facts.get("card"), dict):
         raise UsageError(f"{folder / FACTS} is of an earlier kdcli: it does not describe the model", again)
     for name, size in sizes.items():
         # A name is a file of the directory, not a path out of it.
-        found = (folder / Path(name).name).stat().st_size if (folder / Path(name).name).is_file() else None
+        inside = Path(name).parent.name if Path(name).parent.name in FILES else ""
+        file = folder / inside / Path(name).name
+        found = file.stat().st_size if file.is_file() else None
         if found != size:
             problem = "is missing" if found is None else f"has {found:,} bytes, not {size:,}"
-            raise UsageError(f"{folder / Path(name).name} {problem}", again)
+            raise UsageError(f"{file} {problem}", again)
     return Export(folder, facts, load_config(source, weights=False, compacted=True))

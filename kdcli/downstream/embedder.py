@@ -12,19 +12,25 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from kdcli.backends.export import VECTORS
+from kdcli.backends.exported import is_export, open_export
+from kdcli.backends.runners import Runner
+from kdcli.bench.environment import latency_threads
 from kdcli.data.labelled.features import Array, Encoded, encode
 from kdcli.disk import cache_key
 from kdcli.downstream.predictions import Evaluator, Prediction
+from kdcli.downstream.runtimes import FORWARD_ROWS, padded
 from kdcli.errors import MachineError, UsageError
 from kdcli.models.capture import Capture, capture
 from kdcli.models.card import weights_hash
 from kdcli.models.embedder import EmbeddingFormat, Pool, format_for, load_embedder
 from kdcli.models.heads import TaskModel
+from kdcli.models.load import load_tokenizer
 from kdcli.models.shape import positions_of
 from kdcli.training.evaluation import to_device
 from kdcli.training.launch import Session
 from kdcli.training.memory import is_out_of_memory
-from kdcli.types import Example, Needs, Task
+from kdcli.types import Batch, Example, Needs, Task
 
 TEXTS = Task("texts", "score", ("text",), ())
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # padding included, in one forward pass
@@ -34,20 +40,40 @@ ROLES = {"query": ("query",), "document": ("document", "passage", "corpus"), "":
 
 @dataclass(frozen=True)
 class Embedder:
-    """An encoder in float32 with its tokenizer and what makes vectors of its states; `note` says where that is from."""
+    """An encoder in float32, or an export, with its tokenizer and what makes vectors of its states; `note` says where
+    that is from. `runner` computes in place of torch; `outputs` are the names of what it gives."""
 
     source: str
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     format: EmbeddingFormat
     note: str
+    runner: Runner | None = None
+    outputs: Sequence[str] = ("last_hidden_state",)
 
     @classmethod
-    def open(cls, source: str, *, pooling: str | None = None, trust_remote_code: bool = False) -> Self:
+    def open(
+        cls, source: str, *, pooling: str | None = None, trust_remote_code: bool = False, compacted: bool = False
+    ) -> Self:
         """Load one. Raises UsageError: see `kdcli.models.embedder`."""
-        loaded = load_embedder(source, trust_remote_code=trust_remote_code)
+        loaded = load_embedder(source, trust_remote_code=trust_remote_code, compacted=compacted)
         fmt, note = format_for(source, loaded.model.config, pooling)
         return cls(source, loaded.model, loaded.tokenizer, fmt, note)
+
+    @classmethod
+    def open_judged(cls, source: str, *, pooling: str | None = None, trust_remote_code: bool = False) -> Self:
+        """One that is judged, not trained: an export or a compacted model too. Raises UsageError: see `open` and
+        `open_export`; an export of a model with a head."""
+        if not is_export(source):
+            return cls.open(source, pooling=pooling, trust_remote_code=trust_remote_code, compacted=True)
+        export = open_export(source)
+        if not {VECTORS, "last_hidden_state"} & set(export.outputs):
+            message = f"{source} is an export of a model with a head: it gives {', '.join(export.outputs)}, no vectors"
+            raise UsageError(message, "export an embedding model, or an encoder with --pooling")
+        fmt, note = format_for(source, export.config, pooling)
+        tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+        note = f"run by {export.format}, {export.precision}; {note}"
+        return cls(source, export, tokenizer, fmt, note, export.runner(latency_threads()), export.outputs)
 
     @property
     def max_length(self) -> int:
@@ -89,12 +115,17 @@ class Embedder:
     def vectors(self, texts: Sequence[str], role: str, session: Session) -> Array:
         """The vector of each text, float32 [N, E]; in float32, the longest texts first. Raises MachineError: out of
         memory with one text at a time."""
-        rows, module = self.rows(texts, [role] * len(texts)), self.captured()
+        rows = self.rows(texts, [role] * len(texts))
+        lengths = rows.lengths
+        found = np.empty((len(rows), self.format.width(self.model.config.hidden_size)), np.float32)
+        if self.runner is not None:
+            by_length, pool = np.argsort(-lengths, kind="stable"), Pool(self.format)
+            for begin in range(0, len(rows), FORWARD_ROWS):
+                indices = by_length[begin : begin + FORWARD_ROWS]
+                found[indices] = self._by_runner(self.runner, rows.batch(indices), rows.pad_id, pool)
+            return found
+        module = self.captured()
         module.to(session.device).eval()
-        lengths, found = (
-            rows.lengths,
-            np.empty((len(rows), self.format.width(self.model.config.hidden_size)), np.float32),
-        )
         budget = TOKENS_AT_ONCE.get(session.device.type, TOKENS_AT_ONCE["cuda"])
         order, begin = np.argsort(-lengths, kind="stable"), 0
         while begin < len(order):
@@ -112,6 +143,15 @@ class Embedder:
                 continue
             begin += len(indices)
         return found
+
+    def _by_runner(self, made: Runner, batch: Batch, pad_id: int, pool: Pool) -> Array:
+        """The vectors of a batch: pooled by the file itself, or here from its last hidden states."""
+        batch = padded(batch, pad_id, positions_of(self.model.config))
+        by_name = dict(zip(self.outputs, made.output(made.call(made.prepare(batch))), strict=True))
+        if VECTORS in by_name:
+            return by_name[VECTORS]
+        with torch.no_grad():
+            return np.asarray(pool(torch.from_numpy(by_name["last_hidden_state"]), batch["attention_mask"]).numpy())
 
 
 def cosines(x_ND: Array, y_ND: Array) -> Array:

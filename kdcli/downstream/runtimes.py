@@ -53,13 +53,13 @@ def runner_predictions(made: Runner, evaluator: Evaluator, positions: int | None
     logits: list[Array] = []
     for begin in range(0, len(rows), FORWARD_ROWS):
         batch = rows.batch(np.arange(begin, min(begin + FORWARD_ROWS, len(rows))))
-        outputs = made.output(made.call(made.prepare(_padded(batch, rows.pad_id, positions))))
+        outputs = made.output(made.call(made.prepare(padded(batch, rows.pad_id, positions))))
         # Start and end logits of a question answering head are stacked, [L, 2].
         logits += list(outputs[0] if len(outputs) == 1 else np.stack(outputs, -1))
     return evaluator.features.predictions(logits)
 
 
-def _padded(batch: Batch, pad_id: int, positions: int | None) -> Batch:
+def padded(batch: Batch, pad_id: int, positions: int | None) -> Batch:
     """The inputs of a batch, padded to a multiple of `LENGTH_STEP` tokens, or to the model's positions."""
     length = batch["input_ids"].shape[1]
     longer = length + -length % LENGTH_STEP

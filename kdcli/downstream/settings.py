@@ -88,6 +88,49 @@ class FinetuneRecipe(TaskRecipe):
     grid: dict[str, Any] = Field(default_factory=dict)
 
 
+class RerankData(Section):
+    """`data:` of rerankers; `max_length` null is 256 tokens of query and passage. `split_seed` chooses the queries that
+    are held back where there is no validation split."""
+
+    source: str | None = None
+    max_length: Length | None = None
+    split_seed: int = Field(0, ge=0, lt=2**63)
+
+
+class RankingSettings(Section):
+    """`ranking:`. `loss` null is `margin-mse` against scores and `listwise` against labels alone. `weight` is that of
+    the loss against scores; labels, where there are any, get the rest. `temperature` is of `listwise`."""
+
+    loss: Literal["margin-mse", "listwise", "pointwise"] | None = None
+    weight: float = Field(1.0, ge=0, le=1)
+    temperature: float = Field(1.0, gt=0)
+
+
+class RerankStudentSettings(Section):
+    """`student:` of a reranker: `source` null copies the teacher; the rest as of `distill`."""
+
+    to: str | None = None
+    source: str | None = None
+    init: Literal["teacher", "random"] = "teacher"
+    layers: list[int] | None = None
+
+
+class RerankRecipe(Section):
+    """A recipe of `kdcli distill --task rerank` and `kdcli finetune --task rerank`. `teacher` null: the scores are in
+    the data, or there are labels alone. `cache_gb` is the disk budget of the teacher's scores."""
+
+    verb: Literal["rerank"] = "rerank"
+    task: Literal["rerank"] = "rerank"
+    teacher: str | None = None
+    student: RerankStudentSettings = RerankStudentSettings()
+    ranking: RankingSettings = RankingSettings()
+    data: RerankData = RerankData()
+    keep: Literal["last", "best"] = "last"
+    train: FinetuneTrainSettings = FinetuneTrainSettings()
+    measure: MeasureSettings = MeasureSettings()
+    cache_gb: float = Field(8.0, gt=0)
+
+
 class DownstreamSettings(Section):
     """`eval:`, the tasks on which a report compares models, each fine-tuned alike. `source` is a directory with a
     folder per task, or the data of the only task; null is each task's own data. `overrides` are keys of `finetune` set
@@ -96,3 +139,15 @@ class DownstreamSettings(Section):
     tasks: list[str] = Field(default_factory=list)
     source: str | None = None
     overrides: dict[str, Any] = Field(default_factory=dict)
+
+
+class VectorSettings(Section):
+    """`embedding:` of verbs that learn the vectors of an embedding model. `pooling` null is the model's own; `unit`:
+    documents are cut into sentences, or left whole; `rows` limits the texts; `anchors` are the texts of `similarity`
+    and `contrastive`. `cache_gb` is the disk budget for the vectors, which stay in the cache for later runs."""
+
+    pooling: str | None = None
+    unit: Literal["sentence", "document"] = "sentence"
+    rows: int | None = Field(None, gt=1)
+    anchors: int = Field(1024, gt=0)
+    cache_gb: float = Field(20.0, gt=0)

@@ -96,6 +96,16 @@ def prepare(
     return PreparedTask(session, data, train, evaluator, [*notes, *found], how["max_length"]), headed
 
 
+def read_by(task: PreparedTask, settings: LabelledSettings, headed: TaskModel) -> PreparedTask:
+    """The same examples as another model reads them."""
+    how = features_of(settings, task.data.task, headed)
+    before = task.evaluator
+    evaluator = Evaluator.of(task.data.task, task.data.sets, headed.tokenizer, choose_on=before.choose_on, **how)
+    train = None if task.train is None else Features.of(task.data.task, task.train.examples, headed.tokenizer, **how)
+    evaluator = replace(evaluator, extra_metrics=before.extra_metrics)
+    return replace(task, train=train, evaluator=evaluator, max_length=how["max_length"])
+
+
 def check_task_data(
     recipe: TaskRecipe, session: Session, *, new_head: bool = True, beside: Mapping[str, RowHashes] | None = None
 ) -> tuple[Labelled, TaskModel, list[str]]:

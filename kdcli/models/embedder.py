@@ -18,8 +18,20 @@ from transformers import PreTrainedConfig
 
 from kdcli.disk import disk_errors, read_json, write_atomic
 from kdcli.errors import UsageError, did_you_mean
+from kdcli.models.custom_class import custom_class
 from kdcli.models.files import HUB_ERRORS, file_of
-from kdcli.models.load import LoadedModel, load_config, load_encoder, location, save_model
+from kdcli.models.load import (
+    LoadedModel,
+    load_config,
+    load_encoder,
+    load_tokenizer,
+    load_weights,
+    location,
+    save_model,
+)
+from kdcli.models.shape import shape_of
+from kdcli.models.training_rows import NO_ROWS
+from kdcli.types import RowHashes
 
 MODULES, PROMPTS, LENGTH = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
 POOLING, DENSE, NORMALIZE = "1_Pooling", "2_Dense", "Normalize"
@@ -78,11 +90,15 @@ class Pool(nn.Module):
 
     def forward(self, states_BLD: Tensor, mask_BL: Tensor | None) -> Tensor:
         with torch.autocast(states_BLD.device.type, enabled=False):
-            x_BE = self._pooled(states_BLD.float(), mask_BL)
-            if self.dense is not None:
-                x_BE = F.linear(x_BE, self.dense.weight.float(), self.dense.bias)
-                x_BE = x_BE.tanh() if self.tanh else x_BE
-            return F.normalize(x_BE, dim=-1) if self.normalize else x_BE
+            return self.compute(states_BLD.float(), mask_BL)
+
+    def compute(self, states_BLD: Tensor, mask_BL: Tensor | None) -> Tensor:
+        """The vectors of float32 states; without autocast, which no exporter records."""
+        x_BE = self._pooled(states_BLD, mask_BL)
+        if self.dense is not None:
+            x_BE = F.linear(x_BE, self.dense.weight.float(), self.dense.bias)
+            x_BE = x_BE.tanh() if self.tanh else x_BE
+        return F.normalize(x_BE, dim=-1) if self.normalize else x_BE
 
     def _pooled(self, x_BLD: Tensor, mask_BL: Tensor | None) -> Tensor:
         real_BL1 = x_BLD.new_ones(*x_BLD.shape[:2], 1) if mask_BL is None else mask_BL[..., None].to(x_BLD.dtype)
@@ -107,10 +123,10 @@ class Pool(nn.Module):
 
 
 def read_format(source: str) -> EmbeddingFormat | None:
-    """What the files beside a model say; None for one that no sentence-transformers wrote. Raises UsageError: modules
-    or settings that kdcli does not compute, or damaged files."""
-    modules = _json(source, MODULES, list)
-    if modules is None:
+    """What the files beside a model say; None for a cross-encoder, or without files of sentence-transformers. Raises
+    UsageError: modules or settings that kdcli does not compute, or damaged files."""
+    modules = beside_model(source, MODULES, list)
+    if modules is None or (beside_model(source, PROMPTS) or {}).get("model_type") == "CrossEncoder":
         return None
     if not all(isinstance(m, dict) for m in modules):
         raise UsageError(f"{source}/{MODULES} must hold a list of modules")
@@ -131,7 +147,7 @@ def read_format(source: str) -> EmbeddingFormat | None:
             fmt = replace(fmt, normalize=True)
         elif place > 1:
             raise _not_computed(source, f"module {place} is {kind or 'unnamed'}")
-    told, length = _json(source, PROMPTS) or {}, (_json(source, LENGTH) or {}).get("max_seq_length")
+    told, length = beside_model(source, PROMPTS) or {}, (beside_model(source, LENGTH) or {}).get("max_seq_length")
     prompts = {str(k): str(v) for k, v in (told.get("prompts") or {}).items() if v}
     if not isinstance(length, int | None) or (length is not None and length < 3):
         raise UsageError(f"{source}/{LENGTH}: max_seq_length must be a number of tokens, got {length!r}")
@@ -159,26 +175,30 @@ def format_for(source: str, config: PreTrainedConfig, pooling: str | None) -> tu
     return EmbeddingFormat(), f"it has no {MODULES}: mean pooling, normalised, is assumed; --pooling says otherwise"
 
 
-def load_embedder(source: str, *, trust_remote_code: bool = False) -> LoadedModel:
-    """An encoder whose directory may be one of sentence-transformers. Raises UsageError: see `load_encoder`; or a
-    cross-encoder."""
-    config = load_config(source, trust_remote_code=trust_remote_code)
-    if any("ForSequenceClassification" in name for name in config.architectures or ()) and not _json(source, MODULES):
+def load_embedder(source: str, *, trust_remote_code: bool = False, compacted: bool = False) -> LoadedModel:
+    """An encoder whose directory may be one of sentence-transformers. `compacted` as in `load_config`. Raises
+    UsageError: see `load_encoder`; or a cross-encoder."""
+    config = load_config(source, trust_remote_code=trust_remote_code, compacted=compacted)
+    if any("ForSequenceClassification" in name for name in config.architectures or ()) and read_format(source) is None:
         raise UsageError(
             f"{source} scores texts ({config.architectures[0]}) and has no vectors",
-            "take an embedding model; a classifier is distilled with --task",
+            "take an embedding model; a reranker is distilled with --task rerank, a classifier with its own --task",
         )
-    return load_encoder(source, trust_remote_code=trust_remote_code)
+    if (of_class := custom_class(config)) is None:
+        return load_encoder(source, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    return LoadedModel(load_weights(source, of_class).eval(), tokenizer, shape_of(config), source)
 
 
-def save_embedder(model: Any, tokenizer: Any, fmt: EmbeddingFormat, folder: Path) -> None:
-    """Save an encoder and its format, so that `SentenceTransformer` and `AutoModel` both load the directory."""
+def save_embedder(model: Any, tokenizer: Any, fmt: EmbeddingFormat, folder: Path, rows: RowHashes = NO_ROWS) -> None:
+    """Save an encoder and its format, so that `SentenceTransformer` and `AutoModel` both load the directory; `rows` as
+    in `save_model`."""
     if fmt.max_length is not None:
         tokenizer.model_max_length = fmt.max_length
     # First, since the encoder's config.json makes the directory a model.
     folder.mkdir(parents=True, exist_ok=True)
     save_format(fmt, model.config.hidden_size, folder)
-    save_model(model, tokenizer, folder)
+    save_model(model, tokenizer, folder, rows)
 
 
 def save_format(fmt: EmbeddingFormat, hidden: int, folder: Path) -> None:
@@ -221,14 +241,14 @@ def _file(source: str, name: str) -> Path | None:
     return found if found is not None and found.is_file() else None
 
 
-def _json(source: str, name: str, kind: type = dict) -> Any:
+def beside_model(source: str, name: str, kind: type = dict) -> Any:
     """The content of a JSON file beside a model; None if it has no such file."""
     path = _file(source, name)
     return None if path is None else read_json(path, kind=kind)
 
 
 def _required(source: str, name: str) -> dict[str, Any]:
-    if (found := _json(source, name)) is None:
+    if (found := beside_model(source, name)) is None:
         raise UsageError(f"{source} has no {name}, which its {MODULES} names")
     return dict(found)
 

@@ -203,12 +203,25 @@ def describe_task(config: PreTrainedConfig, task: Task) -> None:
 
 def _with_new_head(source: str, config: PreTrainedConfig, task: Task, seed: int, trust: bool) -> PreTrainedModel:
     encoder = load_weights(source, AutoModel, trust_remote_code=trust, seed=seed)
+    return with_new_head(encoder, config, task, seed, source=source, trust_remote_code=trust)
+
+
+def with_new_head(
+    encoder: PreTrainedModel,
+    config: PreTrainedConfig,
+    task: Task,
+    seed: int,
+    *,
+    source: str,
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """An encoder's weights under a head of the task drawn from the seed; `config` is changed to describe it."""
     forget_custom_classes(config)
     describe_task(config, task)
     torch.manual_seed(seed)
     auto = AUTO_CLASS[task.kind]
     with config_errors(f"the {CONFIG} of {source}"):
-        model: PreTrainedModel = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust)
+        model: PreTrainedModel = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
     missing = model.base_model.load_state_dict(encoder.state_dict(), strict=False).missing_keys
     # Only one of the two classes may have a pooler; one that only the head's class has is drawn (Nomic's).
     lost = [name for name in missing if not name.startswith("pooler.")]

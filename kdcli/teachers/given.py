@@ -1,14 +1,20 @@
-"""The teacher's vectors from a file: of any model, whatever made them."""
+"""What a teacher would say, from a file: vectors of texts, or probabilities and scores of a task's rows."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kdcli.data.files import open_source
 from kdcli.data.text.sentences import Texts
 from kdcli.errors import UsageError
+from kdcli.types import Example, Task
 
 Array = np.ndarray[Any, Any]
+PROBABILITIES, LOGITS, SCORE = "probabilities", "logits", "score"  # columns of soft labels
+LEAST = 1e-6  # of a probability, whose logarithm is the logit
+SUM_OFF = 1e-2  # of the probabilities of a row
 
 
 def read_vectors(file: Path, texts: Texts) -> Array:
@@ -27,12 +33,16 @@ def read_vectors(file: Path, texts: Texts) -> Array:
     return found
 
 
-def _of_npy(file: Path, texts: Texts) -> Array:
+def _mapped(file: Path) -> Array:
     try:
         # Maps the file; refuses arrays of objects, which are pickled.
-        rows_RE = np.lib.format.open_memmap(file, mode="r")
+        return np.lib.format.open_memmap(file, mode="r")
     except (ValueError, EOFError, OSError) as error:
         raise UsageError(f"{file} is not a .npy array that can be read: {' '.join(str(error).split())}") from None
+
+
+def _of_npy(file: Path, texts: Texts) -> Array:
+    rows_RE = _mapped(file)
     if rows_RE.ndim != 2 or rows_RE.dtype.kind != "f":
         raise UsageError(
             f"{file} holds {rows_RE.dtype} {list(rows_RE.shape)}; it must hold floats, a row for each text"
@@ -71,3 +81,95 @@ def _of_parquet(file: Path, texts: Texts) -> Array:
             f"{file} has no vector for {int((~seen).sum()):,} of {len(texts):,} texts, the first {first!r:.60}"
         )
     return found
+
+
+def read_soft_labels(file: Path, task: Task, examples: Sequence[Example]) -> tuple[Array, str]:
+    """Logits of each training row, [N, C] float32, and how they were matched. A `.npy` array [N, C] holds
+    probabilities, or scores [N] of a `score` task, in the order of the rows. A row of `.jsonl` or `.parquet` has
+    `probabilities` or `logits`, a list in the order of the labels or a mapping of their names, or `score`; with the
+    task's columns of texts too, rows are matched by these, otherwise by their order. Raises UsageError: another format,
+    number or kind of values; a training row without soft labels."""
+    if task.kind not in ("class", "multi", "score"):
+        raise UsageError(f"--soft-labels are for whole rows; task {task.name} is of kind {task.kind}")
+    if not file.is_file() or file.suffix not in (".npy", ".jsonl", ".parquet"):
+        there = "is neither .npy, .jsonl nor .parquet" if file.is_file() else "is not there"
+        raise UsageError(f"soft labels {file}: the file {there}")
+    if file.suffix == ".npy":
+        array = _mapped(file)
+        if array.dtype.kind not in "fiu" or array.ndim != (1 if task.kind == "score" else 2):
+            shape = "[rows]" if task.kind == "score" else "[rows, classes]"
+            raise UsageError(f"{file} holds {array.dtype} {list(array.shape)}; task {task.name} needs numbers {shape}")
+        _check_count(file, len(array), examples)
+        values_NC = np.array(array, dtype=np.float64).reshape(len(array), -1)
+        names = [f"{file} row {n}" for n in range(len(array))]
+        return _as_logits(task, names, values_NC, task.kind != "score"), "matched by the order of the rows"
+    return _of_rows(file, task, examples)
+
+
+def _of_rows(file: Path, task: Task, examples: Sequence[Example]) -> tuple[Array, str]:
+    names, values, texts = [], [], []
+    column = None
+    ((_, rows),) = open_source(str(file)).tables("train")
+    for where, row in rows:
+        if column is None:
+            known = (SCORE,) if task.kind == "score" else (PROBABILITIES, LOGITS)
+            column = next((name for name in known if name in row), None)
+            if column is None:
+                raise UsageError(f"{where}: no column {' or '.join(known)}; there are {', '.join(row)}")
+        names.append(where)
+        values.append(_numbers(where, column, row.get(column), task))
+        texts.append(tuple(row.get(name) for name in task.texts))
+    if column is None:
+        raise UsageError(f"{file} holds no rows")
+    logits_NC = _as_logits(task, names, np.array(values), column == PROBABILITIES)
+    if not all(isinstance(text, str) for text in texts[0]):
+        _check_count(file, len(values), examples)
+        return logits_NC, "matched by the order of the rows"
+    place = {text: n for n, text in enumerate(texts)}
+    at = [place.get(example.texts, -1) for example in examples]
+    if -1 in at:
+        first = examples[at.index(-1)]
+        raise UsageError(
+            f"{file} has no soft labels for {at.count(-1):,} of {len(at):,} training rows, the first {first.where}"
+        )
+    return logits_NC[at], f"matched by {' and '.join(task.texts)}"
+
+
+def _check_count(file: Path, found: int, examples: Sequence[Example]) -> None:
+    if found != len(examples):
+        raise UsageError(
+            f"{file} has {found:,} rows for {len(examples):,} training rows",
+            "rows may be held back from training: a .jsonl or .parquet file with the texts is matched by them",
+        )
+
+
+def _numbers(where: str, column: str, given: Any, task: Task) -> list[float]:
+    if isinstance(given, Mapping) and set(given) == set(task.labels):
+        given = [given[label] for label in task.labels]
+    found = [given] if column == SCORE else given
+    wanted = len(task.labels) or 1
+    fits = isinstance(found, list | tuple) and len(found) == wanted
+    if not fits or not all(isinstance(x, int | float) and not isinstance(x, bool) for x in found):
+        what = "a number" if column == SCORE else f"{wanted} numbers, of {', '.join(task.labels)}"
+        raise UsageError(f"{where}: '{column}' must hold {what}, got {given!r:.80}")
+    return [float(x) for x in found]
+
+
+def _as_logits(task: Task, names: Sequence[str], values_NC: Array, probabilities: bool) -> Array:
+    """Values of each row as logits; a UsageError where they are none."""
+    classes = len(task.labels) or 1
+    if values_NC.shape[1] != classes:
+        raise UsageError(f"{names[0]}: {values_NC.shape[1]} values; task {task.name} has {classes} outputs")
+    wrong_N = ~np.isfinite(values_NC).all(1)
+    if probabilities:
+        wrong_N |= (values_NC < 0).any(1) | (values_NC > 1).any(1)
+        if task.kind == "class":
+            wrong_N |= np.abs(values_NC.sum(1) - 1) > SUM_OFF
+    if wrong_N.any():
+        n = int(wrong_N.argmax())
+        what = "probabilities" + (" that sum to 1" if task.kind == "class" else "") if probabilities else "finite"
+        raise UsageError(f"{names[n]}: the values must be {what}, got {values_NC[n].tolist()}")
+    if probabilities:
+        p = values_NC.clip(LEAST, 1 - LEAST if task.kind == "multi" else 1)
+        values_NC = np.log(p) if task.kind == "class" else np.log(p) - np.log1p(-p)
+    return values_NC.astype(np.float32)

@@ -122,7 +122,7 @@ def recorded():
     model = tiny_encoder("bert", **small("bert"))
     batch = padded(2, 24, types=True)
     free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
-    named = export._Named(model, tuple(batch), ("last_hidden_state",)).eval()
+    named = export._Named(export._Whole(model, None), tuple(batch), ("last_hidden_state",)).eval()
     names = {"input_names": tuple(batch), "output_names": ["last_hidden_state"], "dynamic_shapes": (free,) * 3}
     with torch.no_grad():
         return model, torch.onnx.export(named, tuple(batch.values()), dynamo=True, verbose=False, **names)

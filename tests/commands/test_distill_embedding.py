@@ -6,6 +6,7 @@ import numpy as np
 import own_files
 import pytest
 import torch
+from encoders import foreign_tokenizer, tiny_encoder
 from own_files import interrupted, kdcli, log_of, refused, report_of, said_by, same_weights, succeeds, write
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
@@ -160,6 +161,56 @@ def test_vectors_of_another_model_are_learnt(given, texts, tmp_path):
     np.save(tmp_path / "short.npy", np.ones((3, 24), np.float32))
     said = refused(tmp_path, *given, "--to", "2x32", "--teacher-vectors", tmp_path / "short.npy")
     assert f"3 vectors for {count} texts" in said
+
+
+@pytest.fixture
+def stranger(tmp_path):
+    """A tiny encoder of another type and width, with a tokenizer of its own."""
+    folder = tmp_path / "stranger"
+    tiny_encoder("distilbert", vocab_size=64, dim=16, n_layers=3, n_heads=2, hidden_dim=32).save_pretrained(folder)
+    foreign_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_another_encoder_learns_the_vectors_with_its_own_tokenizer(given, stranger, pairs, tmp_path):
+    judge = ["--eval-task", "own", "--set", f"eval.source={pairs}"]
+    judge += ["--set", "eval.overrides={data.columns: {text: a, pair: b}}"]
+    result = succeeds(*given, "--student", stranger, "-o", tmp_path / "out", *judge)
+    assert "cls pooling, as its teacher has" in said_by(result)
+    report = report_of(tmp_path / "out")
+    losses = report.quality["held-out loss"]
+    assert losses["student"]["vectors"] < losses["student undistilled"]["vectors"]
+    assert any(str(stranger) in note for note in report.notes)
+    theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert theirs.tokenizer.get_vocab() == foreign_tokenizer().get_vocab()
+    assert theirs.prompts["query"] == "w30 "
+    assert vectors(tmp_path / "out").shape == (2, 16)
+    config = AutoModel.from_pretrained(tmp_path / "out").config
+    assert (config.model_type, config.n_layers) == ("distilbert", 3)
+
+
+def test_another_embedding_model_keeps_its_own_pooling_and_is_made_smaller(given, stranger, tmp_path):
+    own = tmp_path / "own"
+    base = load_encoder(str(stranger))
+    save_embedder(base.model, base.tokenizer, EmbeddingFormat("mean", max_length=12), own)
+    succeeds(*given, "--student", own, "--to", "2x16", "--set", "embedding.dense=true", "-o", tmp_path / "out")
+    theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert theirs.max_seq_length == 12
+    assert theirs[1].pooling_mode == "mean"
+    assert vectors(tmp_path / "out").shape == (2, 32)
+    assert AutoModel.from_pretrained(tmp_path / "out").config.n_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--set", "loss.hidden_weight=1"), "loss.relations_weight and loss.hidden_weight compare tokens"),
+        (("--method", "minilm"), "another encoder learns by --method embedding"),
+        (("--to", "2x99"), "2x99"),
+    ],
+)
+def test_another_encoder_cannot_learn_token_states(given, stranger, tmp_path, more, message):
+    assert message in refused(tmp_path, *given, "--student", stranger, *more)
 
 
 def test_a_dry_run_writes_nothing(given, tmp_path):

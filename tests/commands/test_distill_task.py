@@ -1,11 +1,13 @@
 """`kdcli distill --task` from end to end on tiny models: what its stages leave, repeat and share."""
 
+import numpy as np
 import own_files
 import processes
 import pytest
 import torch
+from encoders import foreign_tokenizer, tiny_encoder
 from own_files import interrupted, kdcli, log_of, refused, report_of, said_by, same_weights, succeeds, times, weights
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from kdcli.losses import inputs, methods, on_tasks
 from kdcli.models.heads import AUTO_CLASS
@@ -191,6 +193,97 @@ def test_the_student_may_be_brought(done, asked, tmp_path):
     assert not (tmp_path / "out" / "start").exists()
     assert same_weights(tmp_path / "out", done[0])
     assert "not 3x16" in refused(tmp_path, *arguments, "--to", "3x16")
+
+
+@pytest.fixture
+def stranger(tmp_path):
+    """An encoder of another type, whose tokenizer has other numbers of the same words."""
+    folder = tmp_path / "stranger"
+    tiny_encoder("distilbert", dim=16, n_heads=2, hidden_dim=32, initializer_range=0.1).save_pretrained(folder)
+    foreign_tokenizer().save_pretrained(folder)
+    return folder
+
+
+FEW = ["--method", "soft-targets", "--set", "student.dropout=0.0"]
+
+
+@pytest.mark.parametrize("kind", ["class", "pair", "multi", "score"])
+def test_a_teacher_of_other_tokens_teaches_by_its_logits(asked, stranger, tmp_path, kind):
+    out = tmp_path / "out"
+    succeeds(*asked(kind, to=None), *FEW, "--student", stranger, "-o", out)
+    steps = [row["terms"] for row in log_of(out) if row["step"]]
+    assert all(set(terms) == {"task", "kd"} for terms in steps)
+    assert set(log_of(out)[0]["held_out"]) >= {"task", "kd"}
+    report = report_of(out)
+    assert {"teacher", "student"} <= {e.model for e in report.evaluations}
+    # Each is judged as it reads the rows itself.
+    teacher = next(e.metrics for e in report.evaluations if e.model == "teacher")
+    assert teacher == pytest.approx(next(e.metrics for e in report_of(asked(kind)[1]).evaluations))
+    assert AutoTokenizer.from_pretrained(out).get_vocab() == foreign_tokenizer().get_vocab()
+    assert AutoModelForSequenceClassification.from_pretrained(out).config.model_type == "distilbert"
+
+
+def test_logits_are_matched_to_rows_of_other_tokens(asked, tmp_path):
+    """The same weights under renumbered words say the same, so both losses are those of a teacher of equal tokens."""
+    teacher = asked()[1]
+    renumbered = tmp_path / "renumbered"
+    model = AutoModelForSequenceClassification.from_pretrained(teacher)
+    ours, theirs = AutoTokenizer.from_pretrained(teacher).get_vocab(), foreign_tokenizer().get_vocab()
+    table = model.get_input_embeddings().weight
+    with torch.no_grad():
+        was = table.clone()
+        for word, number in theirs.items():
+            table[number] = was[ours[word]]
+    model.save_pretrained(renumbered)
+    foreign_tokenizer().save_pretrained(renumbered)
+    start = own_files.encoder(tmp_path / "start")
+    more = [*FEW, "--set", "undistilled.use=false", "--student", start]
+    alike = asked(to=None)
+    succeeds(*alike, *more, "-o", tmp_path / "alike")
+    succeeds(alike[0], renumbered, *alike[2:], *more, "-o", tmp_path / "renumbered-run")
+    own_files.same_logs(tmp_path / "alike", tmp_path / "renumbered-run", rel=1e-4)
+    assert "each with its own tokenizer" in " ".join(report_of(tmp_path / "renumbered-run").notes)
+    also = ["--also-teacher", renumbered, *FEW, "--set", "undistilled.use=false"]
+    succeeds(*alike, *also, "--student", start, "-o", tmp_path / "both")
+    own_files.same_logs(tmp_path / "alike", tmp_path / "both", rel=1e-4)
+
+
+def test_a_resumed_run_with_other_tokens_is_an_uninterrupted_one(asked, stranger, tmp_path, monkeypatch):
+    given = [*asked(to=None), *FEW, "--student", stranger, "--set", "undistilled.use=false"]
+    succeeds(*given, "-o", tmp_path / "whole")
+    interrupted(monkeypatch, "out", 3, *given, "-o", tmp_path / "out")
+    succeeds(*given, "-o", tmp_path / "out", "--resume")
+    assert same_weights(tmp_path / "whole", tmp_path / "out")
+
+
+def test_soft_labels_take_the_place_of_a_teacher(asked, tmp_path):
+    """Its probabilities in a file, by order or by text, teach as the teacher itself."""
+    teacher = asked()[1]
+    start = own_files.encoder(tmp_path / "start")
+    more = ["--set", "undistilled.use=false", "--set", "student.dropout=0.0", "--student", start]
+    succeeds(*asked(to=None), "--method", "soft-targets", *more, "-o", tmp_path / "taught")
+    rows = own_files.lines_of(teacher.parent / "data" / "train.jsonl")
+    model = AutoModelForSequenceClassification.from_pretrained(teacher).eval()
+    tokenizer = AutoTokenizer.from_pretrained(teacher)
+    with torch.no_grad():
+        encoded = tokenizer([row["text"] for row in rows], padding=True, truncation=True, return_tensors="pt")
+        p = model(**encoded).logits.softmax(-1).double().numpy()
+    np.save(tmp_path / "soft.npy", p)
+    names = [model.config.id2label[n] for n in range(2)]
+    by_text = [
+        {"text": row["text"], "probabilities": dict(zip(names, map(float, each), strict=True))}
+        for row, each in zip(rows, p, strict=True)
+    ]
+    own_files.write(tmp_path / "soft.jsonl", by_text[::-1])
+    given = [part for part in asked(to=None) if part != teacher]
+    for name in ("soft.npy", "soft.jsonl"):
+        out = tmp_path / name.replace(".", "-")
+        succeeds(*given, *more, "--soft-labels", tmp_path / name, "-o", out)
+        steps, taught = ([r["terms"] for r in log_of(o) if r["step"]] for o in (out, tmp_path / "taught"))
+        for ours, theirs in zip(steps, taught, strict=True):
+            assert ours == {key: pytest.approx(value, abs=2e-4) for key, value in theirs.items()}
+        assert any(name in note for note in report_of(out).notes)
+        assert [e.model for e in report_of(out).evaluations] == ["student"]
 
 
 def test_several_teachers_count_alike(asked, teacher_of, tmp_path):

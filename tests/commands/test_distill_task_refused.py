@@ -4,7 +4,7 @@ import errno
 
 import own_files
 import pytest
-from encoders import tiny_config
+from encoders import foreign_tokenizer, tiny_config
 from own_files import NAMES, kdcli, said_by, succeeds, write
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -75,7 +75,7 @@ def test_a_recipe_that_cannot_be_is_refused_without_model_or_data(changes, messa
     assert message in str(refusal.value)
 
 
-@pytest.mark.parametrize("option", ["student", "general", "corpus", "also-teacher", "augment-only", "glove", "ablate"])
+@pytest.mark.parametrize("option", ["general", "corpus", "also-teacher", "augment-only", "glove", "ablate"])
 def test_options_of_a_task_need_one(teacher, tmp_path, option):
     message = own_files.refused(tmp_path, "distill", teacher, "--to", "2x16", f"--{option}", "x")
     assert f"--{option} needs --task" in message
@@ -108,8 +108,9 @@ def test_models_with_another_vocabulary(refused, teacher, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(other)
     tokenizer.add_tokens(["w99"])
     tokenizer.save_pretrained(other)
-    assert f"teacher {other} has another vocabulary than {teacher}" in refused("--also-teacher", other)
-    assert f"has another vocabulary than {other}" in refused("--student", other, to=())
+    message = refused("--student", other, to=())
+    assert f"method tinybert compares token states, and {other} has other tokens than {teacher}" in message
+    assert "--method soft-targets compares logits of whole rows" in message
     masked = tmp_path / "masked"
     AutoModelForMaskedLM.from_config(tiny_config("bert")).save_pretrained(masked)
     AutoTokenizer.from_pretrained(other).save_pretrained(masked)
@@ -117,6 +118,50 @@ def test_models_with_another_vocabulary(refused, teacher, tmp_path):
     assert message in refused("--augment", "--augment-model", masked)
     assert "has another vocabulary" in refused("--augment-model", masked, "--augment-only", tmp_path / "copies.jsonl")
     assert "masked" in refused("--augment", "--augment-model", own_files.encoder(tmp_path / "plain"))
+
+
+def test_tokens_cannot_be_taught_by_a_teacher_of_other_tokens(tmp_path):
+    teacher = own_files.teacher(tmp_path / "tags", "tokens")
+    other = own_files.encoder(tmp_path / "other")
+    foreign_tokenizer().save_pretrained(other)
+    given = ["distill", teacher, "--task", "own", "--data", teacher.parent / "data", "--method", "soft-targets", *QUICK]
+    message = own_files.refused(tmp_path, *given, "--student", other)
+    assert f"task own labels tokens, and {other} has others than {teacher}" in message
+
+
+SOFT = {"probabilities": [0.5, 0.5]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([SOFT] * 5, "has 5 rows for 32 training rows"),
+        ([{"probabilities": [0.5, 0.6]}] * 32, "soft.jsonl:1: the values must be probabilities that sum to 1"),
+        ([{"probabilities": [0.5]}] * 32, "soft.jsonl:1: 'probabilities' must hold 2 numbers, of brisk, calm, got"),
+        ([{"p": 1}] * 32, "soft.jsonl:1: no column probabilities or logits; there are p"),
+        ([{"logits": [0.5, float("nan")]}] * 32, "soft.jsonl:1: the values must be finite, got [0.5, nan]"),
+        ([{"text": "w1", **SOFT}] * 32, "has no soft labels for 32 of 32 training rows"),
+        ([], "soft.jsonl holds no rows"),
+    ],
+)
+def test_soft_labels_that_cannot_be_used(data, tmp_path, rows, message):
+    write(tmp_path / "soft.jsonl", rows)
+    given = ["distill", "--task", "own", "--data", data, *QUICK, "--student", own_files.encoder(tmp_path / "student")]
+    assert message in own_files.refused(tmp_path, *given, "--soft-labels", tmp_path / "soft.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("teacher", "--student", "s"), "--soft-labels and teacher teacher contradict each other"),
+        ((), "--soft-labels needs --student"),
+        (("--student", "s", "--method", "tinybert"), "method tinybert reads a teacher's states"),
+        (("--student", "s", "--augment"), "--soft-labels has no labels of the copies"),
+    ],
+)
+def test_soft_labels_take_the_teachers_place(tmp_path, more, message):
+    given = ["distill", *more, "--task", "own", "--soft-labels", "soft.npy"]
+    assert message in own_files.refused(tmp_path, *given, *(() if "--student" in more else ("--to", "2x16")))
 
 
 @pytest.mark.parametrize(

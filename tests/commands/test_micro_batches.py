@@ -18,7 +18,9 @@ from kdcli.commands.distill.stages import intermediate_job, prediction_job
 from kdcli.commands.distill.student import Student, distill_job
 from kdcli.commands.prune.job import build_pruning
 from kdcli.commands.prune.settings import PruneRecipe
-from kdcli.downstream.settings import FinetuneRecipe
+from kdcli.data.labelled.lists import read_lists
+from kdcli.downstream.rerank import RerankRun, student_of
+from kdcli.downstream.settings import FinetuneRecipe, RerankRecipe
 from kdcli.downstream.task import build_job, prepare
 from kdcli.losses import build_objective, inputs, methods, on_tasks
 from kdcli.models.capture import capture
@@ -26,7 +28,8 @@ from kdcli.models.embedder import EmbeddingFormat, Pool
 from kdcli.models.masked_lm import student_with_head
 from kdcli.models.shape import build_student, parse_shape, shape_of
 from kdcli.pruners import methods as pruners
-from kdcli.recipe.sections import KdSettings
+from kdcli.recipe.resolve import resolve
+from kdcli.recipe.sections import Invocation, KdSettings
 from kdcli.training.engine import train
 from kdcli.training.launch import Session
 from kdcli.types import IGNORED, Needs, Schedule
@@ -230,5 +233,30 @@ def test_co_training_on_text(folder, community):
         return OnText(recipe, session(), corpus, SCHEDULE).build(
             recipe, load_text_pair(recipe, trust_remote_code=False)
         )[0]
+
+    assert_alike(make)
+
+
+@pytest.mark.parametrize("loss", ["margin-mse", "listwise", "pointwise"])
+def test_rerankers_on_lists_of_different_lengths(folder, tmp_path, loss):
+    rng, rows = np.random.default_rng(0), []
+    for n in range(48):
+        count = 2 + n % 4
+        texts = [" ".join(f"w{w}" for w in rng.integers(0, 59, size=rng.integers(2, 7))) for _ in range(count)]
+        labels = [int(m == n % count) for m in range(count)]
+        rows.append(
+            {"query": f"w{n} w7", "passages": texts, "labels": labels, "scores": rng.normal(size=count).tolist()}
+        )
+    file = own_files.write(tmp_path / "lists.jsonl", rows)
+    options = {"ranking.loss": loss, "ranking.weight": 0.6, "ranking.temperature": 0.5}
+    options |= {"student.source": str(folder / "encoder"), "data.source": str(file)}
+    options |= {"train.max_steps": 4, "train.batch_size": BATCH, "train.warmup_fraction": 0.0}
+    resolved = resolve(RerankRecipe, recipe=None, options=options)
+    lists, judged, split = read_lists(str(file), seed=0, log=lambda line: None)
+
+    def make():
+        student = student_of(resolved.recipe, str(folder / "encoder"), session())
+        run = RerankRun(resolved, Invocation(), tmp_path, session(), "finetune", student, None, lists, judged, split)
+        return run.build().job
 
     assert_alike(make)

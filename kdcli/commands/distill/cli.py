@@ -13,7 +13,8 @@ from kdcli.errors import UsageError
 from kdcli.recipe.methods import method_names
 
 TASK_ONLY = (
-    *("student", "general", "corpus", "more_teachers", "augment", "augment_model", "glove", "augment_only", "ablate"),
+    *("general", "corpus", "more_teachers", "soft_labels", "augment", "augment_model", "glove", "augment_only"),
+    "ablate",
 )
 on_task = partial(typer.Option, rich_help_panel=ON_TASK)
 
@@ -34,11 +35,16 @@ def distill(
         ),
     ] = None,
     task: Task = None,
-    student: Annotated[str | None, on_task(metavar="DIR", help="On a task: start from this encoder.")] = None,
+    student: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Start from this encoder; on text by --method embedding.")
+    ] = None,
     general: Annotated[str | None, on_task(metavar="DIR", help="First distil on text, in this directory.")] = None,
     corpus: Annotated[str | None, on_task(metavar="SOURCE", help="Text of that stage; enables it.")] = None,
     more_teachers: Annotated[
         list[str] | None, on_task("--also-teacher", help="A further teacher of the task; repeatable.")
+    ] = None,
+    soft_labels: Annotated[
+        str | None, on_task(metavar="FILE", help="Probabilities or scores of the rows, in place of a teacher.")
     ] = None,
     augment: Annotated[
         bool | None, on_task("--augment/--no-augment", help="Train on copies with other words too.")
@@ -64,14 +70,23 @@ def distill(
     from kdcli.commands.distill.settings import DistillRecipe
     from kdcli.recipe.resolve import resolve, verb_of
 
+    if task == "rerank" or (shared["recipe"] is not None and verb_of(shared["recipe"]) == "rerank"):
+        _distill_reranker(given)
+        return
     if task is not None or (shared["recipe"] is not None and verb_of(shared["recipe"]) == "distill-task"):
         _distill_on_task(given)
+        return
+    from kdcli.commands.distill.rerank import is_reranker_here
+
+    if method is None and shared["recipe"] is None and is_reranker_here(teacher):
+        _distill_reranker(given)
         return
     for name in TASK_ONLY:
         if given[name]:
             option = "also-teacher" if name == "more_teachers" else name.replace("_", "-")
             raise UsageError(f"--{option} needs --task", "it belongs to distilling on a task")
     own = {"teacher": teacher, "student.to": to, "method": method, "assistant": assistant, "eval.tasks": eval_task}
+    own["student.source"] = student
     own |= {"embedding.pooling": pooling, "embedding.vectors": teacher_vectors}
     resolved = resolve(
         DistillRecipe,
@@ -97,12 +112,31 @@ def _demo_recipe(method: str | None, sets: Sequence[str]) -> dict[str, dict[str,
     return {f"recipe {name}": values}
 
 
+def _distill_reranker(given: Mapping[str, Any]) -> None:
+    for name in (*TASK_ONLY, "assistant", "eval_task", "pooling", "teacher_vectors", "method"):
+        if given[name]:
+            option = "also-teacher" if name == "more_teachers" else name.replace("_", "-")
+            hint = "the loss is ranking.loss: margin-mse, listwise or pointwise" if name == "method" else None
+            raise UsageError(f"--{option} does not go with --task rerank", hint)
+    if len(given["to"] or ()) > 1:
+        raise UsageError(f"one reranker is distilled at a time, {len(given['to'])} shapes were given")
+    from kdcli.commands.distill import rerank
+    from kdcli.downstream.settings import RerankRecipe
+    from kdcli.recipe.resolve import resolve
+
+    own = {"teacher": given["teacher"], "student.source": given["student"]}
+    own["student.to"] = given["to"][0] if given["to"] else None
+    options = own | training_options(given)
+    resolved = resolve(RerankRecipe, recipe=given["recipe"], sets=given["sets"] or (), options=options)
+    show(rerank.run(resolved, invocation_of(given)), as_json=given["json"])
+
+
 def _distill_on_task(given: Mapping[str, Any]) -> None:
     for name in ("assistant", "eval_task", "pooling", "teacher_vectors"):
         if given[name]:
             raise UsageError(f"--{name.replace('_', '-')} belongs to distilling on text, not on a task")
     copies = True if given["augment_only"] or given["glove"] or given["augment_model"] else None
-    own = {name: given[name] for name in ("teacher", "method", "task", "more_teachers")}
+    own = {name: given[name] for name in ("teacher", "method", "task", "more_teachers", "soft_labels")}
     own |= {"student.to": given["to"], "student.source": given["student"]}
     own |= {"general.run": given["general"], "general.source": given["corpus"]}
     own |= {"augment.model": given["augment_model"], "augment.glove": given["glove"]}

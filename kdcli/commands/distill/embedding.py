@@ -4,7 +4,7 @@ A student's target is the teacher's vector; where its own vectors are narrower, 
 vector in the principal components of the teacher's space, so that its first components say most.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,8 @@ from kdcli.bench.latency import Subject
 from kdcli.commands.distill.settings import DistillRecipe, EmbeddingSettings
 from kdcli.commands.distill.student import Student, distill_job, freeze_unused, teacher_needs
 from kdcli.commands.distill.text import HELD_OUT, as_directory, held_out_losses, short_name, student_shapes
-from kdcli.data.batches import BucketOrder
 from kdcli.data.labelled.features import Array, Encoded
 from kdcli.data.text.sentences import Texts, held_out_count, read_texts
-from kdcli.disk import cache_dir
 from kdcli.downstream.embedder import Embedder
 from kdcli.downstream.embedding_scores import Judged, judged_sets, scored
 from kdcli.errors import UsageError
@@ -36,23 +34,20 @@ from kdcli.report.finish import measure, quality_of, write_report
 from kdcli.report.schema import TEACHER, UNDISTILLED
 from kdcli.report.stages import StageJob
 from kdcli.report.views import EMBEDDER
-from kdcli.teachers.cache import SignalStore
 from kdcli.teachers.given import read_vectors
+from kdcli.teachers.task_teacher import same_tokens
 from kdcli.teachers.teacher import Teacher
-from kdcli.training.launch import Session, choose_output_dir, make_schedule
+from kdcli.teachers.vectors import NEGATIVES, POOLED, POSITIVE, Targets, Vectors, order_of_texts, stored_vectors
+from kdcli.training.launch import Session, choose_output_dir
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.types import Batch, ModelShape, Needs, Objective, Outcome, Schedule, Signals
+from kdcli.types import Batch, ModelShape, Needs, Objective, Outcome, Signals
 
 METHOD = "embedding"
 DEFAULTS: dict[str, Any] = {"train.lr": 5e-4, "train.batch_size": 64, "train.epochs": 1.0}
 """Of recipe keys that nobody set."""
-GROUP = 16  # Rows padded together
 BASIS_ROWS = 50_000  # Vectors that give the principal components
 TURNED_ROWS = 1000  # Vectors of a student before training, to which these are turned
-POOLED, POSITIVE, NEGATIVES = "teacher.pooled", "teacher.positive", "teacher.negatives"  # of a batch
-
-Vectors = Callable[[Array], Array]  # numbers of texts -> the teacher's vectors of them, [n, E]
 
 
 def with_method(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
@@ -62,38 +57,14 @@ def with_method(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
         resolved = defaulted(resolved, {"method": METHOD}, "the teacher is an embedding model")
     if resolved.recipe.method == METHOD:
         return defaulted(resolved, DEFAULTS, f"default of {METHOD}")
+    if recipe.student.source is not None:
+        raise UsageError(
+            f"--student: method {recipe.method} compares token states, so its student starts from the teacher",
+            f"another encoder learns by --method {METHOD}, or on a task by --task T --method soft-targets",
+        )
     if recipe.embedding != EmbeddingSettings():
         raise UsageError(f"the keys of embedding: are for --method {METHOD}, not for {recipe.method}")
     return resolved
-
-
-@dataclass(frozen=True)
-class Targets:
-    """Rows of tokens with the teacher's vectors; an `Examples`. `numbers`: the texts in it."""
-
-    rows: Encoded
-    vectors: Vectors
-    texts: Texts
-    numbers: Array
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def batch(self, indices: Array) -> Batch:
-        """The batch of some texts, with `teacher.pooled` [B, E] and of pairs `teacher.positive` and `.negatives`."""
-        at, texts = self.numbers[indices], self.texts
-        batch = self.rows.batch(at)
-        batch[POOLED] = self._of(at)
-        if texts.paired:
-            batch[POSITIVE] = self._of(texts.positive[at])
-            if texts.negatives.shape[1]:
-                batch[NEGATIVES] = self._of(texts.negatives[at].reshape(-1)).view(*texts.negatives[at].shape, -1)
-        return batch
-
-    def _of(self, at: Array) -> Tensor:
-        """Vectors of texts, zeros of number -1."""
-        found = torch.from_numpy(self.vectors(np.maximum(at, 0)).astype(np.float32))
-        return found * torch.from_numpy((at >= 0).astype(np.float32))[:, None]
 
 
 class Basis(nn.Module):
@@ -140,9 +111,11 @@ class EmbeddingRun:
     folder: Path
     session: Session
     teacher: Embedder
+    origin: Embedder  # that students start from, with their tokenizer: the teacher, or another encoder
     shapes: Mapping[str, ModelShape]
     texts: Texts
-    rows: Encoded
+    rows: Encoded  # of the students
+    teacher_rows: Encoded
     judged: list[Judged]
     given: Array | None  # vectors from a file
     students: dict[str, Student] = field(default_factory=dict)
@@ -169,7 +142,7 @@ class EmbeddingRun:
             torch.manual_seed(recipe.train.seed)
             fmt, basis_ED = self._format(to, vectors, everything[held:])
             if basis_ED is not None and not recipe.loss.get("dimensions"):
-                student = Embedder(name, built.model.eval(), self.teacher.tokenizer, fmt, "")
+                student = Embedder(name, built.model.eval(), self.origin.tokenizer, fmt, "")
                 basis_ED = self._turned(basis_ED, student, vectors)
             objective = projected(build_objective(METHOD, recipe.loss, shape, to), basis_ED)
             self.students[name], self.formats[name] = Student(built.model, objective, Pool(fmt)), fmt
@@ -194,7 +167,7 @@ class EmbeddingRun:
         freeze_unused(self.students, batch, of_teacher)
         self.teacher.model.to(session.device)
         anchors_RE = anchors_RE.to(session.device)
-        order, schedule = self._order(train)
+        order, schedule = order_of_texts(recipe.train, self.rows.lengths[train.numbers])
         job = distill_job(self.students, signals, train, order, held_out)
         cards = {}
         if self.invocation.dry_run:
@@ -208,7 +181,7 @@ class EmbeddingRun:
                 pool = student.captured.pool
                 assert isinstance(pool, Pool)
                 self.formats[name] = replace(self.formats[name], dense=pool.format_of_dense)
-                save_embedder(student.encoder, self.teacher.tokenizer, self.formats[name], self.model_folder(name))
+                save_embedder(student.encoder, self.origin.tokenizer, self.formats[name], self.model_folder(name))
         self.session.wait()
         if self.session.is_main:
             self._report(outcome)
@@ -232,29 +205,20 @@ class EmbeddingRun:
         if self.given is not None:
             given = self.given
             return lambda at: np.take(given, at, axis=0)
-        session, needs = self.session, Needs(pooled=True)
-        limit = int(settings.cache_gb * 1e9)
-        how: dict[str, Any] = {"device": session.device, "limit_bytes": limit, "log": Progress.log}
-        fingerprint = f"{teacher.fingerprint}-{session.compute_dtype}"
-        live = Teacher.frozen(teacher.source, teacher.model, needs, session, Pool(teacher.format)).captured
-        store = SignalStore.open(cache_dir() / "vectors", self.rows, live, needs=needs, fingerprint=fingerprint, **how)
-        if store is None:
-            raise UsageError("the teacher's vectors do not fit", "raise embedding.cache_gb, or lower embedding.rows")
-        return store.vectors
+        return stored_vectors(teacher, self.teacher_rows, settings.cache_gb, self.session)
 
     def _format(self, to: ModelShape, vectors: Vectors, texts: Array) -> tuple[EmbeddingFormat, Array | None]:
         """How a student of a shape makes vectors, and the basis of its targets."""
-        recipe, of_teacher, hidden = self.resolved.recipe, self.teacher.format, self.teacher.model.config.hidden_size
+        recipe, fmt, hidden = self.resolved.recipe, self.origin.format, self.origin.model.config.hidden_size
         wide, dimensions = self.teacher_width, recipe.loss.get("dimensions")
-        fmt = of_teacher
-        if of_teacher.dense is not None and to.hidden != hidden:
+        if fmt.dense is not None and to.hidden != hidden:
             fmt = replace(fmt, dense=None)
         width = fmt.width(to.hidden)
 
         if width == wide and not dimensions:
             return fmt, None
         if width > wide:
-            # Only vectors from a file are narrower than a student.
+            # Vectors from a file, or of another architecture.
             down = torch.nn.init.orthogonal_(torch.empty(wide, width))
             return replace(fmt, dense=(down, None, False)), None
         sample = np.sort(np.random.default_rng(recipe.train.seed).permutation(texts)[:BASIS_ROWS])
@@ -280,24 +244,18 @@ class EmbeddingRun:
 
     def _initialized(self, to: ModelShape) -> InitializedStudent:
         how = self.resolved.recipe.student.model_dump(include={"init", "layers", "dropout"})
-        return build_student(self.teacher.model.base_model, to, **how, seed=self.resolved.recipe.train.seed)
-
-    def _order(self, train: Targets) -> tuple[BucketOrder, Schedule]:
-        settings = self.resolved.recipe.train
-        group = settings.micro_batch_size or GROUP
-        order = BucketOrder(self.rows.lengths[train.numbers], settings.batch_size, group, settings.seed)
-        return order, replace(make_schedule(settings, order.steps_of_pass), micro_batch_size=group)
+        return build_student(self.origin.model.base_model, to, **how, seed=self.resolved.recipe.train.seed)
 
     def _report(self, outcome: Outcome) -> None:
-        recipe, teacher, session = self.resolved.recipe, self.teacher, self.session
+        recipe, teacher, origin, session = self.resolved.recipe, self.teacher, self.origin, self.session
         models = {TEACHER: teacher}
         for name, to in self.shapes.items():
             models[name] = Embedder.open(str(self.model_folder(name)))
             # In memory: the same shape, copied and not trained.
             copied = self._initialized(to).model.eval()
-            same = to.hidden == teacher.model.config.hidden_size
-            fmt = replace(self.formats[name], dense=teacher.format.dense if same else None)
-            models[name + UNDISTILLED] = Embedder(name, copied, teacher.tokenizer, fmt, "copied, not distilled")
+            same = to.hidden == origin.model.config.hidden_size
+            fmt = replace(self.formats[name], dense=origin.format.dense if same else None)
+            models[name + UNDISTILLED] = Embedder(name, copied, origin.tokenizer, fmt, "copied, not distilled")
         evaluations, comparisons = scored(self.judged, models, session)
         folders = {name: self.model_folder(name) for name in self.shapes}
         cards = {TEACHER: describe_source(teacher.model, teacher.source)}
@@ -305,6 +263,8 @@ class EmbeddingRun:
         subjects = [Subject(TEACHER, location(teacher.source)), *(Subject(n, str(f)) for n, f in folders.items())]
         quality = quality_of(evaluations) | {HELD_OUT: held_out_losses(RunDir(self.folder), list(self.shapes))}
         notes = [f"{teacher.source}: {teacher.note}", f"{len(self.texts):,} distinct texts"]
+        if origin is not teacher:
+            notes.append(f"the student starts from {origin.source} and reads with its tokenizer: {origin.note}")
         if recipe.embedding.vectors:
             notes.append(f"the student learnt the vectors in {recipe.embedding.vectors}, not the teacher's own")
         write_report(
@@ -325,7 +285,7 @@ class EmbeddingRun:
 
 def check_embedding(recipe: DistillRecipe) -> None:
     """Raise a `UsageError` for a mistake in the recipe alone."""
-    if recipe.teacher is None or not recipe.student.to:
+    if recipe.teacher is None or not (recipe.student.to or recipe.student.source):
         missing = "no teacher" if recipe.teacher is None else "no student shape"
         raise UsageError(f"{missing} given", "kdcli distill TEACHER --to LxH --method embedding --data TEXT")
     check_settings(METHOD, recipe.loss)
@@ -339,22 +299,47 @@ def prepare_embedding(resolved: Resolved[DistillRecipe], invocation: Invocation,
     trusted = session.trust_remote_code
     teacher = Embedder.open(str(recipe.teacher), pooling=recipe.embedding.pooling, trust_remote_code=trusted)
     Progress.log(f"{teacher.source}: {teacher.note}")
-    shape = shape_of(teacher.model.config)
-    shapes = student_shapes(recipe, shape)
+    origin = _origin(recipe, teacher, session) if recipe.student.source else teacher
+    shape = shape_of(origin.model.config)
+    shapes = student_shapes(recipe, shape) if recipe.student.to else {"student": shape}
     for to in shapes.values():
-        build_objective(METHOD, recipe.loss, shape, to)
-        width = teacher.format.width(to.hidden) if to.hidden == shape.hidden else to.hidden
+        objective = build_objective(METHOD, recipe.loss, shape_of(teacher.model.config), to)
+        if objective.teacher_needs != Needs() and not same_tokens(teacher.tokenizer, origin.tokenizer):
+            raise UsageError(
+                f"loss.relations_weight and loss.hidden_weight compare tokens, and {origin.source} has others than "
+                f"{teacher.source}",
+                "leave them at 0: vectors, similarity and contrastive compare whole texts",
+            )
+        width = origin.format.width(to.hidden) if to.hidden == shape.hidden else to.hidden
         if wrong := [d for d in recipe.loss.get("dimensions") or () if not 0 < d <= width]:
             raise UsageError(f"loss.dimensions {wrong} of vectors of width {width}", f"each must be 1 to {width}")
     name = f"{Path(teacher.source).name}-{'+'.join(short_name(s, shape) for s in shapes.values())}"
     folder = choose_output_dir(as_directory(f"distill-{name}"), resolved, invocation, session)
-    trained = training_rows(location(teacher.source))
-    judged = judged_sets(recipe.eval, {teacher.source: trained})
+    sources = [one.source for one in (teacher, origin)]
+    judged = judged_sets(recipe.eval, {source: training_rows(location(source)) for source in sources})
     settings, data = recipe.embedding, recipe.data
     # A file has a vector for each text as it stands.
     unit = "document" if settings.vectors else settings.unit
     texts = read_texts(data.source, column=data.column, unit=unit, rows=settings.rows, log=Progress.log)
     given = read_vectors(Path(settings.vectors), texts) if settings.vectors else None
-    rows = teacher.rows(texts.texts, texts.roles, data.max_length)
+    rows = origin.rows(texts.texts, texts.roles, data.max_length)
+    of_teacher = rows if origin is teacher else teacher.rows(texts.texts, texts.roles, data.max_length)
     Progress.log(f"{len(rows):,} texts of {rows.lengths.mean():.0f} tokens")
-    return EmbeddingRun(resolved, invocation, folder, session, teacher, shapes, texts, rows, judged, given)
+    return EmbeddingRun(
+        resolved, invocation, folder, session, teacher, origin, shapes, texts, rows, of_teacher, judged, given
+    )
+
+
+def _origin(recipe: DistillRecipe, teacher: Embedder, session: Session) -> Embedder:
+    """The encoder of `student.source`. One without modules of its own makes vectors as the teacher does."""
+    source = str(recipe.student.source)
+    own = read_format(source) is not None
+    origin = Embedder.open(source, trust_remote_code=session.trust_remote_code)
+    if not own:
+        longest = teacher.format.max_length
+        if longest is not None:
+            longest = min(longest, origin.max_length)
+        fmt = replace(teacher.format, dense=None, max_length=longest)
+        origin = replace(origin, format=fmt, note=f"{fmt.pooling} pooling, as its teacher has")
+    Progress.log(f"{source}: {origin.note}")
+    return origin

@@ -12,6 +12,8 @@ from kdcli.downstream.settings import FinetuneRecipe, FinetuneTrainSettings
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.recipe.resolve import Resolved, defaulted, explain, flatten, read_recipe, resolve, shipped, verb_of
 
+SOFT_TARGETS = "soft-targets"
+
 
 def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
     """The stage on text: `general`, with the task's teacher, student and seed."""
@@ -42,7 +44,12 @@ def task_recipe(
             **{f"loss.{key}": value for key, value in text.loss.items()},
         }
         recipe = None
-    first = resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=given).recipe
+    resolved = resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=given)
+    if resolved.recipe.soft_labels is not None and "method" not in resolved.origins:
+        # A file has no token states.
+        given["method"] = SOFT_TARGETS
+        resolved = resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=given)
+    first = resolved.recipe
     name = f"{first.method}-{first.task}"
     if name in shipped("distill-task"):
         beneath = {f"recipe {name}": dict(flatten(read_recipe(name, "distill-task")))} | beneath

@@ -4,34 +4,29 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kdcli.downstream.settings import DownstreamSettings, OnTask
+from kdcli.downstream.settings import DownstreamSettings, OnTask, RerankRecipe, VectorSettings
 from kdcli.recipe.sections import DataSettings, KdSettings, MeasureSettings, Section, TrainSettings
 
 
 class StudentSettings(Section):
     """`student:` of `distill`. `layers` are the teacher layers to copy, null evenly spaced ones; `dropout` sets every
-    dropout rate while training."""
+    dropout rate while training. `source` is an encoder to start from in the teacher's place (`method: embedding`, or on
+    a task), which `to` makes smaller."""
 
     to: list[str] = Field(default_factory=list)
     init: Literal["teacher", "random"] = "teacher"
     layers: list[int] | None = None
     dropout: float | None = Field(None, ge=0, lt=1)
+    source: str | None = None
 
 
-class EmbeddingSettings(Section):
-    """`embedding:`, of `method: embedding`. `pooling` null is the teacher's own; `unit`: documents are cut into
-    sentences, or left whole; `rows` limits the texts. `dense`: a student narrower than its teacher's vectors gets a
-    dense layer up to their width; otherwise it learns their principal components. `anchors` are the texts of
-    `similarity` and `contrastive`. `vectors` is a file of the teacher's vectors, null computes them; `cache_gb` is the
-    disk budget for these, which stay in the cache for later runs."""
+class EmbeddingSettings(VectorSettings):
+    """`embedding:`, of `method: embedding`. `dense`: a student narrower than its teacher's vectors gets a dense layer
+    up to their width; otherwise it learns their principal components. `vectors` is a file of the teacher's vectors,
+    null computes them."""
 
-    pooling: str | None = None
-    unit: Literal["sentence", "document"] = "sentence"
-    rows: int | None = Field(None, gt=1)
     dense: bool = False
-    anchors: int = Field(1024, gt=0)
     vectors: str | None = None
-    cache_gb: float = Field(20.0, gt=0)
 
 
 class DistillRecipe(Section):
@@ -48,12 +43,6 @@ class DistillRecipe(Section):
     eval: DownstreamSettings = DownstreamSettings()
     measure: MeasureSettings = MeasureSettings()
     embedding: EmbeddingSettings = EmbeddingSettings()
-
-
-class TaskStudentSettings(StudentSettings):
-    """`student:` on a task; `source` is an encoder to start from, null a copy of the teacher."""
-
-    source: str | None = None
 
 
 class GeneralSettings(Section):
@@ -93,16 +82,18 @@ class UndistilledSettings(Section):
 class TaskDistillRecipe(OnTask):
     """A recipe of `kdcli distill --task`; `loss` holds the keys of the method's `Settings`. The method's objective is
     trained before the prediction stage (`stage: separate`), added to its loss (`joint`), or left out (`none`); null is
-    the method's default. `train` is of the prediction stage; `intermediate` overrides it for the separate stage.
-    `more_teachers` teach the prediction stage too, with equal weight. `cache_gb` is the disk budget in GB for cached
-    teacher signals, deleted at the end of the run."""
+    the method's default. `soft_labels` is a file of probabilities or scores in the teacher's place. `train` is of the
+    prediction stage; `intermediate` overrides it for the separate stage. `more_teachers` teach the prediction stage
+    too, with equal weight. `cache_gb` is the disk budget in GB for cached teacher signals, deleted at the end of the
+    run."""
 
     verb: Literal["distill-task"] = "distill-task"
     teacher: str | None = None
     more_teachers: list[str] = Field(default_factory=list)
+    soft_labels: str | None = None
     method: str = "tinybert"
     stage: Literal["separate", "joint", "none"] | None = None
-    student: TaskStudentSettings = TaskStudentSettings()
+    student: StudentSettings = StudentSettings()
     loss: dict[str, Any] = Field(default_factory=dict)
     kd: KdSettings = KdSettings()
     general: GeneralSettings = GeneralSettings()
@@ -112,5 +103,9 @@ class TaskDistillRecipe(OnTask):
     cache_gb: float = Field(8.0, ge=0)
 
 
-RECIPES: dict[str, type[Section]] = {"distill": DistillRecipe, "distill-task": TaskDistillRecipe}
+RECIPES: dict[str, type[Section]] = {
+    "distill": DistillRecipe,
+    "distill-task": TaskDistillRecipe,
+    "rerank": RerankRecipe,
+}
 """Folder of `recipes/` -> its recipes' model."""

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from kdcli.downstream.predictions import Features
 from kdcli.downstream.recipes import as_finetune
 from kdcli.downstream.run import WEIGHTS, WORST, drop_weights, finish_claimed
 from kdcli.downstream.settings import FinetuneRecipe
-from kdcli.downstream.task import PreparedTask, TrainedModel, order_and_schedule, predict
+from kdcli.downstream.task import PreparedTask, TrainedModel, order_and_schedule, predict, read_by
 from kdcli.losses import build_objective, on_tasks
 from kdcli.models.capture import Capture
 from kdcli.models.card import describe, describe_source
@@ -41,10 +41,21 @@ from kdcli.recipe.sections import Invocation, KdSettings
 from kdcli.report.finish import RunResult, measure, write_report
 from kdcli.report.stages import Stage, StageJob
 from kdcli.report.views import TEACHER, UNDISTILLED
-from kdcli.teachers.task_teacher import Store, cached_signals, delete_signals, kd_terms, store_in
+from kdcli.teachers.cache import LOGITS_KEY
+from kdcli.teachers.task_teacher import (
+    GivenLogits,
+    Store,
+    WithLogits,
+    cached_signals,
+    delete_signals,
+    kd_terms,
+    logits_by_own_tokens,
+    same_tokens,
+    store_in,
+)
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.types import Batch, Job, ModelShape, Needs, Objective, Outcome, RowHashes, Schedule, StepLoss
+from kdcli.types import Batch, Job, ModelShape, Needs, Objective, Outcome, RowHashes, Schedule, Signals, StepLoss
 
 STUDENT, WITHOUT = "student", f"student{UNDISTILLED}"
 START, INTERMEDIATE, ALONE = "start", "intermediate", WITHOUT.replace(" ", "-")
@@ -69,7 +80,9 @@ class TaskRun:
     invocation: Invocation
     folder: Path
     task: PreparedTask  # without copies of its examples
-    teachers: list[TaskModel]  # the method's objective reads the first
+    teachers: list[TaskModel]  # the method's objective reads the first; none where a file teaches
+    reader: TaskModel  # whose tokenizer the student has
+    soft: GivenLogits | None  # of a file
     shape: ModelShape
     start: Path  # directory of the student before any stage of the task
     text: TextRun | None  # the stages on text that are still to be run
@@ -99,7 +112,7 @@ class TaskRun:
     @property
     def rows(self) -> RowHashes:
         """The labelled rows that the student learns from: the task's, and those of its teachers."""
-        return all_rows(self.task.data.rows, *(teacher.rows for teacher in self.teachers))
+        return all_rows(self.task.data.rows, self.reader.rows, *(teacher.rows for teacher in self.teachers))
 
     def _named_start(self, folder: Path) -> str:
         """The student before any stage, as a file in `folder` names it: relative if this run made it, since the run may
@@ -108,32 +121,52 @@ class TaskRun:
         return Path(os.path.relpath(self.start, folder)).as_posix() if made else str(self.start)
 
     @cached_property
-    def teacher_card(self) -> dict[str, Any]:
-        return describe_source(self.teachers[0].model, self.teachers[0].source)
+    def teacher_cards(self) -> dict[str, Any]:
+        if not self.teachers:
+            return {}
+        return {TEACHER: describe_source(self.teachers[0].model, self.teachers[0].source)}
 
     @cached_property
     def teacher_evaluations(self) -> list[dict[str, Any]]:
         """The teacher's scores, taken before its weights are cast to the compute dtype."""
-        predictions = predict(self.session, self.task.evaluator, self.teachers[0])
-        return self.task.evaluator.evaluations(TEACHER, self.task.data.split, predictions, WORST)
+        rows: list[dict[str, Any]] = []
+        for teacher in self.teachers[:1]:
+            evaluator = self.task.evaluator
+            if not same_tokens(teacher.tokenizer, self.reader.tokenizer):
+                evaluator = read_by(self.task, self.recipe.data, teacher).evaluator
+            predictions = predict(self.session, evaluator, teacher)
+            rows += evaluator.evaluations(TEACHER, self.task.data.split, predictions, WORST)
+        return rows
+
+    def taught_by(self, task: PreparedTask) -> list[TaskModel | GivenLogits]:
+        """The teachers of the prediction stage: those that read the student's tokens, and logits of the others."""
+        if self.soft is not None:
+            return [self.soft]
+        return [
+            t
+            if same_tokens(t.tokenizer, self.reader.tokenizer)
+            else logits_by_own_tokens(t, task, self.recipe.data, self.store)
+            for t in self.teachers
+        ]
 
     @cached_property
     def augmented(self) -> tuple[PreparedTask, list[str]]:
         """The task with copies of its examples, if the recipe wants them, and notes; a dry run makes none."""
-        task, teacher = self.task, self.teachers[0]
+        task = self.task
         if self.words is None or self.invocation.dry_run:
             return task, []
+        teacher = self.teachers[0]
         with self.session.accelerator.main_process_first():
             made = augmented(self.recipe.augment, task, teacher, self.words, seed=self.recipe.train.seed)
         for note in made.notes:
             Progress.log(note)
-        how = downstream.features_of(self.recipe.data, task.data.task, teacher)
-        return replace(task, train=Features.of(task.data.task, made.examples, teacher.tokenizer, **how)), made.notes
+        how = downstream.features_of(self.recipe.data, task.data.task, self.reader)
+        return replace(task, train=Features.of(task.data.task, made.examples, self.reader.tokenizer, **how)), made.notes
 
     def objective(self) -> Objective:
         """The method's objective, its projections drawn from the seed."""
         torch.manual_seed(self.recipe.train.seed)
-        teacher = shape_of(self.teachers[0].model.config)
+        teacher = shape_of(self.teachers[0].model.config) if self.teachers else self.shape
         return build_objective(self.recipe.method, self.recipe.loss, teacher, self.shape)
 
     def build_intermediate(self) -> StageJob:
@@ -170,7 +203,8 @@ class TaskRun:
         if self.invocation.dry_run:
             cards[STUDENT] = describe(self.headed.model, str(self.folder), None)
         objective = self.objective() if self.stage == "joint" else None
-        job, schedule = prediction_job(task, stage, recipe.kd, self.headed, self.teachers, objective, self.store)
+        taught = self.taught_by(task)
+        job, schedule = prediction_job(task, stage, recipe.kd, self.headed, taught, objective, self.store)
         per_copy = recipe.augment.predict and recipe.train.max_steps is None
         return self._stage_job(job, schedule, cards, per_copy=per_copy)
 
@@ -199,6 +233,10 @@ class TaskRun:
         evaluate, split = self.task.evaluator.evaluations, self.task.data.split
         evaluations = self.teacher_evaluations + evaluate(STUDENT, split, self.trained.predictions, WORST)
         notes = [*self.task.notes, *self.augmented[1], *(f"teacher: {t.source}" for t in self.teachers[1:])]
+        if recipe.soft_labels is not None:
+            notes.append(f"the student learnt the soft labels in {recipe.soft_labels}; no teacher was read")
+        if self.teachers and self.reader is not self.teachers[0]:
+            notes.append(f"{self.reader.source} and its teacher read the rows each with its own tokenizer")
         if recipe.general.use:
             notes.append(f"the student before the task: {self._named_start(folder)}")
         if recipe.undistilled.use:
@@ -207,7 +245,7 @@ class TaskRun:
             # Only its scores are wanted.
             drop_weights(folder / ALONE)
             notes.append(f"{WITHOUT}: started from the same weights, fine-tuned on the examples without a teacher")
-        subjects = [Subject(TEACHER, location(self.teachers[0].source)), Subject(STUDENT, str(folder))]
+        subjects = [Subject(TEACHER, location(t.source)) for t in self.teachers[:1]] + [Subject(STUDENT, str(folder))]
         contents = {"latency": measure(subjects, recipe.measure, self.session), "outcome": self.trained.outcome}
         contents |= {"notes": notes, "evaluations": evaluations}
         self._write(folder, headed.model, auto_class=AUTO_CLASS[self.task.data.task.kind].__name__, **contents)
@@ -215,7 +253,7 @@ class TaskRun:
     def _begin(self, stage: str) -> dict[str, Any]:
         """Log the stage and score the teacher; in a dry run, the teacher's card."""
         if self.invocation.dry_run:
-            return {TEACHER: self.teacher_card}
+            return dict(self.teacher_cards)
         Progress.log(f"{self.recipe.method} on {self.recipe.task}: {stage} stage")
         self.teacher_evaluations  # noqa: B018
         return {}
@@ -253,7 +291,7 @@ class TaskRun:
         return StageJob(job, replace(schedule, steps=times * schedule.steps), times * job.order.steps_of_pass, cards)
 
     def _write(self, folder: Path, student: PreTrainedModel, **contents: Any) -> None:
-        contents["cards"] = {TEACHER: self.teacher_card, STUDENT: describe(student, str(folder), folder)}
+        contents["cards"] = self.teacher_cards | {STUDENT: describe(student, str(folder), folder)}
         contents |= {"recipe": self.recipe.model_dump(), "folders": {STUDENT: folder}}
         write_report(RunDir(folder), command="distill", **contents)
 
@@ -282,12 +320,13 @@ def prediction_job(
     recipe: FinetuneRecipe,
     kd: KdSettings,
     headed: TaskModel,
-    teachers: Sequence[TaskModel],
+    teachers: Sequence[TaskModel | GivenLogits],
     objective: Objective | None,
     store: Store | None,
 ) -> tuple[Job, Schedule]:
     """The loss against labels and the teachers' logits, plus an objective against the first teacher if there is one.
-    `headed`: the student with the task's head. `store`: for one teacher; several are not cached."""
+    `headed`: the student with the task's head. `store`: for one teacher; several are not cached. `GivenLogits` are
+    read with the rows; without those of the judged rows, their held-out loss is the labels' alone."""
     plain, schedule = downstream.build_job(task, recipe, headed)
     kind, captured = task.data.task.kind, plain.modules["model"]
     assert isinstance(captured, Capture)
@@ -302,16 +341,38 @@ def prediction_job(
     order, _ = order_and_schedule(task, recipe)
     passes, store = schedule.steps / order.steps_of_pass, store if len(teachers) == 1 else None
     needs = [first_needs, *[Needs(logits=True)] * (len(teachers) - 1)][: len(teachers)]
-    sources = [cached_signals(t, task, n, passes, store) for t, n in zip(teachers, needs, strict=True)]
+    examples, held_out = plain.examples, plain.held_out
+    assert task.train is not None
+    sources: list[Callable[[Batch], Signals | None]] = []
+    for teacher, needed in zip(teachers, needs, strict=True):
+        if isinstance(teacher, TaskModel):
+            cached = cached_signals(teacher, task, needed, passes, store)
+            sources.append(cached.signals)
+            examples = cached.examples
+    for number, teacher in enumerate(teachers):
+        if isinstance(teacher, GivenLogits):
+            key, judged = f"{LOGITS_KEY}.{number}", task.evaluator.features.rows
+            examples = WithLogits(examples, teacher.train_NC[task.train.rows.example], key)
+            if teacher.judged_NC is not None and held_out is not None:
+                held_out = WithLogits(held_out, teacher.judged_NC[judged.example], key)
+            sources.insert(number, partial(given_signals, key))
 
     def step(batch: Batch) -> StepLoss:
         # First, because it takes the cached signals out of the batch, which no model reads.
-        signals = [source.signals(batch) for source in sources] if "labels" in batch else []
+        found = [source(batch) for source in sources] if "labels" in batch else []
+        signals = [one for one in found if one is not None]
         loss, student = downstream.task_loss(kind, captured, batch)
         terms = dict(kd_terms(kind, kd, loss, student, signals))
         if objective is not None and signals:
             terms |= objective_terms(objective, signals[0], student)
         return StepLoss(terms, student.logits)
 
-    examples = sources[0].examples if sources else plain.examples
-    return replace(plain, modules=modules, step=step, examples=examples), schedule
+    return replace(plain, modules=modules, step=step, examples=examples, held_out=held_out), schedule
+
+
+def given_signals(key: str, batch: Batch) -> Signals | None:
+    """The logits that `WithLogits` put into a batch, if any."""
+    logits = batch.pop(key, None)
+    if logits is None:
+        return None
+    return Signals(mask=batch["attention_mask"], labels=batch.get("labels"), logits=logits)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kdcli.commands.distill.augment import Copies, augmented, open_words
-from kdcli.commands.distill.recipes import general_recipe, stage_settings, undistilled_recipe
+from kdcli.commands.distill.recipes import SOFT_TARGETS, general_recipe, stage_settings, undistilled_recipe
 from kdcli.commands.distill.settings import DistillRecipe, TaskDistillRecipe
 from kdcli.commands.distill.stages import START, STUDENT, TaskRun
 from kdcli.commands.distill.text import TextRun, prepare_text
@@ -13,7 +13,7 @@ from kdcli.data.augment.copies import rows
 from kdcli.disk import check_writable, write_atomic
 from kdcli.downstream.as_trained import as_trained
 from kdcli.downstream.recipes import as_finetune
-from kdcli.downstream.task import PreparedTask, order_and_schedule, prepare
+from kdcli.downstream.task import PreparedTask, order_and_schedule, prepare, read_by
 from kdcli.errors import UsageError
 from kdcli.losses import masks_text, on_tasks
 from kdcli.models.heads import TaskModel
@@ -22,7 +22,8 @@ from kdcli.models.shape import parse_shape, shape_of
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.recipe.sections import Invocation
-from kdcli.teachers.task_teacher import check_vocabulary, load_teacher
+from kdcli.teachers.given import read_soft_labels
+from kdcli.teachers.task_teacher import ROW_KINDS, GivenLogits, check_vocabulary, load_teacher, same_tokens
 from kdcli.training.launch import Session, choose_output_dir, launch
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
@@ -31,10 +32,29 @@ from kdcli.types import ModelShape
 
 def check_teacher(recipe: TaskDistillRecipe) -> None:
     """Raise a `UsageError` without a teacher or a task."""
-    if recipe.teacher is None:
+    if recipe.soft_labels is not None:
+        _check_soft_labels(recipe)
+    elif recipe.teacher is None:
         raise UsageError("no teacher given", "kdcli distill TEACHER --task TASK --to LxH; TEACHER is fine-tuned on it")
     if recipe.task is None:
         raise UsageError("no task given", "add --task, for example --task sst2, or --task own for your own files")
+
+
+def _check_soft_labels(recipe: TaskDistillRecipe) -> None:
+    if recipe.teacher is not None or recipe.more_teachers:
+        given = recipe.teacher or recipe.more_teachers[0]
+        raise UsageError(
+            f"--soft-labels and teacher {given} contradict each other", "the file takes the teacher's place: give one"
+        )
+    if recipe.student.source is None:
+        raise UsageError("--soft-labels needs --student", "there is no teacher to copy: name an encoder to train")
+    if recipe.method != SOFT_TARGETS:
+        raise UsageError(
+            f"method {recipe.method} reads a teacher's states, and --soft-labels has none",
+            f"leave --method out, or take {SOFT_TARGETS}",
+        )
+    if recipe.augment.use:
+        raise UsageError("--soft-labels has no labels of the copies that --augment makes", "leave one of them out")
 
 
 def check_task(recipe: TaskDistillRecipe) -> None:
@@ -67,24 +87,30 @@ def prepare_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, 
     resolved = defaulted(resolved, kd, f"method {method}")
     recipe, trusted = resolved.recipe, session.trust_remote_code
     name = recipe.student.to[0] if recipe.student.to else Path(str(recipe.student.source)).name
-    name = f"distill-{Path(str(recipe.teacher)).name}-{recipe.task}-{name}".replace(":", "_")
+    name = f"distill-{Path(str(recipe.teacher or recipe.soft_labels)).name}-{recipe.task}-{name}".replace(":", "_")
     folder = choose_output_dir(name, resolved, invocation, session)
-    task, teacher = load_task(recipe, session)
-    others = [load_teacher(t, task, teacher.tokenizer, str(recipe.teacher), None) for t in recipe.more_teachers]
-    shape = _student_shape(recipe, teacher, session)
+    task, reader = load_task(recipe, session)
+    teachers, soft = [reader], None
+    if recipe.soft_labels is not None:
+        labels_NC, how = read_soft_labels(Path(recipe.soft_labels), task.data.task, task.data.train)
+        Progress.log(f"soft labels of {recipe.soft_labels}: {how}")
+        teachers, soft = [], GivenLogits(labels_NC, None)
+    shape, task, reader = _student_shape(recipe, task, reader, session)
+    own = {"own_tokens": task.data.task.kind in ROW_KINDS}
+    teachers += [load_teacher(t, task, reader.tokenizer, reader.source, None, **own) for t in recipe.more_teachers]
     start, text = Path(recipe.student.source or folder / START), None
     if recipe.general.use:
         start = Path(recipe.general.run or folder / "general")
         # `--overwrite` deletes a run inside the output directory; one elsewhere may serve other tasks too.
         anew = invocation.overwrite and start.resolve().is_relative_to(folder.resolve())
         inside = replace(invocation, output_dir=start, resume=not anew, overwrite=anew)
-        text = _prepare_general(general_recipe(recipe), start, inside, session, teacher)
-    words = open_words(recipe.augment, task, teacher, trust_remote_code=trusted) if recipe.augment.use else None
-    run = TaskRun(resolved, invocation, folder, task, [teacher, *others], shape, start, text, words)
+        text = _prepare_general(general_recipe(recipe), start, inside, session, teachers[0])
+    words = open_words(recipe.augment, task, teachers[0], trust_remote_code=trusted) if recipe.augment.use else None
+    run = TaskRun(resolved, invocation, folder, task, teachers, reader, soft, shape, start, text, words)
     for note in run.objective().notes:
         Progress.log(note)
     # The warm-up must leave steps in every stage; copies, whose number is not known yet, only add steps.
-    prediction = as_finetune(recipe, str(recipe.teacher))
+    prediction = as_finetune(recipe, str(recipe.teacher or recipe.student.source))
     order_and_schedule(task, prediction)
     if run.stage == "separate" and not recipe.augment.use:
         order_and_schedule(task, prediction.model_copy(update={"train": stage_settings(recipe)}))
@@ -94,7 +120,9 @@ def prepare_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, 
 
 
 def load_task(recipe: TaskDistillRecipe, session: Session) -> tuple[PreparedTask, TaskModel]:
-    """The task's rows, and the teacher with its own head."""
+    """The task's rows, and the teacher with its own head; without a teacher, the student."""
+    if recipe.teacher is None:
+        return prepare(as_finetune(recipe, str(recipe.student.source)), session)
     head = recipe.head.model_copy(update={"kind": None, "words": None})
     teacher = as_finetune(recipe, str(recipe.teacher), head=head)
     others = [*recipe.more_teachers, *filter(None, [recipe.student.source, recipe.general.run, recipe.general.teacher])]
@@ -102,18 +130,34 @@ def load_task(recipe: TaskDistillRecipe, session: Session) -> tuple[PreparedTask
     return prepare(teacher, session, new_head=False, beside=beside)
 
 
-def _student_shape(recipe: TaskDistillRecipe, teacher: TaskModel, session: Session) -> ModelShape:
+def _student_shape(
+    recipe: TaskDistillRecipe, task: PreparedTask, teacher: TaskModel, session: Session
+) -> tuple[ModelShape, PreparedTask, TaskModel]:
+    """The student's shape, and the task as the student reads it with the model whose tokenizer that is. Raises
+    UsageError: a student with other tokens, where the method or the kind of task compares tokens."""
     shape = parse_shape(recipe.student.to[0], shape_of(teacher.model.config)) if recipe.student.to else None
-    if recipe.student.source is not None:
-        student = load_encoder(recipe.student.source, trust_remote_code=session.trust_remote_code)
-        check_vocabulary(teacher, student.tokenizer, recipe.student.source)
-        if shape not in (None, student.shape):
-            raise UsageError(
-                f"{recipe.student.source} is {student.shape}, not {recipe.student.to[0]}", "leave --to out"
-            )
-        return student.shape
-    assert shape is not None
-    return shape
+    if recipe.student.source is None:
+        assert shape is not None
+        return shape, task, teacher
+    source = recipe.student.source
+    student = load_encoder(source, trust_remote_code=session.trust_remote_code)
+    if shape not in (None, student.shape):
+        raise UsageError(f"{source} is {student.shape}, not {recipe.student.to[0]}", "leave --to out")
+    if same_tokens(teacher.tokenizer, student.tokenizer):
+        return student.shape, task, teacher
+    if task.data.task.kind not in ROW_KINDS:
+        raise UsageError(
+            f"task {task.data.task.name} labels tokens, and {source} has others than {teacher.source}",
+            "take a student of the teacher's tokenizer (--to), or fine-tune this one: kdcli finetune",
+        )
+    if recipe.method != SOFT_TARGETS and recipe.stage != "none":
+        raise UsageError(
+            f"method {recipe.method} compares token states, and {source} has other tokens than {teacher.source}",
+            f"--method {SOFT_TARGETS} compares logits of whole rows; or --set stage=none leaves the states out",
+        )
+    reader = TaskModel(student.model, student.tokenizer, source, "")
+    Progress.log(f"{source} and {teacher.source} read the rows each with its own tokenizer")
+    return student.shape, read_by(task, recipe.data, reader), reader
 
 
 def _prepare_general(

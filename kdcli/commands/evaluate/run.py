@@ -162,7 +162,7 @@ def _are_embedders(recipe: EvaluateRecipe) -> bool:
 
 
 def _load_embedder(recipe: EvaluateRecipe, session: Session, data: Labelled, source: str) -> _Evaluated:
-    embedder = Embedder.open(source, pooling=recipe.pooling, trust_remote_code=session.trust_remote_code)
+    embedder = Embedder.open_judged(source, pooling=recipe.pooling, trust_remote_code=session.trust_remote_code)
     Progress.log(f"{source}: {embedder.note}")
     evaluator, max_length = evaluator_of(data, recipe.data, model := as_task_model(embedder))
     return _Evaluated(model, max_length, evaluator, embedder=embedder)
@@ -181,7 +181,7 @@ def _retrieval(
     recipe, trusted = resolved.recipe, session.trust_remote_code
     data = read_retrieval(recipe.data.source or "")
     sources = dict(zip(_names(recipe.models), recipe.models, strict=True))
-    models = {n: Embedder.open(s, pooling=recipe.pooling, trust_remote_code=trusted) for n, s in sources.items()}
+    models = {n: Embedder.open_judged(s, pooling=recipe.pooling, trust_remote_code=trusted) for n, s in sources.items()}
     evaluations, comparisons = scored([Judged(RETRIEVAL, retrieval=data)], models, session, recipe.resamples)
     session.accelerator.end_training()
     if not session.is_main:
@@ -189,8 +189,8 @@ def _retrieval(
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
     notes = [f"{name}: {embedder.note}" for name, embedder in models.items()]
     notes.append(f"{len(data.queries):,} queries, {len(data.documents):,} documents")
-    cards = {name: describe_source(e.model, e.source) for name, e in models.items()}
-    latency = measure([Subject(name, location(s)) for name, s in sources.items()], recipe.measure, session)
+    cards = {name: _card(e.model, e.source) for name, e in models.items()}
+    latency = measure([_subject(n, e.model, e.source) for n, e in models.items()], recipe.measure, session)
     contents: dict[str, Any] = {"evaluations": evaluations, "comparisons": comparisons, "latency": latency}
     return write_report(
         RunDir(folder), command="evaluate", recipe=recipe.model_dump(), cards=cards, notes=notes, **contents
@@ -220,6 +220,15 @@ def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_cod
     return TaskModel(model, tokenizer, str(file), f"{base} under a mask, with the head of the mask", info.max_length)
 
 
+def _card(model: Any, source: str) -> dict[str, Any]:
+    return model.card if isinstance(model, Export) else describe_source(model, source)
+
+
+def _subject(name: str, model: Any, source: str) -> Subject:
+    ran_on = (model.format, model.precision) if isinstance(model, Export) else ()
+    return Subject(name, location(source), *ran_on)
+
+
 def _report(
     recipe: EvaluateRecipe, session: Session, folder: Path, data: Labelled, evaluated: Mapping[str, _Evaluated]
 ) -> RunResult:
@@ -229,9 +238,8 @@ def _report(
         worst = recipe.worst if of.embedder is None else 0
         evaluations += of.evaluator.evaluations(name, data.split, of.predictions, worst)
         headed, source = of.model.model, of.model.source
-        cards[name] = headed.card if isinstance(headed, Export) else describe_source(headed, source)
-        ran_on = (headed.format, headed.precision) if isinstance(headed, Export) else ()
-        subjects.append(Subject(name, location(source), *ran_on))
+        cards[name] = _card(headed, source)
+        subjects.append(_subject(name, headed, source))
         cut = of.evaluator.features.rows.truncated / max(1, sum(map(len, data.sets.values())))
         verb = "need more than one window of" if data.task.kind == "span" else "were cut at"
         notes.append(f"{name}: {of.model.note}; {cut:.1%} of the examples {verb} {of.max_length} tokens")

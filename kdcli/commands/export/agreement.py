@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.backends.export import OUTPUTS
+from kdcli.backends.exported import EMBEDDING
 from kdcli.backends.runners import Runner
 from kdcli.backends.sessions import Array
 from kdcli.models.shape import positions_of
@@ -51,9 +52,11 @@ def agreement(
     return {"texts": len(texts), "same": float((alike if alike.ndim == 1 else alike.all(1)).mean())}
 
 
-def said(of: dict[str, float], kind: Kind | None) -> str:
-    """The agreement in words."""
+def said(of: dict[str, float], kind: str | None) -> str:
+    """The agreement in words; `kind` of a head, `embedding` or None."""
     on = f"on {of['texts']:.0f} texts"
+    if kind == EMBEDDING:
+        return f"cosine of the vectors {of['cosine']:.4f} {on}, the least {of['least']:.4f}"
     if kind is None:
         return f"cosine of the mean vectors {of['cosine']:.4f} {on}, the least {of['least']:.4f}"
     if kind == "score":

@@ -1,11 +1,13 @@
 """The options of `kdcli finetune`."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from kdcli.cli.app import app
 from kdcli.cli.options import TRAINING, Metric, Task, invocation_of, show, training_options, with_options
+from kdcli.errors import UsageError
 
 
 @app.command()
@@ -26,9 +28,25 @@ def finetune(
     from kdcli.commands.finetune.run import run
     from kdcli.downstream.recipes import finetune_recipe
     from kdcli.downstream.settings import FinetuneRecipe
-    from kdcli.recipe.resolve import grid_options
+    from kdcli.recipe.resolve import grid_options, verb_of
 
+    if task == "rerank" or (shared["recipe"] is not None and verb_of(shared["recipe"]) == "rerank"):
+        _finetune_reranker(given)
+        return
     own = {"model": model, "task": task, "seeds": seeds, "metrics": metric, **grid_options(FinetuneRecipe, grid or ())}
     options = own | training_options(given)
     resolved = finetune_recipe(recipe=shared["recipe"], sets=shared["sets"] or (), options=options)
     show(run(resolved, invocation_of(given)), as_json=shared["json"])
+
+
+def _finetune_reranker(given: Mapping[str, Any]) -> None:
+    for name in ("seeds", "grid", "metric"):
+        if given[name]:
+            raise UsageError(f"--{name} does not go with --task rerank", "start one run for each setting")
+    from kdcli.commands.finetune.run import run_rerank
+    from kdcli.downstream.settings import RerankRecipe
+    from kdcli.recipe.resolve import resolve
+
+    own = {"student.source": given["model"]} | training_options(given)
+    resolved = resolve(RerankRecipe, recipe=given["recipe"], sets=given["sets"] or (), options=own)
+    show(run_rerank(resolved, invocation_of(given)), as_json=given["json"])

@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from kdcli.data.labelled.lists import read_lists
 from kdcli.disk import disk_errors
 from kdcli.downstream.predictions import summed_up
+from kdcli.downstream.rerank import RerankRun, student_of
 from kdcli.downstream.run import FinetuneStage, chosen_on, drop_weights, write_finetune_report
-from kdcli.downstream.settings import FinetuneRecipe
+from kdcli.downstream.settings import FinetuneRecipe, RerankRecipe
 from kdcli.downstream.task import PreparedTask, order_and_schedule, prepare
 from kdcli.errors import UsageError
 from kdcli.recipe.resolve import Resolved, combinations
@@ -22,6 +26,7 @@ from kdcli.report.finish import RunResult
 from kdcli.report.stages import run_command
 from kdcli.report.views import FINETUNED
 from kdcli.training.launch import Session, choose_output_dir
+from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RECIPE, REPORT
 from kdcli.types import Outcome
 
@@ -127,3 +132,39 @@ def _prepare(resolved: Resolved[FinetuneRecipe], invocation: Invocation, session
     if len(combinations(resolved)) * recipe.seeds == 1:
         stages = [FinetuneStage(task, stages[0].resolved, folder, headed, timed=True)]
     return _Grid(resolved, invocation, folder, stages, settings, task)
+
+
+def run_rerank(resolved: Resolved[RerankRecipe], invocation: Invocation) -> RunResult | Estimate | None:
+    """Fine-tune a reranker on lists of candidates; returns and raises as `run`."""
+    recipe = resolved.recipe
+    if recipe.student.source is None:
+        raise UsageError("no model given", "kdcli finetune MODEL --task rerank --data DIR")
+    if recipe.data.source is None:
+        raise UsageError("task rerank needs --data", "a file or directory of queries with their passages")
+    return run_command(resolved, invocation, _prepare_rerank)
+
+
+def _prepare_rerank(resolved: Resolved[RerankRecipe], invocation: Invocation, session: Session) -> RerankRun:
+    recipe, source = resolved.recipe, str(resolved.recipe.student.source)
+    folder = choose_output_dir(f"finetune-{Path(source).name}-rerank", resolved, invocation, session)
+    train, held_out, split = read_lists(str(recipe.data.source), seed=recipe.data.split_seed, log=Progress.log)
+    scored = not np.isnan(train.scores).any()
+    loss = recipe.ranking.loss
+    if not scored and np.isnan(train.labels).all():
+        raise UsageError("the training passages have neither labels nor scores", "one of the two teaches the ranking")
+    if not scored and loss == "margin-mse":
+        raise UsageError("ranking.loss margin-mse learns a score of each passage, and some have none", "take listwise")
+    how = "scores in the data" if scored else "labels alone"
+    return RerankRun(
+        resolved,
+        invocation,
+        folder,
+        session,
+        "finetune",
+        student_of(recipe, source, session),
+        None,
+        train,
+        held_out,
+        split,
+        notes=[f"trained on {how}"],
+    )

@@ -15,6 +15,7 @@ from kdcli.data.tasks import task_of, tasks
 from kdcli.disk import STAGED, check_writable, content_of
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import is_custom
+from kdcli.models.embedder import read_format, save_embedder
 from kdcli.models.heads import kind_of_head, tokenizer_for
 from kdcli.models.load import load_weights, location, save_model
 from kdcli.models.matrices import matrices
@@ -140,7 +141,11 @@ def apply(
         tokenizer.model_max_length = mask.info.max_length
     if compacted:
         whole = compact(whole, drop_rows_below=drop_rows_below)
-    save_model(whole, tokenizer, folder, all_rows(mask.rows, training_rows(location(source))))
+    rows = all_rows(mask.rows, training_rows(location(source)))
+    if mask.info.architecture is None and (fmt := read_format(source)) is not None:
+        save_embedder(whole, tokenizer, fmt, folder, rows)
+    else:
+        save_model(whole, tokenizer, folder, rows)
     loads = f"{type(whole).__name__}.from_pretrained('{folder}')"
     if is_custom(whole):
         loads = f"kdcli.load('{folder}'), or from_pretrained(..., trust_remote_code=True)"

@@ -64,7 +64,7 @@ def build_pruning(
         for parameter in _encoder(headed.model).values():
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(task.session.compute_dtype)
-    return Pruning(recipe, headed, dense, pruner, job, schedule, _warnings(recipe, pruner, steps))
+    return Pruning(recipe, headed, dense, pruner, job, schedule, density_warnings(recipe, pruner, steps))
 
 
 def restore_precision(model: PreTrainedModel, base: PreTrainedModel) -> None:
@@ -157,7 +157,7 @@ def _first_token(signals: Signals) -> Tensor:
     return hidden_BLD[:, 0]
 
 
-def _warnings(recipe: PruneRecipe, pruner: Pruner, steps: int) -> list[str]:
+def density_warnings(recipe: PruneRecipe, pruner: Pruner, steps: int) -> list[str]:
     """What to know about a method and a number of steps before hours are spent on them."""
     if pruner.density is None:
         last = [

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from transformers import AutoModel
 
+from kdcli.commands.prune.embedding import TASK as EMBEDDING
+from kdcli.commands.prune.embedding import prepare_embedding
 from kdcli.commands.prune.job import Pruning, build_pruning, restore_precision
 from kdcli.commands.prune.recipes import with_defaults
 from kdcli.commands.prune.save import COMPACT, DENSE, MASKED, save_and_report
@@ -123,7 +125,8 @@ def run(recipes: Recipes, invocation: Invocation) -> RunResult | Estimate | None
         if twice := [one for one in given if given.count(one) > 1]:
             raise UsageError(f"{what} {twice[0]} was given twice", "give each once")
     complete = [with_defaults(each) for each in recipes]
-    return run_command(complete[0], invocation, partial(_prepare, complete))
+    prepare = prepare_embedding if first.task == EMBEDDING else _prepare
+    return run_command(complete[0], invocation, partial(prepare, complete))
 
 
 def _prepare(recipes: Recipes, first: Resolved[PruneRecipe], invocation: Invocation, session: Session) -> PruneRun:

@@ -93,7 +93,7 @@ def save_and_report(
     latency = measure([Subject(DENSE, location(str(recipe.model))), *subjects], recipe.measure, task.session)
     contents: dict[str, Any] = {"cards": cards, "folders": {MASKED: folder}, "latency": latency, "outcome": outcome}
     contents |= {"notes": notes, "evaluations": evaluations, "auto_class": AUTO_CLASS[task.data.task.kind].__name__}
-    contents["pruning"] = [_pruning(recipe, model, masks, json.loads((folder / TRACE).read_text("utf-8")))]
+    contents["pruning"] = [pruning_facts(recipe, model, masks, json.loads((folder / TRACE).read_text("utf-8")))]
     write_report(RunDir(folder), command="prune", recipe=recipe.model_dump(), **contents)
 
 
@@ -132,7 +132,7 @@ def _evaluate_compact(
     return [e | {"model": COMPACT} for e in evaluations], note
 
 
-def _pruning(
+def pruning_facts(
     recipe: PruneRecipe, model: PreTrainedModel, masks: Mapping[str, Tensor], trace: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What is kept where: a `kdcli.report.schema.Pruning`."""

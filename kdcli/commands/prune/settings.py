@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kdcli.downstream.settings import FinetuneTrainSettings, TaskRecipe
+from kdcli.downstream.settings import DownstreamSettings, FinetuneTrainSettings, TaskRecipe, VectorSettings
 from kdcli.recipe.sections import KdSettings, Section
 
 
@@ -20,7 +20,8 @@ class PruneTrainSettings(FinetuneTrainSettings):
 class PruneRecipe(TaskRecipe):
     """All keys of a `prune` recipe. `sparsity` is the share of the layers' weights to remove; each value is a run.
     `pruner` holds the keys of the method's own `Settings`. `drop_rows_below` makes compaction drop rows with fewer
-    weights. `cache_gb` is the disk budget for cached teacher signals, deleted at the end of the run."""
+    weights. `cache_gb` is the disk budget for cached teacher signals, deleted at the end of the run. `embedding`,
+    `loss` and `eval` are of task `embedding`, which learns an embedding model's own vectors."""
 
     verb: Literal["prune"] = "prune"
     model: str | None = "bert-base-uncased"
@@ -33,6 +34,9 @@ class PruneRecipe(TaskRecipe):
     drop_rows_below: int = Field(0, ge=0)
     cache_gb: float = Field(8.0, ge=0)
     train: PruneTrainSettings = PruneTrainSettings()
+    embedding: VectorSettings = VectorSettings()
+    loss: dict[str, Any] = Field(default_factory=dict)
+    eval: DownstreamSettings = DownstreamSettings()
 
 
 RECIPES: dict[str, type[Section]] = {"prune": PruneRecipe}  # Folder of `recipes/` -> settings model

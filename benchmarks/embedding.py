@@ -1,0 +1,153 @@
+"""An epoch of embedding distillation, and encoding a corpus, against sentence-transformers: ratios in one run.
+
+    python benchmarks/embedding.py MODEL TEXTS [--rows 2048] [--rounds 3] [--threads 1] [--dtype bf16]
+
+MODEL: an encoder; TEXTS: what `--data` takes. Both sides train the same student (three of six layers), on the same
+sentences, in batches of 64, by the squared error to the teacher's vectors, which are computed beforehand for both:
+`kdcli distill --method embedding --set loss.vectors=mse`, and `SentenceTransformerTrainer` with `MSELoss`. Rounds are
+interleaved; saving, evaluation and logging are off on both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer.losses import MSELoss
+
+from kdcli.commands.distill.student import Student, distill_job
+from kdcli.data.batches import BucketOrder
+from kdcli.data.text.sentences import read_texts
+from kdcli.downstream.embedder import Embedder
+from kdcli.losses import build_objective
+from kdcli.models.embedder import Pool, save_embedder
+from kdcli.models.shape import build_student, parse_shape, shape_of
+from kdcli.training.engine import train
+from kdcli.training.launch import Session, start
+from kdcli.types import Schedule, Signals
+
+BATCH, GROUP, LENGTH = 64, 16, 128
+
+
+class Rows:
+    """Rows of tokens with their targets, as `kdcli distill` reads them."""
+
+    def __init__(self, rows: Any, targets_NE: np.ndarray) -> None:
+        self.rows, self.targets = rows, torch.from_numpy(targets_NE)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
+        return self.rows.batch(indices) | {"target": self.targets[torch.from_numpy(indices)]}
+
+
+def ours(teacher: Embedder, rows: Rows, session: Session, folder: Path) -> float:
+    """Seconds of an epoch of kdcli's engine."""
+    shape = shape_of(teacher.model.config)
+    to = parse_shape(f"{shape.layers // 2}x{shape.hidden}", shape)
+    built = build_student(teacher.model.base_model, to, dropout=0.0).model
+    objective = build_objective("embedding", {"vectors": "mse"}, shape, to)
+    student = Student(built, objective, Pool(teacher.format))
+    order = BucketOrder(rows.rows.lengths, BATCH, GROUP, 0)
+
+    def signals(batch: dict[str, torch.Tensor]) -> Signals:
+        return Signals(pooled=batch.pop("target"), mask=batch["attention_mask"])
+
+    job = distill_job({"student": student}, signals, rows, order, None)
+    how = {"micro_batch_size": GROUP, "log_every": 10**6, "eval_every": 10**6, "checkpoint_every": 10**6}
+    schedule = Schedule(steps=order.steps_of_pass, batch_size=BATCH, lr=5e-4, warmup_steps=5, **how)
+    began = time.perf_counter()
+    train(session, job, schedule, None)
+    return time.perf_counter() - began
+
+
+def theirs(teacher: Embedder, texts: list[str], targets_NE: np.ndarray, dtype: str, folder: Path) -> float:
+    """Seconds of an epoch of sentence-transformers' trainer."""
+    shape = shape_of(teacher.model.config)
+    to = parse_shape(f"{shape.layers // 2}x{shape.hidden}", shape)
+    save_embedder(
+        build_student(teacher.model.base_model, to).model, teacher.tokenizer, teacher.format, folder / "start"
+    )
+    model = SentenceTransformer(str(folder / "start"), device="cpu")
+    model.max_seq_length = LENGTH
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    data = Dataset.from_dict({"sentence": texts, "label": targets_NE.tolist()})
+    arguments = SentenceTransformerTrainingArguments(
+        output_dir=str(folder / "theirs"),
+        num_train_epochs=1,
+        per_device_train_batch_size=BATCH,
+        learning_rate=5e-4,
+        warmup_steps=5,
+        bf16=dtype == "bf16",
+        use_cpu=True,
+        save_strategy="no",
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    trainer = SentenceTransformerTrainer(model=model, args=arguments, train_dataset=data, loss=MSELoss(model))
+    began = time.perf_counter()
+    trainer.train()
+    return time.perf_counter() - began
+
+
+def ratio(name: str, ours: list[float], theirs: list[float]) -> str:
+    ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
+    times = f"{statistics.median(ours):.1f} s | {statistics.median(theirs):.1f} s"
+    return f"| {name} | {times} | {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("texts")
+    parser.add_argument("--rows", type=int, default=2048)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="bf16")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    logging.disable(logging.WARNING)
+    device, dtype = torch.device("cpu"), {"fp32": torch.float32, "bf16": torch.bfloat16}[given.dtype]
+    session = Session(start(device, dtype), device)
+    plain = Session(session.accelerator, device, judging=True)
+    teacher = Embedder.open(given.model, pooling="mean")
+    read = read_texts(given.texts, column=None, unit="sentence", rows=given.rows, log=print)
+    rows = teacher.rows(read.texts, read.roles, LENGTH)
+    encode: dict[str, list[float]] = {"ours": [], "theirs": []}
+    epochs: dict[str, list[float]] = {"ours": [], "theirs": []}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_embedder(teacher.model, teacher.tokenizer, teacher.format, folder / "teacher")
+        model = SentenceTransformer(str(folder / "teacher"), device="cpu")
+        for _ in range(given.rounds):
+            began = time.perf_counter()
+            targets_NE = teacher.vectors(read.texts, "", plain)
+            encode["ours"].append(time.perf_counter() - began)
+            began = time.perf_counter()
+            model.encode(read.texts, batch_size=32)
+            encode["theirs"].append(time.perf_counter() - began)
+            epochs["ours"].append(ours(teacher, Rows(rows, targets_NE), session, folder))
+            epochs["theirs"].append(theirs(teacher, read.texts, targets_NE, given.dtype, folder))
+    print(
+        f"{given.rows} sentences of {rows.lengths.mean():.0f} tokens, {given.threads} threads, {given.rounds} rounds\n"
+    )
+    print("| | kdcli | sentence-transformers | ratio (least-most) |\n|---|---|---|---|")
+    print(ratio(f"an epoch, {given.dtype}", epochs["ours"], epochs["theirs"]))
+    print(ratio("encoding, fp32", encode["ours"], encode["theirs"]))
+
+
+if __name__ == "__main__":
+    main()
