@@ -53,7 +53,7 @@ def test_the_verbs_and_their_options_are_frozen():
     either = {"--standalone", "--no-standalone"}
     assert options_of("cotrain") == DISTILL - {"--to", "--method", "--assistant"} | pair | either
     training = {"--max-steps", "--epochs", "--batch-size", "--lr", "--seed", "--resume", "--dry-run", "--report-to"}
-    judging = {"--task", "--mask", "--predictions", "--submission", "--min-metric", "--metric"}
+    judging = {"--task", "--mask", "--predictions", "--submission", "--min-metric", "--metric", "--pooling"}
     assert options_of("evaluate") == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} - training | judging
     measuring = {"--baseline", "--preset", "--backend", "--batch-size", "--seq-len", "--padding", "--project"}
     measuring |= {"--task", "--portable", "--compare", "--max-latency-ms", "--min-speedup", "--strict"}
