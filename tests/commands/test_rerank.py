@@ -87,7 +87,8 @@ def mrr(model):
 
 def test_a_reranker_is_distilled_as_one_without_being_told(given, tmp_path):
     arguments = [part for part in given if part not in ("--task", "rerank")]
-    succeeds(*arguments, "--to", "2x16", "-o", tmp_path / "out")
+    result = succeeds(*arguments, "--to", "2x16", "-o", tmp_path / "out")
+    assert "it is distilled as a reranker; --method distils its encoder" in said_by(result)
     assert report_of(tmp_path / "out").recipe["verb"] == "rerank"
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").config.hidden_size == 16
 

@@ -79,6 +79,9 @@ def distill(
     from kdcli.commands.distill.rerank import is_reranker_here
 
     if method is None and shared["recipe"] is None and is_reranker_here(teacher):
+        from kdcli.training.progress import Progress
+
+        Progress.log(f"{teacher} gives a pair one score: it is distilled as a reranker; --method distils its encoder")
         _distill_reranker(given)
         return
     for name in TASK_ONLY:
