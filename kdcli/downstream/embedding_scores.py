@@ -15,7 +15,7 @@ import numpy as np
 from kdcli.data.files import open_source
 from kdcli.data.labelled.features import Array
 from kdcli.data.labelled.task_data import Labelled, open_labelled
-from kdcli.data.tasks import task_of
+from kdcli.data.tasks import OWN, task_of, tasks
 from kdcli.downstream.embedder import Embedder, as_task_model, predict_pairs, scores_pairs
 from kdcli.downstream.predictions import Evaluator, compared
 from kdcli.downstream.recipes import downstream_recipe
@@ -24,6 +24,7 @@ from kdcli.downstream.task import DATA_KEYS, evaluator_of
 from kdcli.errors import UsageError
 from kdcli.metrics.bootstrap import Scorer, paired_bootstrap
 from kdcli.metrics.retrieval import ranking_metrics
+from kdcli.models.embedder import read_format
 from kdcli.training.launch import Session
 from kdcli.training.progress import Progress
 from kdcli.types import RowHashes
@@ -64,6 +65,13 @@ def judged_sets(settings: DownstreamSettings, trained: Mapping[str, RowHashes]) 
         recipe = downstream_recipe(settings, name, 0).recipe
         found.append(Judged(name, open_pairs(name, recipe.data, trained), recipe.data))
     return found
+
+
+def by_vectors(task: str, model: str, pooling: str | None = None) -> bool:
+    """Whether models are judged on a task by the cosine of their vectors: on pairs with a score, where the first one is
+    an embedding model or `pooling` makes it one."""
+    pairs = task == OWN or (task in tasks() and scores_pairs(task_of(task)))
+    return pairs and (pooling is not None or read_format(model) is not None)
 
 
 def open_pairs(name: str, settings: LabelledSettings, trained: Mapping[str, RowHashes]) -> Labelled:

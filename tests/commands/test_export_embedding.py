@@ -163,3 +163,16 @@ def test_a_plain_encoder_needs_a_pooling(embedder, texts, beir, tmp_path):
     succeeds("evaluate", *both, "--pooling", "mean", "--task", "retrieval", "--data", beir, "-o", tmp_path / "out")
     assert all(abs(c.difference) < 1e-6 for c in report_of(tmp_path / "out").comparisons)
     assert "pools by cls" in refused(tmp_path, "export", embedder, "--format", "onnx", "--pooling", "mean")
+
+
+def test_a_benchmark_judges_embedding_models_on_every_backend(embedder, exported, pairs, beir, tmp_path):
+    few = ["--set", "measure.min_runs=3", "--set", "measure.min_seconds=0.0", "--seq-len", "16", "--batch-size", "1"]
+    both = [embedder, exported("onnx")]
+    given = ["--task", "own", "--data", pairs, *COLUMNS, *few, "--backend", "torch", "--backend", "onnx"]
+    succeeds("benchmark", *both, *given, "-o", tmp_path / "out")
+    report = report_of(tmp_path / "out")
+    assert [e.model for e in report.evaluations] == ["model", "model on onnx fp32", "out"]
+    first, *others = (e.metrics for e in report.evaluations)
+    assert all(other == pytest.approx(first, abs=1e-4) for other in others)
+    said = refused(tmp_path, "benchmark", embedder, "--task", "retrieval", "--data", beir, *few)
+    assert "--task retrieval is for kdcli evaluate" in said

@@ -19,6 +19,7 @@ TEXTS = ["w1 w2 w3", "w4 w9", "w5 w6 w7 w8 w9 w10 w11"]
 QUICK = [
     *("--task", "embedding", "--max-steps", "6", "--batch-size", "8", "--dtype", "fp32"),
     *("--set", "train.eval_every=3", "--set", "train.checkpoint_every=2", "--set", "measure.latency=false"),
+    *("--set", "train.log_every=1"),
 ]
 
 

@@ -5,17 +5,19 @@ Each backend is compared with torch in float32, and everything with the first mo
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kdcli.backends.exported import Export
-from kdcli.backends.runners import runner
+from kdcli.backends.runners import Runner, runner
 from kdcli.bench.environment import latency_threads
 from kdcli.commands.benchmark.settings import BenchmarkRecipe
 from kdcli.data.labelled.task_data import Labelled
+from kdcli.downstream.embedder import Embedder, as_task_model, predict_pairs
+from kdcli.downstream.embedding_scores import RETRIEVAL, by_vectors, open_pairs
 from kdcli.downstream.predictions import Evaluator, Prediction, compared
 from kdcli.downstream.runtimes import load_judged, runner_predictions
 from kdcli.downstream.task import evaluator_of, open_judged
@@ -25,8 +27,10 @@ from kdcli.models.heads import TaskModel
 from kdcli.models.load import location
 from kdcli.models.shape import is_shape, positions_of
 from kdcli.models.training_rows import training_rows
+from kdcli.training.launch import Session, start
 from kdcli.training.progress import Progress
 
+Judged = TaskModel | Embedder
 RESAMPLES = 1000
 PLAIN = ("torch", "fp32")
 
@@ -43,14 +47,20 @@ class Scores:
 
 def open_task(
     recipe: BenchmarkRecipe, models: Mapping[str, str], *, trust_remote_code: bool
-) -> tuple[Labelled, dict[str, TaskModel]]:
-    """The evaluated examples of the recipe's task, and the models (name -> source) with their heads. Raises UsageError:
-    a shape, a model without a head for the task, or see `kdcli.data.labelled.task_data`."""
+) -> tuple[Labelled, dict[str, Judged]]:
+    """The evaluated examples of the recipe's task, and the models (name -> source) with their heads, or as embedding
+    models. Raises UsageError: a shape, a model without a head for the task, retrieval, or see
+    `kdcli.data.labelled.task_data`."""
+    if recipe.task == RETRIEVAL:
+        raise UsageError("--task retrieval is for kdcli evaluate and kdcli export", "here: stsb, or own pairs")
     for model in models.values():
         if is_shape(model):
             raise UsageError(f"--task {recipe.task} needs trained models, {model} is a shape", "leave --task out")
     first = next(iter(models.values()))
     trained, trusted = {name: training_rows(location(model)) for name, model in models.items()}, trust_remote_code
+    if by_vectors(str(recipe.task), first):
+        data = open_pairs(str(recipe.task), recipe.data, trained)
+        return data, {n: Embedder.open_judged(m, trust_remote_code=trusted) for n, m in models.items()}
     data = open_judged(str(recipe.task), recipe.data, first, trained, trust_remote_code=trusted)
     return data, {n: load_judged(m, data.task, trust_remote_code=trusted) for n, m in models.items()}
 
@@ -58,7 +68,7 @@ def open_task(
 def evaluate_backends(
     recipe: BenchmarkRecipe,
     data: Labelled,
-    models: Mapping[str, TaskModel],
+    models: Mapping[str, Judged],
     backends: Sequence[tuple[str, str]],
     device: torch.device,
 ) -> Scores:
@@ -67,7 +77,7 @@ def evaluate_backends(
     scores, first = Scores(), data.task.metrics[0]
     original: tuple[str, Mapping[str, Scorer]] | None = None
     for name, model in models.items():
-        evaluator, _ = evaluator_of(data, recipe.data, model)
+        evaluator, _ = evaluator_of(data, recipe.data, as_task_model(model) if isinstance(model, Embedder) else model)
         plain: tuple[str, Mapping[str, Scorer]] | None = None
         for pair in [PLAIN] if isinstance(model.model, Export) else dict.fromkeys([PLAIN, *backends]):
             label = name if pair == PLAIN else f"{name} on {' '.join(pair)}"
@@ -87,12 +97,15 @@ def evaluate_backends(
     return scores
 
 
-def _predict(
-    model: TaskModel, evaluator: Evaluator, backend: tuple[str, str], device: torch.device
-) -> list[Prediction]:
-    positions = positions_of(model.model.config)
+def _predict(model: Judged, evaluator: Evaluator, backend: tuple[str, str], device: torch.device) -> list[Prediction]:
     if isinstance(model.model, Export):
-        return runner_predictions(model.model.runner(latency_threads()), evaluator, positions)
+        return _by_runner(model, model.model.runner(latency_threads()), evaluator, device)
     with tempfile.TemporaryDirectory() as aside:
         how: dict[str, Any] = {"device": device, "threads": latency_threads(), "folder": Path(aside)}
-        return runner_predictions(runner(model.model.to(device), *backend, **how), evaluator, positions)
+        return _by_runner(model, runner(model.model.to(device), *backend, **how), evaluator, device)
+
+
+def _by_runner(model: Judged, made: Runner, evaluator: Evaluator, device: torch.device) -> list[Prediction]:
+    if not isinstance(model, Embedder):
+        return runner_predictions(made, evaluator, positions_of(model.model.config))
+    return predict_pairs(replace(model, runner=made), evaluator, Session(start(device, torch.float32), device))

@@ -15,17 +15,15 @@ from kdcli.bench.latency import Subject
 from kdcli.commands.evaluate.settings import EvaluateRecipe
 from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.labelled.task_data import Labelled, open_labelled
-from kdcli.data.tasks import OWN, task_of
 from kdcli.disk import check_writable, disk_errors, write_atomic
 from kdcli.downstream.as_trained import as_trained
-from kdcli.downstream.embedder import Embedder, as_task_model, predict_pairs, scores_pairs
-from kdcli.downstream.embedding_scores import RETRIEVAL, Judged, open_pairs, read_retrieval, scored
+from kdcli.downstream.embedder import Embedder, as_task_model, predict_pairs
+from kdcli.downstream.embedding_scores import RETRIEVAL, Judged, by_vectors, open_pairs, read_retrieval, scored
 from kdcli.downstream.predictions import Evaluator, Prediction, compared, shown_label, summed_up
 from kdcli.downstream.runtimes import judged, load_judged
 from kdcli.downstream.task import evaluator_of, open_judged
 from kdcli.errors import GateError, UsageError, did_you_mean
 from kdcli.models.card import describe_source
-from kdcli.models.embedder import read_format
 from kdcli.models.heads import TaskModel, tokenizer_for
 from kdcli.models.load import location
 from kdcli.models.training_rows import training_rows
@@ -77,7 +75,7 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
     sources, trusted = recipe.masks or recipe.models, session.trust_remote_code
     trained = {source: training_rows(location(source)) for source in recipe.models}
     trained |= {file: open_mask(Path(file)).rows for file in recipe.masks if Path(file).suffix != PUBLISHED}
-    embedders = _are_embedders(recipe)
+    embedders = not recipe.masks and by_vectors(str(recipe.task), recipe.models[0], recipe.pooling)
     if embedders:
         data = open_pairs(str(recipe.task), recipe.data, trained)
     else:
@@ -151,14 +149,6 @@ def _load(recipe: EvaluateRecipe, session: Session, data: Labelled, source: str)
     Progress.log(f"{source}: {model.note}")
     evaluator, max_length = evaluator_of(data, recipe.data, model)
     return _Evaluated(model, max_length, evaluator.with_metrics(recipe.metrics, trust_remote_code=trusted))
-
-
-def _are_embedders(recipe: EvaluateRecipe) -> bool:
-    """Whether the models are judged by the cosine of their vectors: on pairs with a score, where the first one is an
-    embedding model or `pooling` makes it one."""
-    task = str(recipe.task)
-    pairs = task == OWN or scores_pairs(task_of(task))
-    return pairs and not recipe.masks and (recipe.pooling is not None or read_format(recipe.models[0]) is not None)
 
 
 def _load_embedder(recipe: EvaluateRecipe, session: Session, data: Labelled, source: str) -> _Evaluated:
