@@ -59,7 +59,17 @@ def test_the_verbs_and_their_options_are_frozen():
     measuring |= {"--task", "--portable", "--compare", "--max-latency-ms", "--min-speedup", "--strict"}
     shared = {"--output-dir", "-o", "--recipe", "-r", "--set", "--data", "--device", "--overwrite"}
     assert options_of("benchmark") == measuring | shared | {"--dtype", "--trust-remote-code", "--json", *SAYING}
-    written = {"--format", "--int8", "--data", "--output-dir", "-o", "--overwrite", "--trust-remote-code"}
+    written = {
+        "--format",
+        "--int8",
+        "--task",
+        "--pooling",
+        "--data",
+        "--output-dir",
+        "-o",
+        "--overwrite",
+        "--trust-remote-code",
+    }
     assert options_of("export") == written | {"--json", *SAYING}
 
 

@@ -184,7 +184,6 @@ class EmbeddingPruning:
             comparisons=comparisons,
             pruning=[pruning_facts(recipe, model, masks, json.loads((folder / TRACE).read_text("utf-8")))],
         )
-        (folder / TRACE).unlink()
 
     def _kept(self, models: dict[str, Embedder]) -> tuple[dict[str, dict[str, float]], float]:
         """How near the vectors of held-out texts are to the dense model's, and how far the compact model's are from the
