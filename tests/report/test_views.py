@@ -8,7 +8,7 @@ import yaml
 from reports import HOSTILE, Page, card, evaluation, finetune_values, made, missing, printed, views, words
 from rich.console import Console
 
-from kdcli.errors import MachineError
+from kdcli.errors import UsageError
 from kdcli.report.pictures.charts import pictures
 from kdcli.report.pictures.pruning import model_pictures
 from kdcli.report.schema import Report
@@ -235,7 +235,7 @@ def test_short_name_of_a_directory_is_its_last_part(monkeypatch, tmp_path):
 
 def test_report_json_is_written_last(report, tmp_path):
     (tmp_path / "report.html").mkdir()
-    with pytest.raises(MachineError, match=r"report.html could not be written"):
+    with pytest.raises(UsageError, match=r"report.html is no plain file"):
         write_views(tmp_path, report)
     assert not (tmp_path / "report.json").exists(), "a run without all its views is not done"
 
