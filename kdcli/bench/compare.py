@@ -58,7 +58,8 @@ def _add_report(gathered: Gathered, run: str, raw: dict[str, Any]) -> None:
         if known := {whole[m]: metrics for m, metrics in by_model.items() if m.split(" on ")[0] in names}:
             gathered.quality.setdefault(task, {}).update(known)
     for e in raw.get("evaluations", []):
-        source = (raw["recipe"].get("data") or {}).get("source")
+        data = raw["recipe"].get("data")
+        source = data.get("source") if isinstance(data, dict) else None
         on = f"{e['n']:,} examples of {source or 'its own data'}, {e['split']}"
         gathered.judged_on.setdefault(f"{e['task']} {e['set']}".strip(), {})[run] = (e.get("rows_sha256") or on, on)
 

@@ -22,6 +22,7 @@ from kdcli.errors import UsageError, did_you_mean, shortened
 from kdcli.recipe.sections import Section
 from kdcli.recipe.yaml import MOST_CHARACTERS, one_line, read_yaml
 
+MOST_PROBLEMS = 20  # Lines of an error
 RecipeT = TypeVar("RecipeT", bound=Section)
 MOST_KEY = 128  # Characters of a key; PyYAML writes longer ones in another form
 
@@ -314,10 +315,12 @@ def explain(error: ValidationError, values: Mapping[str, Any], origins: Mapping[
         message = str(one["msg"]).replace("Input should be", "must be")
         messages = found.setdefault((subject, f"got {shortened(repr(one['input']), 500)} ({origin})"), [])
         messages.append(f"{message[0].lower()}{message[1:]}")
-    return [
+    lines = [
         f"{subject} {' or '.join([first, *(m.removeprefix('must be ') for m in others)])}, {got}"
         for (subject, got), (first, *others) in found.items()
     ]
+    more = [f"... and {len(lines) - MOST_PROBLEMS:,} more"] if len(lines) > MOST_PROBLEMS else []
+    return lines[:MOST_PROBLEMS] + more
 
 
 def _lines(tree: Mapping[str, Any], origins: Mapping[str, str], prefix: str, depth: int) -> list[str]:

@@ -106,6 +106,14 @@ def test_names_of_other_tools_lead_to_keys_there_are():
     assert set(ELSEWHERE.values()) <= set(leaf_keys(DistillRecipe))
 
 
+def test_of_many_wrong_values_the_first_are_named():
+    many = "{" + ", ".join(f"k{n}: 0" for n in range(500)) + "}"
+    with pytest.raises(UsageError) as caught:
+        resolve(FinetuneRecipe, recipe=None, sets=[f"data.columns={many}"])
+    assert caught.value.message.count("\n") == 20
+    assert caught.value.message.endswith("and 480 more")
+
+
 def test_unknown_key_with_nothing_near_lists_the_keys():
     message = refused(sets=["zzzzzz=1"])
     assert "did you mean" not in message
