@@ -12,6 +12,8 @@ from collections.abc import Iterable
 
 LONG_WORD = re.compile(r"\S{1000,}")  # longer than any name or path that a user can recognise
 
+MOST_CHARACTERS = 10_000  # of a message
+
 
 def shortened(text: str, most: int) -> str:
     """A text for a message, cut where it is longer."""
@@ -24,7 +26,7 @@ class KdcliError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, hint: str | None = None) -> None:
-        message = LONG_WORD.sub(lambda word: shortened(word[0], 200), message)
+        message = shortened(LONG_WORD.sub(lambda word: shortened(word[0], 200), message), MOST_CHARACTERS)
         super().__init__(message)
         self.message = message
         self.hint = hint

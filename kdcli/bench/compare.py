@@ -66,6 +66,8 @@ def _add_report(gathered: Gathered, run: str, raw: dict[str, Any]) -> None:
 
 def _renamed(key: str, names: Mapping[str, str]) -> str:
     """The name of a speed-up, `MODEL[/BACKEND]_vs_BASELINE[@CELL]`, with the models' names in the comparison."""
+    if not names:
+        return key
     baseline = next(iter(names))
     ratio, over, cell = key.rpartition(f"_vs_{baseline}")
     model = max((name for name in names if ratio == name or ratio.startswith(f"{name}/")), key=len, default="")

@@ -112,6 +112,7 @@ def test_of_many_wrong_values_the_first_are_named():
         resolve(FinetuneRecipe, recipe=None, sets=[f"data.columns={many}"])
     assert caught.value.message.count("\n") == 20
     assert caught.value.message.endswith("and 480 more")
+    assert len(UsageError("a wrong value " * 10_000).message) < 11_000
 
 
 def test_unknown_key_with_nothing_near_lists_the_keys():

@@ -334,3 +334,5 @@ def test_a_run_of_one_model_keeps_its_ratios(tmp_path):
     values["speedup"] = {"12x768/onnx-int8_vs_12x768@1x128": reports.ratio(3.0, 2.0, 4.0, 1, 128)}
     (tmp_path / "mine.json").write_text(made(values).to_json(), "utf-8")
     assert list(gather([tmp_path / "mine.json"], checked_report).speedups) == ["mine/onnx-int8_vs_mine@1x128"]
+    (tmp_path / "none.json").write_text(made(values | {"models": {}}).to_json(), "utf-8")
+    assert list(gather([tmp_path / "none.json"], checked_report).speedups) == ["12x768/onnx-int8_vs_12x768@1x128"]
