@@ -17,12 +17,13 @@ from kdcli.data.labelled.features import Array
 from kdcli.data.labelled.task_data import Labelled, open_labelled
 from kdcli.data.tasks import OWN, task_of, tasks
 from kdcli.downstream.embedder import Embedder, as_task_model, predict_pairs, scores_pairs
-from kdcli.downstream.predictions import Evaluator, compared
+from kdcli.downstream.predictions import compared
+from kdcli.downstream.rankings import Rows, ranked
 from kdcli.downstream.recipes import downstream_recipe
 from kdcli.downstream.settings import DownstreamSettings, LabelledSettings
 from kdcli.downstream.task import DATA_KEYS, evaluator_of
 from kdcli.errors import UsageError
-from kdcli.metrics.bootstrap import Scorer, paired_bootstrap
+from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.retrieval import ranking_metrics
 from kdcli.models.embedder import read_format
 from kdcli.training.launch import Session
@@ -94,48 +95,31 @@ def open_pairs(name: str, settings: LabelledSettings, trained: Mapping[str, RowH
 
 def scored(
     judged: Sequence[Judged], models: Mapping[str, Embedder], session: Session, resamples: int = 1000
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+) -> tuple[Rows, Rows]:
     """Evaluations and comparisons as a report takes them; the first model is the baseline of the others."""
-    evaluations: list[dict[str, Any]] = []
-    comparisons: list[dict[str, Any]] = []
+    evaluations: Rows = []
+    comparisons: Rows = []
     for one in judged:
-        scorers: dict[str, Mapping[str, Scorer]] = {}
-        evaluator: Evaluator | None = None
-        for name, embedder in models.items():
-            if one.retrieval is not None:
-                per_query = retrieval_scores(one.retrieval, embedder, session)
-                scorers[name] = {"": _mean_scorer(per_query)}
-                metrics = scorers[name][""](np.arange(len(one.retrieval.queries)))
-                row: dict[str, Any] = {
-                    "model": name,
-                    "task": one.name,
-                    "set": "",
-                    "split": "test",
-                    "n": len(one.retrieval.queries),
-                }
-                evaluations.append(row | {"metrics": metrics, "confusion": None, "per_class": {}, "worst": []})
-                continue
-            assert one.pairs is not None
-            evaluator, _ = evaluator_of(one.pairs, one.settings, as_task_model(embedder))
-            predictions = predict_pairs(embedder, evaluator, session)
-            scorers[name] = evaluator.scorers(predictions)
-            evaluations += evaluator.evaluations(name, one.pairs.split, predictions, 0)
-        baseline, *others = scorers.items()
-        for other in others:
-            if evaluator is not None:
-                comparisons += compared(evaluator, other, baseline, resamples)
-            elif one.retrieval is not None:
-                found = paired_bootstrap(other[1][""], baseline[1][""], len(one.retrieval.queries), resamples=resamples)
-                names = {"model": other[0], "baseline": baseline[0], "task": one.name, "set": ""}
-                comparisons += [
-                    names | {"metric": m, "difference": d, "low": low, "high": high}
-                    for m, (d, low, high) in found.items()
-                ]
+        if one.retrieval is not None:
+            values = {name: retrieval_scores(one.retrieval, embedder, session) for name, embedder in models.items()}
+            rows, beside = ranked(one.name, "test", values, resamples)
+        else:
+            rows, beside = _scored_pairs(one, models, session, resamples)
+        evaluations, comparisons = evaluations + rows, comparisons + beside
     return evaluations, comparisons
 
 
-def _mean_scorer(values: Mapping[str, Array]) -> Scorer:
-    return lambda at: {name: float(of_query[at].mean()) for name, of_query in values.items()}
+def _scored_pairs(one: Judged, models: Mapping[str, Embedder], session: Session, resamples: int) -> tuple[Rows, Rows]:
+    assert one.pairs is not None
+    evaluations: Rows = []
+    scorers: dict[str, Mapping[str, Scorer]] = {}
+    for name, embedder in models.items():
+        evaluator, _ = evaluator_of(one.pairs, one.settings, as_task_model(embedder))
+        predictions = predict_pairs(embedder, evaluator, session)
+        scorers[name] = evaluator.scorers(predictions)
+        evaluations += evaluator.evaluations(name, one.pairs.split, predictions, 0)
+    baseline, *others = scorers.items()
+    return evaluations, [row for other in others for row in compared(evaluator, other, baseline, resamples)]
 
 
 def read_retrieval(source: str) -> Retrieval:

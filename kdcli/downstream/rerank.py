@@ -1,4 +1,4 @@
-"""Training and judging rerankers: cross-encoders with one output, which score a query with each of its passages.
+"""Training rerankers: cross-encoders with one output, which score a query with each of its passages.
 
 Data flow: lists -> rows of tokens -> batches of whole lists -> scores -> loss over each list -> engine -> rankings.
 """
@@ -14,28 +14,26 @@ import torch
 from transformers import PreTrainedModel
 
 from kdcli.bench.latency import Subject
-from kdcli.data.batches import BatchOrder, BucketOrder
-from kdcli.data.labelled.features import Array, Encoded, encode
+from kdcli.data.batches import BucketOrder
+from kdcli.data.labelled.features import Array, Encoded
 from kdcli.data.labelled.lists import RERANK, Lists, hashes_of_lists
+from kdcli.downstream.rankings import ranked
+from kdcli.downstream.reranker import METRICS, activation_of, per_query, read_by, scores_of, tokens_of_row
 from kdcli.downstream.settings import RerankRecipe
 from kdcli.downstream.task import freeze_unused
 from kdcli.errors import UsageError
 from kdcli.losses.ranking import label_loss, padded, score_loss
-from kdcli.metrics.bootstrap import Scorer, paired_bootstrap
-from kdcli.metrics.retrieval import ranking_metrics
 from kdcli.models.capture import capture
 from kdcli.models.card import describe
-from kdcli.models.embedder import PROMPTS, beside_model
 from kdcli.models.heads import TaskModel, load_for_task, with_new_head
-from kdcli.models.load import load_config, location, save_model
-from kdcli.models.shape import build_student, parse_shape, positions_of, shape_of
+from kdcli.models.load import location, save_model
+from kdcli.models.shape import build_student, parse_shape, shape_of
 from kdcli.models.training_rows import all_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
 from kdcli.report.finish import measure, write_report
 from kdcli.report.schema import TEACHER, UNDISTILLED
 from kdcli.report.stages import StageJob
-from kdcli.training.evaluation import evaluate
 from kdcli.training.launch import Session, make_schedule
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
@@ -43,21 +41,7 @@ from kdcli.types import Batch, Job, Needs, Outcome, RowHashes, StepLoss, Term
 
 STUDENT = "student"
 ROWS_AT_ONCE = 32  # candidates of a micro-batch, about
-METRICS = RERANK.metrics
 ACTIVATIONS = {"Sigmoid": "torch.nn.modules.activation.Sigmoid", "Identity": "torch.nn.modules.linear.Identity"}
-
-
-def read_by(lists: Lists, model: TaskModel, max_length: int | None) -> Encoded:
-    """Query and passage of each candidate as a model's tokens."""
-    length = tokens_of_row(model, max_length)
-    # As `CrossEncoder` reads a pair: with token types only if the tokenizer gives them unasked.
-    types = model.token_types and "token_type_ids" in model.tokenizer.model_input_names
-    return encode(RERANK, lists.examples, model.tokenizer, max_length=length, token_types=types)
-
-
-def tokens_of_row(model: TaskModel, max_length: int | None) -> int:
-    """Tokens of a row at most."""
-    return int(min(max_length or RERANK.max_length, positions_of(model.model.config) or 1 << 30))
 
 
 @dataclass(frozen=True)
@@ -89,80 +73,11 @@ class ListRows:
         return batch
 
 
-def scores_of(session: Session, model: PreTrainedModel, rows: Encoded) -> Array:
-    """A cross-encoder's score of each row, before its activation, [R] float32."""
-    captured, by_length = capture(model, Needs(logits=True)), rows.by_length()
-
-    def step(batch: Batch) -> StepLoss:
-        logits = captured(batch).logits
-        return StepLoss({"loss": Term(logits.new_zeros(()), "rows")}, logits)
-
-    order = BatchOrder(len(rows), 1, 0)
-    job = Job({"model": captured}, step, by_length, order, by_length, compute_metrics=lambda outputs: {})
-    found = np.empty(len(rows), np.float32)
-    found[by_length.example] = np.stack(evaluate(session, job).outputs)[:, 0]
-    return found
-
-
-def per_query(lists: Lists, scores_R: Array) -> dict[str, Array]:
-    """Metric -> its value for each query, [Q]. Of equal scores the less relevant passage comes first, so that a model
-    that cannot tell them apart gains nothing."""
-    values: dict[str, list[float]] = {name: [] for name in METRICS}
-    for begin, end in zip(lists.ends - lists.sizes, lists.ends, strict=True):
-        order = np.lexsort((lists.labels[begin:end], -scores_R[begin:end]))
-        relevance = {str(n): float(label) for n, label in enumerate(lists.labels[begin:end])}
-        found = ranking_metrics([str(n) for n in order], relevance)
-        for name in METRICS:
-            values[name].append(found[name])
-    return {name: np.array(of_query) for name, of_query in values.items()}
-
-
-def judged(lists: Lists, split: str, scores: Mapping[str, Array]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Evaluations and comparisons as a report takes them; the first model is the baseline of the others."""
-    evaluations: list[dict[str, Any]] = []
-    comparisons: list[dict[str, Any]] = []
-    scorers: dict[str, Scorer] = {}
-    for name, of_model in scores.items():
-        values = per_query(lists, of_model)
-        scorers[name] = _mean_scorer(values)
-        row = {"model": name, "task": RERANK.name, "set": "", "split": split, "n": len(lists)}
-        metrics = {metric: float(of_query.mean()) for metric, of_query in values.items()}
-        evaluations.append(row | {"metrics": metrics, "confusion": None, "per_class": {}, "worst": []})
-    (baseline, first), *others = scorers.items()
-    for name, scorer in others:
-        names = {"model": name, "baseline": baseline, "task": RERANK.name, "set": ""}
-        found = paired_bootstrap(scorer, first, len(lists))
-        comparisons += [
-            names | {"metric": m, "difference": d, "low": low, "high": high} for m, (d, low, high) in found.items()
-        ]
-    return evaluations, comparisons
-
-
-def _mean_scorer(values: Mapping[str, Array]) -> Scorer:
-    return lambda at: {name: float(of_query[at].mean()) for name, of_query in values.items()}
-
-
 def set_activation(model: PreTrainedModel, name: str) -> None:
     """Write what `CrossEncoder` applies to the score into a model's configuration."""
     if hasattr(model.config, "sbert_ce_default_activation_function"):
         del model.config.sbert_ce_default_activation_function
     model.config.sentence_transformers = {"activation_fn": name}
-
-
-def activation_of(model: TaskModel) -> str | None:
-    """What a cross-encoder's files say of its activation, in any of the keys that have been used."""
-    config = model.model.config
-    told = getattr(config, "sentence_transformers", None)
-    found = told.get("activation_fn") if isinstance(told, dict) else None
-    found = found or getattr(config, "sbert_ce_default_activation_function", None)
-    found = found or (beside_model(model.source, PROMPTS) or {}).get("activation_fn")
-    return found if isinstance(found, str) else None
-
-
-def is_reranker(source: str, *, trust_remote_code: bool = False) -> bool:
-    """Whether a model is a cross-encoder with one output. Raises UsageError: see `kdcli.models.load`."""
-    config = load_config(source, trust_remote_code=trust_remote_code, weights=False, compacted=True)
-    return config.num_labels == 1 and any("ForSequenceClassification" in n for n in config.architectures or ())
 
 
 def student_of(recipe: RerankRecipe, source: str, session: Session) -> Callable[[], TaskModel]:
@@ -281,7 +196,8 @@ class RerankRun:
         scores[STUDENT + UNDISTILLED] = scores_of(session, self.make().model, self.rows)
         if not session.is_main:
             return
-        evaluations, comparisons = judged(self.held_out, self.split, scores)
+        per_model = {name: per_query(self.held_out, of_model) for name, of_model in scores.items()}
+        evaluations, comparisons = ranked(RERANK.name, self.split, per_model)
         # Scores learnt from labels alone are logits of a relevance.
         learnt_scores = self.teacher is not None or not np.isnan(self.train.scores).any()
         own = "Identity" if learnt_scores else "Sigmoid"

@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 from kdcli.backends.exported import Export, is_export, open_export
 from kdcli.backends.runners import Runner
 from kdcli.bench.environment import latency_threads
-from kdcli.data.labelled.features import Array
+from kdcli.data.labelled.features import Array, Encoded
 from kdcli.downstream.predictions import Evaluator, Prediction
 from kdcli.downstream.task import predict
 from kdcli.errors import UsageError
@@ -49,14 +49,18 @@ def judged(session: Session, evaluator: Evaluator, headed: TaskModel) -> list[Pr
 
 def runner_predictions(made: Runner, evaluator: Evaluator, positions: int | None) -> list[Prediction]:
     """The predictions of a runner; `positions` is the longest row that the model reads."""
-    rows = evaluator.features.rows
+    return evaluator.features.predictions(runner_outputs(made, evaluator.features.rows, positions))
+
+
+def runner_outputs(made: Runner, rows: Encoded, positions: int | None) -> list[Array]:
+    """The logits of each row by a runner; `positions` as in `runner_predictions`."""
     logits: list[Array] = []
     for begin in range(0, len(rows), FORWARD_ROWS):
         batch = rows.batch(np.arange(begin, min(begin + FORWARD_ROWS, len(rows))))
         outputs = made.output(made.call(made.prepare(padded(batch, rows.pad_id, positions))))
         # Start and end logits of a question answering head are stacked, [L, 2].
         logits += list(outputs[0] if len(outputs) == 1 else np.stack(outputs, -1))
-    return evaluator.features.predictions(logits)
+    return logits
 
 
 def padded(batch: Batch, pad_id: int, positions: int | None) -> Batch:

@@ -85,6 +85,41 @@ def mrr(model):
     return np.mean(found)
 
 
+def test_rerankers_are_judged_beside_each_other(given, data, tmp_path):
+    """The same numbers as in the run that made the student; its export's too, and of an embedding model by cosines."""
+    out, longest = tmp_path / "out", ("--set", "data.max_length=24", "--dtype", "fp32")
+    succeeds(*given, "--to", "2x32", "-o", out)
+    succeeds("export", out, "--format", "onnx", "-o", tmp_path / "onnx")
+    base = load_encoder(str(own_files.encoder(tmp_path / "base")))
+    save_embedder(base.model, base.tokenizer, EmbeddingFormat("mean"), tmp_path / "embedder")
+    models = [given[1], out, tmp_path / "onnx", tmp_path / "embedder"]
+    succeeds("evaluate", *models, "--task", "rerank", "--data", data, *longest, "-o", tmp_path / "judged")
+    made, judged = report_of(out), report_of(tmp_path / "judged")
+    teacher, student, export, embedder = judged.evaluations
+    assert [teacher.metrics, student.metrics] == [e.metrics for e in made.evaluations[:2]]
+    assert export.metrics == student.metrics
+    assert embedder.metrics["mrr@10"] > teacher.metrics["mrr@10"]  # Bags of words tell these passages apart
+    (own,) = [c for c in made.comparisons if (c.model, c.metric) == ("student", "ndcg@10")]
+    again = next(c for c in judged.comparisons if c.metric == "ndcg@10")
+    assert (own.difference, own.low, own.high) == (again.difference, again.low, again.high)
+
+
+def test_queries_that_trained_a_reranker_do_not_judge_it(given, data, tmp_path):
+    succeeds(*given, "--to", "2x16", "-o", tmp_path / "out")
+    write(tmp_path / "more" / "train.jsonl", listed(2, seed=2))
+    write(tmp_path / "more" / "validation.jsonl", [*listed(40)[:5], *listed(20, seed=1)])
+    judging = ["evaluate", given[1], tmp_path / "out", "--task", "rerank", "--data", tmp_path / "more"]
+    result = succeeds(*judging, "-o", tmp_path / "judged")
+    assert "left out 5 of 25 queries: they trained a judged model" in said_by(result)
+    assert {e.n for e in report_of(tmp_path / "judged").evaluations} == {20}
+    succeeds(*judging, "--set", "data.judge_trained_rows=true", "-o", tmp_path / "all")
+    assert {(e.n, e.split) for e in report_of(tmp_path / "all").evaluations} == {
+        (25, "validation, 5 of 25 trained a model")
+    }
+    write(tmp_path / "more" / "validation.jsonl", listed(40)[:5])
+    assert "all 5 queries of the validation split trained a judged model" in refused(tmp_path, *judging)
+
+
 def test_a_reranker_is_distilled_as_one_without_being_told(given, tmp_path):
     arguments = [part for part in given if part not in ("--task", "rerank")]
     result = succeeds(*arguments, "--to", "2x16", "-o", tmp_path / "out")

@@ -6,14 +6,13 @@ from typing import Any
 import numpy as np
 
 from kdcli.data.labelled.features import Array
-from kdcli.data.labelled.lists import RERANK, Lists, read_lists
+from kdcli.data.labelled.lists import Lists, read_lists
 from kdcli.disk import cache_dir
-from kdcli.downstream.embedder import Embedder, cosines
-from kdcli.downstream.rerank import RerankRun, RerankTeacher, is_reranker, read_by, scores_of, student_of
+from kdcli.downstream.rerank import RerankRun, RerankTeacher, student_of
+from kdcli.downstream.reranker import is_reranker, open_reranker, read_by
 from kdcli.downstream.settings import RerankRecipe
 from kdcli.errors import UsageError
 from kdcli.models.card import describe_source, weights_hash
-from kdcli.models.heads import load_for_task
 from kdcli.models.load import location
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved
@@ -78,42 +77,24 @@ def prepare(resolved: Resolved[RerankRecipe], invocation: Invocation, session: S
 def teacher_of(recipe: RerankRecipe, session: Session, *, dry_run: bool) -> RerankTeacher:
     """The teacher: a cross-encoder's output before its activation, or the cosine of an embedding model's vectors. A dry
     run takes zeros. Raises UsageError: a model that is neither."""
-    source, trusted = str(recipe.teacher), session.trust_remote_code
-    rows = training_rows(location(source))
-    if is_reranker(source, trust_remote_code=trusted):
-        loaded = load_for_task(source, RERANK, new_head=False, trust_remote_code=trusted)
-        Progress.log(f"teacher {source}: {loaded.note}")
-        cards = {TEACHER: describe_source(loaded.model, source)}
+    source = str(recipe.teacher)
+    opened = open_reranker(source, session, max_length=recipe.data.max_length)
+    Progress.log(f"teacher {source}: {opened.note}")
+    cards, loaded = {TEACHER: describe_source(opened.model, source)}, opened.cross_encoder
 
-        def by_cross_encoder(lists: Lists, judged: bool) -> Array:
-            encoded = read_by(lists, loaded, recipe.data.max_length)
-            if judged:
-                return scores_of(session, loaded.model, encoded)
-            fingerprint, needs = f"{weights_hash(loaded.model)}-{session.compute_dtype}", Needs(logits=True)
-            live = Teacher.frozen(source, loaded.model, needs, session).captured
-            kept: dict[str, Any] = {"limit_bytes": int(recipe.cache_gb * 1e9), "log": Progress.log}
-            kept |= {"needs": needs, "fingerprint": fingerprint, "device": session.device}
-            store = SignalStore.open(cache_dir() / "scores", encoded, live, **kept)
-            if store is None:
-                raise UsageError("the teacher's scores do not fit on the disk", "raise cache_gb, or free disk space")
-            return store.vectors(np.arange(len(encoded)))[:, 0]
+    def scores(lists: Lists, judged: bool) -> Array:
+        if dry_run:
+            return np.zeros(len(lists.passages), np.float32)
+        if judged or loaded is None:
+            return opened.scores(lists)
+        encoded, needs = read_by(lists, loaded, recipe.data.max_length), Needs(logits=True)
+        fingerprint = f"{weights_hash(loaded.model)}-{session.compute_dtype}"
+        live = Teacher.frozen(source, loaded.model, needs, session).captured
+        kept: dict[str, Any] = {"limit_bytes": int(recipe.cache_gb * 1e9), "log": Progress.log}
+        kept |= {"needs": needs, "fingerprint": fingerprint, "device": session.device}
+        store = SignalStore.open(cache_dir() / "scores", encoded, live, **kept)
+        if store is None:
+            raise UsageError("the teacher's scores do not fit on the disk", "raise cache_gb, or free disk space")
+        return store.vectors(np.arange(len(encoded)))[:, 0]
 
-        scores = by_cross_encoder
-    else:
-        embedder = Embedder.open(source, trust_remote_code=trusted)
-        Progress.log(f"teacher {source}: cosines of its vectors; {embedder.note}")
-        cards = {TEACHER: describe_source(embedder.model, source)}
-
-        def by_cosine(lists: Lists, judged: bool) -> Array:
-            passages, places = np.unique(np.array(lists.passages, dtype=object), return_inverse=True)
-            queries_QE = embedder.vectors(lists.queries, "query", session)
-            passages_PE = embedder.vectors(passages.tolist(), "document", session)
-            owners = np.repeat(np.arange(len(lists)), lists.sizes)
-            return cosines(queries_QE[owners], passages_PE[places]).astype(np.float32)
-
-        scores = by_cosine
-
-    def none(lists: Lists, judged: bool) -> Array:
-        return np.zeros(len(lists.passages), np.float32)
-
-    return RerankTeacher(source, none if dry_run else scores, cards, rows)
+    return RerankTeacher(source, scores, cards, training_rows(location(source)))

@@ -13,6 +13,7 @@ from typing import Any
 from kdcli.backends.exported import Export
 from kdcli.bench.latency import Subject
 from kdcli.commands.evaluate.settings import EvaluateRecipe
+from kdcli.data.labelled.lists import RERANK
 from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.labelled.task_data import Labelled, open_labelled
 from kdcli.disk import check_writable, disk_errors, write_atomic
@@ -20,6 +21,8 @@ from kdcli.downstream.as_trained import as_trained
 from kdcli.downstream.embedder import Embedder, as_task_model, predict_pairs
 from kdcli.downstream.embedding_scores import RETRIEVAL, Judged, by_vectors, open_pairs, read_retrieval, scored
 from kdcli.downstream.predictions import Evaluator, Prediction, compared, shown_label, summed_up
+from kdcli.downstream.rankings import ranked
+from kdcli.downstream.reranker import Reranker, judged_lists, open_reranker, per_query
 from kdcli.downstream.runtimes import judged, load_judged
 from kdcli.downstream.task import evaluator_of, open_judged
 from kdcli.errors import GateError, UsageError, did_you_mean
@@ -37,6 +40,8 @@ from kdcli.training.launch import Session, choose_output_dir, launch
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
 from kdcli.types import Task
+
+RANKED = (RETRIEVAL, RERANK.name)  # Tasks of rankings
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,8 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
         return None
     name = f"evaluate-{Path(recipe.models[0]).name}-{recipe.task}"
     folder = choose_output_dir(name, resolved, invocation, session)
-    if recipe.task == RETRIEVAL:
-        return _retrieval(resolved, invocation, session, folder)
+    if recipe.task in RANKED:
+        return _ranking(resolved, invocation, session, folder)
     sources, trusted = recipe.masks or recipe.models, session.trust_remote_code
     trained = {source: training_rows(location(source)) for source in recipe.models}
     trained |= {file: open_mask(Path(file)).rows for file in recipe.masks if Path(file).suffix != PUBLISHED}
@@ -120,8 +125,8 @@ def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
         )
     if recipe.masks and recipe.head.label_map is not None:
         raise UsageError("head.label_map is for models, not for masks", "choose the words of an .npy by head.words")
-    if recipe.task == RETRIEVAL and (recipe.masks or recipe.metrics or extras.predictions or extras.submission):
-        raise UsageError("--mask, --metric, --predictions and --submission are not for retrieval")
+    if recipe.task in RANKED and (recipe.masks or recipe.metrics or extras.predictions or extras.submission):
+        raise UsageError(f"--mask, --metric, --predictions and --submission are not for {recipe.task}")
     if extras.submission is not None and (count := max(len(recipe.models), len(recipe.masks))) > 1:
         raise UsageError(f"--submission takes one model, not {count}")
     if extras.predictions is not None:
@@ -164,23 +169,40 @@ def _predictions(of: _Evaluated, session: Session) -> list[Prediction]:
     return judged(session, of.evaluator, of.model)
 
 
-def _retrieval(
+def _ranking(
     resolved: Resolved[EvaluateRecipe], invocation: Invocation, session: Session, folder: Path
 ) -> RunResult | None:
-    """Rank a corpus for every query by the vectors of each model."""
-    recipe, trusted = resolved.recipe, session.trust_remote_code
-    data = read_retrieval(recipe.data.source or "")
+    """Rank for every query a corpus by the vectors of each model, or a list of candidates by its scores."""
+    recipe, pooling = resolved.recipe, resolved.recipe.pooling
     sources = dict(zip(_names(recipe.models), recipe.models, strict=True))
-    models = {n: Embedder.open_judged(s, pooling=recipe.pooling, trust_remote_code=trusted) for n, s in sources.items()}
-    evaluations, comparisons = scored([Judged(RETRIEVAL, retrieval=data)], models, session, recipe.resamples)
+    models: dict[str, Embedder | Reranker] = {}
+    if recipe.task == RETRIEVAL:
+        data, trusted = read_retrieval(recipe.data.source or ""), session.trust_remote_code
+        embedders = {
+            name: Embedder.open_judged(source, pooling=pooling, trust_remote_code=trusted)
+            for name, source in sources.items()
+        }
+        models |= embedders
+        evaluations, comparisons = scored([Judged(RETRIEVAL, retrieval=data)], embedders, session, recipe.resamples)
+        size = f"{len(data.queries):,} queries, {len(data.documents):,} documents"
+    else:
+        lists, split = judged_lists(recipe.data, {s: training_rows(location(s)) for s in recipe.models})
+        longest = recipe.data.max_length
+        rerankers = {
+            name: open_reranker(source, session, max_length=longest, pooling=pooling)
+            for name, source in sources.items()
+        }
+        models |= rerankers
+        values = {name: per_query(lists, one.scores(lists)) for name, one in rerankers.items()}
+        evaluations, comparisons = ranked(RERANK.name, split, values, recipe.resamples)
+        size = f"{len(lists):,} queries, {len(lists.passages):,} candidates"
     session.accelerator.end_training()
     if not session.is_main:
         return None
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
-    notes = [f"{name}: {embedder.note}" for name, embedder in models.items()]
-    notes.append(f"{len(data.queries):,} queries, {len(data.documents):,} documents")
-    cards = {name: _card(e.model, e.source) for name, e in models.items()}
-    latency = measure([_subject(n, e.model, e.source) for n, e in models.items()], recipe.measure, session)
+    notes = [*(f"{name}: {one.note}" for name, one in models.items()), size]
+    cards = {name: _card(one.model, one.source) for name, one in models.items()}
+    latency = measure([_subject(n, one.model, one.source) for n, one in models.items()], recipe.measure, session)
     contents: dict[str, Any] = {"evaluations": evaluations, "comparisons": comparisons, "latency": latency}
     return write_report(
         RunDir(folder), command="evaluate", recipe=recipe.model_dump(), cards=cards, notes=notes, **contents
