@@ -47,8 +47,8 @@ def test_the_verbs_and_their_options_are_frozen():
     assert options_of("distill") == DISTILL | ON_TASK | OF_VECTORS
     tuning = {"--task", "--seeds", "--grid", "--metric"}
     assert options_of("finetune") == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} | tuning
-    pruning = {"--method", "--sparsity", "--masking", "--task", "--teacher"}
-    assert options_of("prune") == DISTILL - {"--to", "--assistant", "--eval-task"} | pruning
+    pruning = {"--method", "--sparsity", "--masking", "--task", "--teacher", "--pooling"}
+    assert options_of("prune") == DISTILL - {"--to", "--assistant"} | pruning
     pair = {"--mode", "--weights", "--temperature", "--community", "--base", "--vocab-size", "--task"}
     either = {"--standalone", "--no-standalone"}
     assert options_of("cotrain") == DISTILL - {"--to", "--method", "--assistant"} | pair | either

@@ -93,6 +93,10 @@ Pooling = Annotated[
     typer.Option(help="mean, cls or last, of an encoder without modules.json.", rich_help_panel=TRAIN),
 ]
 
+EvalTask = Annotated[
+    list[str] | None, typer.Option(metavar="TASK", help="Also compare all models on this task; may be repeated.")
+]
+
 Metric = Annotated[
     list[str] | None,
     typer.Option(

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tokenize import TokenError
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -74,6 +74,7 @@ class MaskInfo(BaseModel):
     labels: tuple[str, ...] = ()  # in the order of their numbers
     label_words: tuple[str, ...] = ()  # the words its head was made of, in the same order
     max_length: Count | None = None  # tokens at which its rows are cut
+    pooling: Literal["mean", "cls", "last"] | None = None  # of its vectors, where the base does not say
     metrics: dict[str, float] = {}
     versions: dict[str, str] = {}  # of the packages that made it
 

@@ -47,7 +47,7 @@ def test_masks_are_learned_without_labels_and_the_model_stays_one(given, embedde
     write(tmp_path / "corpus.jsonl", [{"_id": f"d{n}", "text": f"w{n} w{n + 1} w{n + 2}"} for n in range(20)])
     write(tmp_path / "queries.jsonl", [{"_id": f"q{n}", "text": f"w{n} w{n + 1}"} for n in range(10)])
     (tmp_path / "qrels.tsv").write_text("\n".join(f"q{n}\td{n}\t1" for n in range(10)))
-    judge = ["--set", "eval.tasks=[retrieval]", "--set", f"eval.source={tmp_path}"]
+    judge = ["--eval-task", "retrieval", "--set", f"eval.source={tmp_path}"]
     out = tmp_path / "out"
     succeeds(*given, "--sparsity", "0.5", *judge, "-o", out)
     report = report_of(out)
@@ -86,6 +86,13 @@ def test_masks_are_learned_without_labels_and_the_model_stays_one(given, embedde
     assert (tmp_path / "file" / "onnx" / "model.onnx").is_file()
 
 
+def test_a_mask_keeps_the_pooling_that_its_base_does_not_name(given, tmp_path):
+    given[1] = tmp_path / "base"
+    succeeds(*given, "--sparsity", "0.5", "--pooling", "cls", "-o", tmp_path / "out")
+    succeeds("mask", "apply", tmp_path / "out" / "mask" / "mask.safetensors", "-o", tmp_path / "again")
+    assert np.array_equal(vectors(tmp_path / "again"), vectors(tmp_path / "out"))
+
+
 @pytest.mark.parametrize("method", ["magnitude", "movement"])
 def test_methods_that_train_the_weights_leave_no_mask_file(given, tmp_path, method):
     succeeds(*given, "--sparsity", "0.5", "--method", method, "-o", tmp_path / "out")
@@ -114,8 +121,9 @@ def test_a_dry_run_writes_nothing(given, tmp_path):
         (["--method", "smp", "--method", "magnitude"], "one method and one sparsity"),
         (["--set", "keep=best"], "the last masks are kept"),
         (["--set", "loss.hidden_weight=1.0"], "are for kdcli distill"),
-        (["--set", "embedding.pooling=mean"], "pools by cls, not by mean"),
-        (["--set", "eval.tasks=[sst2]"], "not judged by vectors"),
+        (["--pooling", "mean"], "pools by cls, not by mean"),
+        (["--eval-task", "sst2"], "not judged by vectors"),
+        (["--eval-task", "stsb", "--task", "sst2"], "eval.tasks is for --task embedding, not for task sst2"),
     ],
 )
 def test_mistakes_are_refused(given, tmp_path, more, message):

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import TRAINING, Task, invocation_of, show, training_options, with_options
+from kdcli.cli.options import TRAINING, EvalTask, Task, invocation_of, show, training_options, with_options
 from kdcli.errors import UsageError
 
 
@@ -34,9 +34,7 @@ def cotrain(
         typer.Option("--standalone/--no-standalone", help="Also train both without each other, to compare."),
     ] = None,
     task: Task = None,
-    eval_task: Annotated[
-        list[str] | None, typer.Option(metavar="TASK", help="Also fine-tune all models on this task and compare.")
-    ] = None,
+    eval_task: EvalTask = None,
     **shared: Any,
 ) -> None:
     """Train two models in one loop that learn from each other: on unlabelled text, or on a task with --task."""

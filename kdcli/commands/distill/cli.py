@@ -8,7 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import ON_TASK, TRAINING, Pooling, Task, invocation_of, show, training_options, with_options
+from kdcli.cli.options import (
+    ON_TASK,
+    TRAINING,
+    EvalTask,
+    Pooling,
+    Task,
+    invocation_of,
+    show,
+    training_options,
+    with_options,
+)
 from kdcli.errors import UsageError
 from kdcli.recipe.methods import method_names
 
@@ -56,9 +66,7 @@ def distill(
         str | None, on_task(metavar="NAME", help="Also run the variants of this list; one table.")
     ] = None,
     assistant: Annotated[str | None, typer.Option(help="Teacher assistant: auto, none or LxH.")] = None,
-    eval_task: Annotated[
-        list[str] | None, typer.Option(metavar="TASK", help="Also fine-tune all models on this task and compare.")
-    ] = None,
+    eval_task: EvalTask = None,
     pooling: Pooling = None,
     teacher_vectors: Annotated[
         str | None, typer.Option(metavar="FILE", help="The teacher's vectors of the texts, as .npy or .parquet.")

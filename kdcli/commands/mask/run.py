@@ -15,7 +15,7 @@ from kdcli.data.tasks import task_of, tasks
 from kdcli.disk import STAGED, check_writable, content_of
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import is_custom
-from kdcli.models.embedder import read_format, save_embedder
+from kdcli.models.embedder import EmbeddingFormat, read_format, save_embedder
 from kdcli.models.heads import kind_of_head, tokenizer_for
 from kdcli.models.load import load_weights, location, save_model
 from kdcli.models.matrices import matrices
@@ -75,6 +75,7 @@ def info(file: Path) -> MaskResult:
         ["task", about.task or ""],
         ["labels", ", ".join(about.labels)],
         ["label words", ", ".join(about.label_words)],
+        ["pooling", about.pooling or ""],
         ["tokens a row", "" if about.max_length is None else str(about.max_length)],
         ["method", about.method],
         ["density asked for", f"{percent(about.density)}%"],
@@ -142,7 +143,8 @@ def apply(
     if compacted:
         whole = compact(whole, drop_rows_below=drop_rows_below)
     rows = all_rows(mask.rows, training_rows(location(source)))
-    if mask.info.architecture is None and (fmt := read_format(source)) is not None:
+    own = EmbeddingFormat(mask.info.pooling) if mask.info.pooling else None
+    if mask.info.architecture is None and (fmt := read_format(source) or own) is not None:
         save_embedder(whole, tokenizer, fmt, folder, rows)
     else:
         save_model(whole, tokenizer, folder, rows)

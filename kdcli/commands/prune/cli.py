@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import TRAINING, Task, invocation_of, show, training_options, with_options
+from kdcli.cli.options import TRAINING, EvalTask, Pooling, Task, invocation_of, show, training_options, with_options
 from kdcli.recipe.methods import method_names
 
 METHODS = ", ".join(method_names("kdcli.pruners", "pruner"))
@@ -22,6 +22,8 @@ def prune(
     masking: Annotated[str | None, typer.Option(help="local, global, proportional or threshold.")] = None,
     task: Task = None,
     teacher: Annotated[str | None, typer.Option(help="A model fine-tuned on the task, to learn from too.")] = None,
+    eval_task: EvalTask = None,
+    pooling: Pooling = None,
     **shared: Any,
 ) -> None:
     """Remove weights of an encoder while it learns a task (SMP and its baselines)."""
@@ -29,7 +31,14 @@ def prune(
     from kdcli.commands.prune.recipes import prune_recipes
     from kdcli.commands.prune.run import run
 
-    own = {"model": model, "task": task, "sparsity": sparsity, "teacher": teacher, "pruner.masking": masking}
+    own: dict[str, Any] = {
+        "model": model,
+        "task": task,
+        "sparsity": sparsity,
+        "teacher": teacher,
+        "pruner.masking": masking,
+    }
+    own |= {"eval.tasks": eval_task, "embedding.pooling": pooling}
     recipes = prune_recipes(
         method or [], recipe=shared["recipe"], sets=shared["sets"] or (), options=own | training_options(given)
     )

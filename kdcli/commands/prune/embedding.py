@@ -28,7 +28,7 @@ from kdcli.errors import MachineError, UsageError
 from kdcli.losses import build_objective
 from kdcli.models.capture import capture
 from kdcli.models.card import describe, describe_source
-from kdcli.models.embedder import Pool, save_embedder
+from kdcli.models.embedder import Pool, read_format, save_embedder
 from kdcli.models.layout import PATHS
 from kdcli.models.load import location
 from kdcli.models.shape import shape_of
@@ -166,6 +166,7 @@ class EmbeddingPruning:
             metrics = {n: v for row in evaluations if row["model"] == MASKED for n, v in row["metrics"].items()}
             facts: dict[str, Any] = {"base": dense.source, "base_sha256": self.base_sha256, "versions": versions()}
             facts |= {"model_type": str(model.config.model_type), "method": recipe.method, "metrics": metrics}
+            facts["pooling"] = None if read_format(dense.source) else dense.format.pooling
             info = MaskInfo(density=1 - recipe.sparsity[0], max_length=dense.max_length, **facts)
             write_mask(folder / MASK, info, masks, rows=rows)
             if scores:

@@ -124,6 +124,9 @@ def run(recipes: Recipes, invocation: Invocation) -> RunResult | Estimate | None
     for what, given in (("method", methods), ("sparsity", [f"{s:g}" for s in first.sparsity])):
         if twice := [one for one in given if given.count(one) > 1]:
             raise UsageError(f"{what} {twice[0]} was given twice", "give each once")
+    of_vectors = [key for each in recipes for key in each.origins if key.startswith(("embedding.", "loss.", "eval."))]
+    if of_vectors and first.task != EMBEDDING:
+        raise UsageError(f"{of_vectors[0]} is for --task {EMBEDDING}, not for task {first.task}", "leave it out")
     complete = [with_defaults(each) for each in recipes]
     prepare = prepare_embedding if first.task == EMBEDDING else _prepare
     return run_command(complete[0], invocation, partial(prepare, complete))
