@@ -19,7 +19,7 @@ from kdcli.teachers.cache import SignalStore
 from kdcli.teachers.teacher import Teacher
 from kdcli.training.launch import Session, make_schedule
 from kdcli.training.progress import Progress
-from kdcli.types import Batch, Needs, Schedule
+from kdcli.types import Batch, Needs, Schedule, Signals
 
 GROUP = 16  # Rows padded together
 POOLED, POSITIVE, NEGATIVES = "teacher.pooled", "teacher.positive", "teacher.negatives"  # of a batch
@@ -56,9 +56,28 @@ class Targets:
         return found * torch.from_numpy((at >= 0).astype(np.float32))[:, None]
 
 
-def stored_vectors(teacher: Embedder, rows: Encoded, cache_gb: float, session: Session) -> Vectors:
-    """The teacher's vectors of rows: computed, or read from the cache. Its model is frozen, on the device and in the
-    compute dtype afterwards. Raises UsageError: they take more than `cache_gb`."""
+def signals_of(batch: Batch, anchors_RE: Tensor, live: Teacher | None = None) -> Signals:
+    """The vectors taken out of a batch of `Targets`, and the anchors, beside the signals of `live`, if there is one."""
+    pooled, positive, negatives = (batch.pop(name, None) for name in (POOLED, POSITIVE, NEGATIVES))
+    found = live.signals(batch) if live else Signals(mask=batch["attention_mask"])
+    anchors = anchors_RE.to(batch["input_ids"].device)
+    return replace(found, pooled=pooled, positive=positive, negatives=negatives, anchors=anchors)
+
+
+def anchors_of(vectors: Vectors, numbers: Array, count: int, seed: int) -> Tensor:
+    """The vectors of `count` of the texts, drawn by the seed, [R, E] float32."""
+    drawn = np.random.default_rng(seed).permutation(numbers)[:count]
+    return torch.from_numpy(vectors(np.sort(drawn)).astype(np.float32))
+
+
+def stored_vectors(
+    teacher: Embedder, rows: Encoded, cache_gb: float, session: Session, *, dry_run: bool = False
+) -> Vectors:
+    """The teacher's vectors of rows: computed, or read from the cache; random ones in a dry run. Its model is frozen,
+    on the device and in the compute dtype afterwards. Raises UsageError: they take more than `cache_gb`."""
+    if dry_run:
+        width = teacher.format.width(teacher.model.config.hidden_size)
+        return lambda at: np.random.default_rng(0).standard_normal((len(at), width), dtype=np.float32)
     needs = Needs(pooled=True)
     live = Teacher.frozen(teacher.source, teacher.model, needs, session, Pool(teacher.format)).captured
     store = SignalStore.open(

@@ -37,7 +37,7 @@ from kdcli.report.views import EMBEDDER
 from kdcli.teachers.given import read_vectors
 from kdcli.teachers.task_teacher import same_tokens
 from kdcli.teachers.teacher import Teacher
-from kdcli.teachers.vectors import NEGATIVES, POOLED, POSITIVE, Targets, Vectors, order_of_texts, stored_vectors
+from kdcli.teachers.vectors import Targets, Vectors, anchors_of, order_of_texts, signals_of, stored_vectors
 from kdcli.training.launch import Session, choose_output_dir
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
@@ -134,8 +134,7 @@ class EmbeddingRun:
         held, settings = held_out_count(self.texts.texts, recipe.data.held_out_blocks), recipe.embedding
         everything = np.arange(len(self.texts))
         vectors = self._vectors()
-        anchors = np.random.default_rng(recipe.train.seed).permutation(everything[held:])[: settings.anchors]
-        anchors_RE = torch.from_numpy(vectors(np.sort(anchors)).astype(np.float32))
+        anchors_RE = anchors_of(vectors, everything[held:], settings.anchors, recipe.train.seed)
         self.students = {}
         for name, to in self.shapes.items():
             built = self._initialized(to)
@@ -152,11 +151,7 @@ class EmbeddingRun:
         live = None if needs == Needs() else Teacher.frozen(self.teacher.source, self.teacher.model, needs, session)
 
         def signals(batch: Batch) -> Signals:
-            pooled, positive, negatives = (batch.pop(name, None) for name in (POOLED, POSITIVE, NEGATIVES))
-            found = live.signals(batch) if live else Signals(mask=batch["attention_mask"])
-            found.pooled, found.positive, found.negatives = pooled, positive, negatives
-            found.anchors = anchors_RE.to(batch["input_ids"].device)
-            return found
+            return signals_of(batch, anchors_RE, live)
 
         train = Targets(self.rows, vectors, self.texts, everything[held:])
         held_out = Targets(self.rows, vectors, self.texts, everything[:held])
@@ -197,15 +192,10 @@ class EmbeddingRun:
         return self.teacher.format.width(self.teacher.model.config.hidden_size)
 
     def _vectors(self) -> Vectors:
-        """The teacher's vectors: computed, or read from the cache; a dry run takes random ones."""
-        teacher, settings = self.teacher, self.resolved.recipe.embedding
-        if self.invocation.dry_run:
-            width = self.teacher_width
-            return lambda at: np.random.default_rng(0).standard_normal((len(at), width), dtype=np.float32)
-        if self.given is not None:
-            given = self.given
+        if (given := self.given) is not None:
             return lambda at: np.take(given, at, axis=0)
-        return stored_vectors(teacher, self.teacher_rows, settings.cache_gb, self.session)
+        how = self.resolved.recipe.embedding.cache_gb, self.session
+        return stored_vectors(self.teacher, self.teacher_rows, *how, dry_run=self.invocation.dry_run)
 
     def _format(self, to: ModelShape, vectors: Vectors, texts: Array) -> tuple[EmbeddingFormat, Array | None]:
         """How a student of a shape makes vectors, and the basis of its targets."""

@@ -41,11 +41,11 @@ from kdcli.report.finish import measure, quality_of, write_report
 from kdcli.report.stages import StageJob
 from kdcli.sparse.compact import compact
 from kdcli.sparse.mask_file import MaskInfo, base_hash, write_mask
-from kdcli.teachers.vectors import NEGATIVES, POOLED, POSITIVE, Targets, Vectors, order_of_texts, stored_vectors
+from kdcli.teachers.vectors import Targets, anchors_of, order_of_texts, signals_of, stored_vectors
 from kdcli.training.launch import Session, choose_output_dir
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.types import Batch, Job, Needs, Outcome, Signals, StepLoss, Term
+from kdcli.types import Batch, Job, Needs, Outcome, StepLoss, Term
 
 TASK = "embedding"
 HELD_OUT = 256  # Texts, or a tenth of few
@@ -80,7 +80,8 @@ class EmbeddingPruning:
         model = copy.deepcopy(dense.model)
         card = describe_source(model, dense.source)
         self.base_sha256 = base_hash(model)
-        vectors = self._vectors()
+        vectors = stored_vectors(dense, self.rows, recipe.embedding.cache_gb, session, dry_run=self.invocation.dry_run)
+        dense.model.cpu()
         how: dict[str, Any] = {"density": 1 - recipe.sparsity[0], "steps": schedule.steps, "lr": recipe.train.lr}
         pruner = build_pruner(recipe.method, recipe.pruner, model, **how)
         for name, parameter in model.named_parameters():
@@ -91,16 +92,12 @@ class EmbeddingPruning:
         shape = shape_of(model.config)
         objective = build_objective(TASK, recipe.loss, shape, shape)
         student = capture(model, objective.student_needs, Pool(dense.format).requires_grad_(False))
-        drawn = np.random.default_rng(recipe.train.seed).permutation(numbers[held:])[: recipe.embedding.anchors]
-        anchors_RE = torch.from_numpy(vectors(np.sort(drawn)).astype(np.float32)).to(session.device)
+        anchors_RE = anchors_of(vectors, numbers[held:], recipe.embedding.anchors, recipe.train.seed).to(session.device)
         trace = Trace(pruner, self.folder if session.is_main and not self.invocation.dry_run else None, schedule.steps)
 
         def step(batch: Batch) -> StepLoss:
             own = {n: Term(value, "rows") for n, value in pruner.terms().items()} if torch.is_grad_enabled() else {}
-            pooled, positive, negatives = (batch.pop(name, None) for name in (POOLED, POSITIVE, NEGATIVES))
-            wanted = Signals(mask=batch["attention_mask"])
-            wanted.pooled, wanted.positive, wanted.negatives, wanted.anchors = pooled, positive, negatives, anchors_RE
-            terms = objective.terms(wanted, student(batch))
+            terms = objective.terms(signals_of(batch, anchors_RE), student(batch))
             return StepLoss({name: Term(value, objective.over[name]) for name, value in terms.items()} | own)
 
         def on_step_end(done: int) -> None:
@@ -121,15 +118,6 @@ class EmbeddingPruning:
 
     def report(self) -> None:
         """The stage wrote it."""
-
-    def _vectors(self) -> Vectors:
-        """The dense model's own; a dry run takes random ones."""
-        if self.invocation.dry_run:
-            width = self.dense.format.width(self.dense.model.config.hidden_size)
-            return lambda at: np.random.default_rng(0).standard_normal((len(at), width), dtype=np.float32)
-        found = stored_vectors(self.dense, self.rows, self.resolved.recipe.embedding.cache_gb, self.session)
-        self.dense.model.cpu()
-        return found
 
     def _save_and_report(self, outcome: Outcome) -> None:
         recipe, dense, folder, pruner, model = self.resolved.recipe, self.dense, self.folder, self.pruner, self.model
