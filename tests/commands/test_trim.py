@@ -1,0 +1,100 @@
+"""`kdcli trim`: models without the tokens that a text does not need."""
+
+import numpy as np
+import own_files
+import pytest
+import torch
+from own_files import kdcli, refused, report_of, said_by, succeeds, write
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+
+from kdcli.models.embedder import EmbeddingFormat, save_embedder
+from kdcli.models.load import load_encoder
+from kdcli.models.training_rows import training_rows, write_training_rows
+
+TEXTS = ["w1 w2 w3", "w2 w5 w5 w5", "w3 w1"]
+
+
+@pytest.fixture
+def text(tmp_path):
+    write(tmp_path / "text" / "train.jsonl", [{"a": a, "b": ["w2", "w7"], "label": 1} for a in TEXTS])
+    write(tmp_path / "text" / "validation.jsonl", [{"a": "w1 w9 w9"}, {"a": "w2 w3"}])
+    return tmp_path / "text"
+
+
+def test_a_model_with_a_head_gives_the_same_outputs(text, tmp_path):
+    before = own_files.headed(tmp_path / "model", num_labels=3)
+    write_training_rows(before, np.arange(3, dtype=np.uint64))
+    result = succeeds("trim", before, "--data", text, "-o", tmp_path / "out")
+    assert "10 of 64 tokens kept; they cover 100.000% of the text" in said_by(result)
+    assert "of 2 other texts (validation split) 1 are segmented otherwise, 50.0%" in said_by(result)
+    assert "'w9', in 1 of them: w9 -> [UNK]" in said_by(result)
+    models = [AutoModelForSequenceClassification.from_pretrained(path).eval() for path in (before, tmp_path / "out")]
+    tokenizers = [AutoTokenizer.from_pretrained(path) for path in (before, tmp_path / "out")]
+    assert models[1].config.vocab_size == len(tokenizers[1]) == 10
+    with torch.no_grad():
+        one, other = (
+            m(**t(TEXTS, padding=True, return_tensors="pt")).logits for m, t in zip(models, tokenizers, strict=True)
+        )
+    assert torch.equal(one, other)
+    assert (training_rows(str(tmp_path / "out")) == np.arange(3)).all()
+    report = report_of(tmp_path / "out")
+    assert report.models["trimmed"].params_embedding < report.models["untrimmed"].params_embedding
+
+
+def test_an_embedding_model_stays_one(text, tmp_path):
+    base = load_encoder(str(own_files.encoder(tmp_path / "base")))
+    fmt = EmbeddingFormat("cls", prompts={"query": "w30 "}, max_length=20)
+    save_embedder(base.model, base.tokenizer, fmt, tmp_path / "model")
+    succeeds("trim", tmp_path / "model", "--data", text, "-o", tmp_path / "out")
+    one, other = (SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("model", "out"))
+    assert np.array_equal(one.encode(TEXTS), other.encode(TEXTS))
+    # A prompt is text that the model reads.
+    assert np.array_equal(one.encode(TEXTS, prompt_name="query"), other.encode(TEXTS, prompt_name="query"))
+
+
+def test_a_size_keeps_the_most_frequent_tokens(text, tmp_path):
+    before = own_files.encoder(tmp_path / "model")
+    result = succeeds("trim", before, "--data", text, "--vocab-size", "7", "-o", tmp_path / "out")
+    tokens = AutoTokenizer.from_pretrained(tmp_path / "out").convert_ids_to_tokens(range(7))
+    assert tokens == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "w2", "w5"]
+    assert "7 of 64 tokens kept; they cover 53.333% of the text" in said_by(result)
+
+
+def test_a_mask_of_the_whole_model_fits_the_trimmed_one(text, tmp_path):
+    """Masks are of layers, whose weights stay; so they are checked by the same hash."""
+    base = own_files.encoder(tmp_path / "model", num_hidden_layers=2)
+    lines = [" ".join(f"w{n}" for n in row) for row in np.random.default_rng(0).integers(0, 59, (40, 6))]
+    (tmp_path / "lines.txt").write_text("\n".join(lines))
+    quick = ["--task", "embedding", "--max-steps", "2", "--dtype", "fp32", "--set", "measure.latency=false"]
+    succeeds("prune", base, "--data", tmp_path / "lines.txt", *quick, "--sparsity", "0.5", "-o", tmp_path / "pruned")
+    succeeds("trim", base, "--data", text, "-o", tmp_path / "out")
+    mask = tmp_path / "pruned" / "mask" / "mask.safetensors"
+    succeeds("mask", "apply", mask, "--base", tmp_path / "out", "-o", tmp_path / "masked")
+    weights = own_files.weights(tmp_path / "masked")
+    masked = own_files.weights(tmp_path / "pruned")
+    name = "encoder.layer.0.attention.self.query.weight"
+    assert torch.equal(weights[name], masked[name])
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--vocab-size", "4"], "5 tokens always stay: special ones, single characters and bytes"),
+        (["--set", "data.column=c"], "column 'c' is not there; there are a, b"),
+        (["--data", "nowhere.txt"], "no data at nowhere.txt"),
+    ],
+)
+def test_mistakes_are_refused(text, tmp_path, more, message):
+    before = own_files.encoder(tmp_path / "model")
+    assert message in refused(tmp_path, "trim", before, "--data", text, *more)
+
+
+def test_a_text_that_needs_every_token(tmp_path):
+    before = own_files.encoder(tmp_path / "model")
+    (tmp_path / "all.txt").write_text(" ".join(f"w{n}" for n in range(59)))
+    assert "the text needs all 64 tokens: nothing to trim" in refused(
+        tmp_path, "trim", before, "--data", tmp_path / "all.txt"
+    )
+    assert kdcli("trim", before).exit_code == 2
+    assert AutoModel.from_pretrained(before).config.vocab_size == 64
