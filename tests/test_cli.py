@@ -40,7 +40,19 @@ def command(*path):
 
 def test_the_verbs_and_their_options_are_frozen():
     assert set(command().commands) == {
-        *("distill", "prune", "cotrain", "finetune", "evaluate", "benchmark", "export", "recipes", "doctor", "mask")
+        *(
+            "distill",
+            "prune",
+            "cotrain",
+            "finetune",
+            "evaluate",
+            "benchmark",
+            "export",
+            "trim",
+            "recipes",
+            "doctor",
+            "mask",
+        )
     }
     assert set(command("recipes").commands) == {"ls", "show", "validate"}
     assert set(command("mask").commands) == {"info", "diff", "apply", "compact"}
@@ -69,6 +81,13 @@ def test_the_verbs_and_their_options_are_frozen():
         "-o",
         "--overwrite",
         "--trust-remote-code",
+    }
+    assert options_of("trim") == written - {"--format", "--int8", "--task", "--pooling"} | {
+        "--vocab-size",
+        "--set",
+        "--device",
+        "--json",
+        *SAYING,
     }
     assert options_of("export") == written | {"--json", *SAYING}
 

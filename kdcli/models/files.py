@@ -149,12 +149,19 @@ def check_index(index: Path) -> None:
             )
 
 
+def check_builds(source: str, config: PreTrainedConfig, auto_class: Any) -> PreTrainedModel:
+    """The model of a configuration, without memory. Raises UsageError: transformers cannot build it."""
+    with config_errors(f"the {CONFIG} of {source}"), torch.device("meta"), no_init_weights():
+        built = auto_class(config) if issubclass(auto_class, PreTrainedModel) else auto_class.from_config(config)
+    model: PreTrainedModel = built
+    return model
+
+
 def check_declared(source: str, config: PreTrainedConfig, auto_class: Any, files: list[Path]) -> None:
-    """Build the model without memory and compare its parameters with the bytes of its files. Raises UsageError:
-    transformers cannot build it; more parameters than the files can hold."""
-    name = f"the {CONFIG} of {source}"
-    with config_errors(name), torch.device("meta"), no_init_weights():
-        empty = auto_class(config) if issubclass(auto_class, PreTrainedModel) else auto_class.from_config(config)
+    """Compare the parameters of a configuration with the bytes of its files. Raises UsageError: see `check_builds`;
+    more parameters than the files can hold."""
+    empty = check_builds(source, config, auto_class)
     declared, stored = sum(p.numel() for p in empty.parameters()), sum(file.stat().st_size for file in files)
     if declared > stored:
-        raise UsageError(f"{name} declares {declared:,} parameters; its weights hold {stored:,} bytes")
+        message = f"the {CONFIG} of {source} declares {declared:,} parameters; its weights hold {stored:,} bytes"
+        raise UsageError(message)

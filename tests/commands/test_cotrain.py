@@ -205,6 +205,7 @@ def test_resuming_repeats_no_finished_run(given, on_task, tmp_path):
         (["--set", "data.max_length=300"], "the teacher reads at most 160 tokens"),
         (["--data", "/nowhere.txt"], "no data at"),
         (["--community", "OTHER"], "have different vocabularies: 64 and 70 words"),
+        (["--base", "UNBUILT"], "UNBUILT cannot be used: KeyError: 'planted.run'"),
         (["--recipe", "ctcd-4x768", "--base", "OTHER", "--community", "ENCODER"], "the community teacher: "),
         (["--task", "own", "--community", "c/d"], "--community belongs to co-training on text"),
     ],
@@ -212,9 +213,10 @@ def test_resuming_repeats_no_finished_run(given, on_task, tmp_path):
 def test_bad_input_is_refused_before_anything_is_written(given, tmp_path, arguments, message):
     tiny_encoder("bert").save_pretrained(tmp_path / "ENCODER")
     AutoModelForMaskedLM.from_config(tiny_config("bert", vocab_size=70)).save_pretrained(tmp_path / "OTHER")
-    for name in ("ENCODER", "OTHER"):
+    tiny_config("bert", hidden_act="planted.run").save_pretrained(tmp_path / "UNBUILT")
+    for name in ("ENCODER", "OTHER", "UNBUILT"):
         tiny_tokenizer().save_pretrained(tmp_path / name)
-    places = {name: tmp_path / name for name in ("ENCODER", "OTHER")}
+    places = {name: tmp_path / name for name in ("ENCODER", "OTHER", "UNBUILT")}
     assert message in refused(tmp_path, "cotrain", *given, *(places.get(a, a) for a in arguments))
 
 

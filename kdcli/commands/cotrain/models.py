@@ -16,6 +16,7 @@ from kdcli.errors import UsageError
 from kdcli.losses.ctcd import STUDENT, TEACHER
 from kdcli.models import shape as forms
 from kdcli.models.capture import Capture, capture
+from kdcli.models.files import check_builds
 from kdcli.models.heads import TaskModel
 from kdcli.models.layout import layout_for
 from kdcli.models.load import LoadedModel, load_config, load_encoder, load_tokenizer, save_model
@@ -129,6 +130,8 @@ def _origin(
         config = load_config(recipe.base, trust_remote_code=trust_remote_code, weights=False)
         if type(config) not in AutoModelForMaskedLM._model_mapping:
             raise UsageError(f"the base: {config.model_type} has no masked-language-model head in transformers")
+        if not trust_remote_code:
+            check_builds(recipe.base, config, AutoModelForMaskedLM)
         tokenizer = load_tokenizer(recipe.base, trust_remote_code=trust_remote_code)
         return config, tokenizer, forms.shape_of(config).heads
     if model is not None:

@@ -9,7 +9,7 @@ from kdcli.cli.options import LOADING, invocation_of, show, with_options
 
 
 @app.command()
-@with_options("sets", "data", *LOADING)
+@with_options("sets", "data", "device", *LOADING)
 def trim(
     model: Annotated[str, typer.Argument(help="Hub id, directory, or 'demo'; its head goes with it.")],
     vocab_size: Annotated[int | None, typer.Option(help="Keep so many tokens; default: all that --data need.")] = None,
