@@ -7,6 +7,7 @@ datatrove holds `NAME.ds` files, beside each `NAME.ds.metadata` (tokenizer, byte
 
 import functools
 import itertools
+import mmap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ from kdcli.data.files import Log
 from kdcli.data.text.shards import META, Frame, Meta
 from kdcli.errors import UsageError
 
-MOST_MAPS = 256  # Each holds a file descriptor, of which a process may have some thousand.
+MOST_MAPS = 512  # Each holds a file descriptor, of which a process may have some thousand.
+# Bytes of a stream that the system may read ahead: blocks come in random order, and of a stream that memory cannot hold
+# it would read 128 KB for each of 250 bytes (docs/results.md).
+MOST_AHEAD = 1 << 32
 DS, OF_DS = ".ds", (".metadata", ".index")
 MOST_METADATA = 10_000  # Bytes that are read
 SAMPLED = 4096  # Tokens at the beginning, the middle and the end of a file of others
@@ -50,7 +54,11 @@ class Stream:
 
     def _mapped(self, number: int) -> Array:
         file, tokens = self.files[number]
-        return np.asarray(np.memmap(file, dtype=self.dtype, mode="r", shape=(tokens,)))
+        with file.open("rb") as opened:
+            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        if len(self) * self.dtype.itemsize > MOST_AHEAD and hasattr(mmap, "MADV_RANDOM"):
+            mapped.madvise(mmap.MADV_RANDOM)
+        return np.frombuffer(mapped, self.dtype, tokens)
 
 
 def open_streams(folder: Path, tokenizer: PreTrainedTokenizerBase, frame: Frame, log: Log) -> dict[str, Stream] | None:
