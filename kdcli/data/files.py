@@ -38,7 +38,7 @@ UNPACK_BYTES = 1 << 20
 MOST_LINE = 1 << 25  # Bytes of a line; a gzip file of 100 kB may hold one of 100 MB
 NAMES_LISTED = 12
 NO_COLUMN = "set data.column (--column of `kdcli tokenize`) to the column of the text"
-SAMPLE_BYTES = 1 << 18  # Of a piece
+SAMPLE_BYTES, MOST_UNPACKED = 1 << 18, 1 << 22  # Of a piece
 LOG_SECONDS = 10.0  # Between log lines of progress.
 HUB_ID = re.compile(r"((?:[\w.-]+/)?[\w.-]+)(?::([^:@]*))?(?::([\w.-]+))?(?:@([\w./-]+))?")
 # What file systems call that which changes with a file's content, the first that one has.
@@ -243,7 +243,10 @@ def _remote_errors(url: str) -> Iterator[None]:
         missing = re.search(r"[iI]nstall (?:[\"'`]?)([\w-]+)", str(error))
         package = missing[1] if missing else str(error.name)
         raise UsageError(f"{url} cannot be read: {package} is not installed", f"pip install {package}") from None
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        # What a web server said is the cause.
+        if error.__cause__ is not None and getattr(error.__cause__, "status", None) != 404:
+            raise UsageError(f"{url} cannot be read: {_one_line(error.__cause__)}", hint) from None
         raise NotFound(f"no data at {url}", hint) from None
     except Exception as error:  # noqa: BLE001  # The libraries behind it raise classes of their own.
         raise UsageError(f"{url} cannot be read: {_one_line(error) or type(error).__name__}", hint) from None
@@ -295,7 +298,8 @@ def _opened(file: File) -> Iterator[IO[bytes]]:
     import fsspec
 
     with _remote_errors(file), fsspec.open(file, "rb") as there:
-        yield there
+        # Its own files read no more than a line, however long.
+        yield io.BufferedReader(there)
 
 
 def _pieces(file: File, most_bytes: int) -> list[Piece]:
@@ -318,12 +322,18 @@ def _pieces(file: File, most_bytes: int) -> list[Piece]:
 
 
 def _sample_of_lines(piece: Piece, column: str | None) -> tuple[list[str], int]:
-    """Documents of the first `SAMPLE_BYTES` of a piece of lines, unpacked, and how many bytes of the file they are."""
+    """Documents of the first `SAMPLE_BYTES` of a piece of lines, and how many bytes of the file they are."""
     with _opened(_as_file(piece.name)) as file:
-        packed = _name(piece.name).endswith(".gz")
         file.seek(piece.begin)
-        data = (gzip.GzipFile(fileobj=file) if packed else file).read(SAMPLE_BYTES)
-        read = file.tell() - piece.begin
+        data = file.read(SAMPLE_BYTES)
+    read = len(data)
+    if _name(piece.name).endswith(".gz"):
+        unpacker = zlib.decompressobj(wbits=31)
+        try:
+            data = unpacker.decompress(data, MOST_UNPACKED)
+        except zlib.error as error:
+            raise UsageError(f"{piece.name} is not a whole gzip file: {error}") from None
+        read -= len(unpacker.unused_data) + len(unpacker.unconsumed_tail)
     first = data.find(b"\n") + 1 if piece.begin else 0
     whole = data[first : data.rfind(b"\n") + 1] or data
     readers = {"txt": _txt, "jsonl": _jsonl, "csv": _csv}
@@ -511,7 +521,7 @@ def _parquet_errors(name: object) -> Iterator[None]:
         raise UsageError(f"{name} is not a whole parquet file: {_one_line(error)}") from None
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
