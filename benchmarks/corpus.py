@@ -3,8 +3,9 @@
     python benchmarks/corpus.py tokenise TEXT.jsonl --tokenizer MODEL [--repeats 3]
     python benchmarks/corpus.py open
 
-`tokenise` runs one worker and two in turns over the same shards and prints seconds, their ratio and the machine's load;
-the start of the workers counts. `open` makes sparse files of 10**8 blocks of 128 tokens (25 GB, of which nothing is on
+`tokenise` runs one worker and two in turns over the same shards: seconds (the start of the workers counts), CPU seconds
+of all processes, their ratio, and what two Python loops gain from running at once on this machine at that moment, which
+is the most that two workers can. `open` makes sparse files of 10**8 blocks of 128 tokens (25 GB, of which nothing is on
 the disk), then opens them and draws batches in a fresh process: seconds, and by how much its memory grew.
 """
 
@@ -21,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 BLOCKS, LENGTH, SHARDS, BATCH, STEPS = 10**8, 128, 400, 256, 100
+LOOP = "for _ in range(100_000_000): pass"
 SHARD_BYTES = 1 << 20  # Many small shards, so that a short text keeps both workers busy to the end
 
 
@@ -33,17 +35,34 @@ def tokenise(text: str, model: str, repeats: int) -> None:
     tokenizer, source, ratios = load_tokenizer(model), open_source(text), []
     size = Path(text).stat().st_size
     for _ in range(repeats):
-        took = {}
+        took, spent = {}, {}
         for workers in (1, 2):
             with tempfile.TemporaryDirectory() as folder:
-                began = time.perf_counter()
+                began, before = time.perf_counter(), cpu_seconds()
                 where = Path(folder) / "shards"
                 shards.tokenise(source, tokenizer, None, where, log=lambda line: None, workers=workers)
-                took[workers] = time.perf_counter() - began
+                took[workers], spent[workers] = time.perf_counter() - began, cpu_seconds() - before
         ratios.append(took[1] / took[2])
-        shown = ", ".join(f"{n} workers {s:.1f} s ({size / s / 1e6:.2f} MB/s)" for n, s in took.items())
-        print(f"{shown}: {ratios[-1]:.2f}x, load {os.getloadavg()[0]:.1f}", flush=True)
+        for n, seconds in took.items():
+            print(f"{n} workers {seconds:.1f} s, {size / seconds / 1e6:.2f} MB/s, CPU {spent[n]:.1f} s", end="; ")
+        print(f"{ratios[-1]:.2f}x, two loops {capacity():.2f}x, load {os.getloadavg()[0]:.1f}", flush=True)
     print(f"median {statistics.median(ratios):.2f}x")
+
+
+def cpu_seconds() -> float:
+    """Of this process and of its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def capacity() -> float:
+    """What two loops gain here and now from running at once."""
+    took = []
+    for count in (1, 2):
+        began = time.perf_counter()
+        loops = [subprocess.Popen([sys.executable, "-S", "-c", LOOP]) for _ in range(count)]
+        took.append([loop.wait() for loop in loops] and time.perf_counter() - began)
+    return 2 * took[0] / took[1]
 
 
 def sparse(folder: Path) -> None:

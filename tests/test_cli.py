@@ -40,7 +40,19 @@ def command(*path):
 
 def test_the_verbs_and_their_options_are_frozen():
     assert set(command().commands) == {
-        *("distill", "prune", "cotrain", "finetune", "evaluate", "benchmark", "export", "recipes", "doctor", "mask")
+        *(
+            "distill",
+            "prune",
+            "cotrain",
+            "finetune",
+            "evaluate",
+            "benchmark",
+            "export",
+            "recipes",
+            "doctor",
+            "mask",
+            "tokenize",
+        )
     }
     assert set(command("recipes").commands) == {"ls", "show", "validate"}
     assert set(command("mask").commands) == {"info", "diff", "apply", "compact"}
@@ -70,6 +82,8 @@ def test_the_verbs_and_their_options_are_frozen():
         "--overwrite",
         "--trust-remote-code",
     }
+    large = {"--tokenizer", "--column", "--workers", "--output-dir", "-o", "--dry-run", "--trust-remote-code"}
+    assert options_of("tokenize") == large | {"--json", *SAYING}
     assert options_of("export") == written | {"--json", *SAYING}
 
 

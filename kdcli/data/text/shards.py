@@ -366,6 +366,7 @@ def _written(work: Work, left: Sequence[Shard], workers: int | None, log: Log) -
         pool.shutdown(wait=False, cancel_futures=True)
         for child in multiprocessing.active_children():
             child.kill()
+            child.join()
 
 
 _work: Work
