@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from safetensors import SafetensorError
 
@@ -142,10 +142,11 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise MachineError(f"{path} could not be written: {error}", hint) from None
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a file aside, text as UTF-8, fsync it and rename it into place; a link stays, and what it names is written.
-    Raises UsageError: what is there is no plain file; MachineError: the disk is full or not writable; the old file is
-    untouched."""
+@contextmanager
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """Write a file aside, fsync it and rename it into place; a link stays, and what it names is written. Raises
+    UsageError: what is there is no plain file; MachineError: the disk is full or not writable; after an error the old
+    file is untouched."""
     # A rename would replace the link itself, which may be /dev/stdout.
     path = Path(os.path.realpath(path))
     aside = path.with_name(f".{path.name}.part")
@@ -155,13 +156,19 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             raise UsageError(f"{path} is no plain file, so it is not written", "give another path")
         try:
             with aside.open("wb") as file:
-                file.write(content.encode("utf-8") if isinstance(content, str) else content)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             aside.replace(path)
             fsync(path.parent)
         finally:
             aside.unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a file, text as UTF-8, as `atomic_file` does."""
+    with atomic_file(path) as file:
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 @contextmanager

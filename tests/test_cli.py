@@ -40,19 +40,8 @@ def command(*path):
 
 def test_the_verbs_and_their_options_are_frozen():
     assert set(command().commands) == {
-        *(
-            "distill",
-            "prune",
-            "cotrain",
-            "finetune",
-            "evaluate",
-            "benchmark",
-            "export",
-            "trim",
-            "recipes",
-            "doctor",
-            "mask",
-        )
+        *("distill", "prune", "cotrain", "finetune", "evaluate", "benchmark", "export", "trim", "tokenize"),
+        *("recipes", "doctor", "mask"),
     }
     assert set(command("recipes").commands) == {"ls", "show", "validate"}
     assert set(command("mask").commands) == {"info", "diff", "apply", "compact"}
@@ -89,6 +78,8 @@ def test_the_verbs_and_their_options_are_frozen():
         "--json",
         *SAYING,
     }
+    large = {"--tokenizer", "--column", "--workers", "--output-dir", "-o", "--dry-run", "--trust-remote-code"}
+    assert options_of("tokenize") == large | {"--json", *SAYING}
     assert options_of("export") == written | {"--json", *SAYING}
 
 

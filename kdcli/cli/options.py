@@ -80,7 +80,7 @@ CONFLICTS = (
     *(("portable", name) for name in MEASURING),
 )
 """Options that contradict each other, by parameter; `no_augment` is a flag that was turned off."""
-POSITIVE = ("max_latency_ms", "min_speedup", "processes")
+POSITIVE = ("max_latency_ms", "min_speedup", "processes", "workers")
 MOST_PROCESSES = 1_024
 
 Task = Annotated[
@@ -156,8 +156,9 @@ def check_numbers(given: Mapping[str, Any]) -> None:
                 raise UsageError(f"{_shown(name)} must be a finite number, got {number}")
             if name in POSITIVE and number <= 0:
                 raise UsageError(f"{_shown(name)} must be more than 0, got {number:g}")
-    if (count := given.get("processes")) and count > MOST_PROCESSES:
-        raise UsageError(f"--processes must be at most {MOST_PROCESSES:,}, got {count}")
+    for name in ("processes", "workers"):
+        if (count := given.get(name)) and count > MOST_PROCESSES:
+            raise UsageError(f"--{name} must be at most {MOST_PROCESSES:,}, got {count}")
 
 
 def training_options(given: Mapping[str, Any]) -> dict[str, Any]:

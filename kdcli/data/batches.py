@@ -9,10 +9,15 @@ import numpy as np
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
+ROUNDS = 8  # Of the Feistel network: three make it pseudo-random (Luby, Rackoff 1988), more hide its small halves.
+# Odd numbers of splitmix64 (Steele, Lea, Flood 2014), which mixes the bits of a half.
+MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
 @dataclass(frozen=True)
 class BatchOrder:
     """Shuffled passes over `n` examples in batches of `batch_size`; a batch may straddle two passes. Every example
-    comes exactly once in a pass, in an order drawn from (seed, pass)."""
+    comes exactly once in a pass, in an order drawn from (seed, pass). Memory does not depend on `n`."""
 
     n: int
     batch_size: int
@@ -20,15 +25,27 @@ class BatchOrder:
 
     def indices(self, step: int) -> Indices:
         """The examples of a step (1-based), [batch_size] int64."""
-        begin, end = (step - 1) * self.batch_size, step * self.batch_size
-        passes = range(begin // self.n, (end - 1) // self.n + 1)
-        spans = [(p, max(begin - p * self.n, 0), min(end - p * self.n, self.n)) for p in passes]
-        return np.concatenate([_pass_order(self.n, self.seed, p)[first:last] for p, first, last in spans])
+        passes, places = np.divmod(np.arange((step - 1) * self.batch_size, step * self.batch_size), self.n)
+        return np.concatenate([permuted(places[passes == p], self.n, self.seed, int(p)) for p in np.unique(passes)])
 
 
-@functools.lru_cache(maxsize=2)
-def _pass_order(n: int, seed: int, number: int) -> Indices:
-    return np.random.Generator(np.random.PCG64([seed, number])).permutation(n)
+def permuted(places: Indices, n: int, *key: int) -> Indices:
+    """What a permutation of `range(n)`, drawn from `key`, has at these places: computed for each of them alone, by a
+    Feistel network over the next even number of bits, repeated until it is below `n` (cycle walking)."""
+    half = np.uint64(max(1, -(-(n - 1).bit_length() // 2)))
+    low = np.uint64((1 << int(half)) - 1)
+    keys = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64)
+    found = places.astype(np.uint64)
+    todo = np.arange(len(found))
+    while len(todo):
+        left, right = found[todo] >> half, found[todo] & low
+        for one in keys:
+            mixed = (right ^ one) * MIX[0]
+            mixed = (mixed ^ (mixed >> np.uint64(27))) * MIX[1]
+            left, right = right, left ^ ((mixed ^ (mixed >> np.uint64(31))) & low)
+        found[todo] = left << half | right
+        todo = todo[found[todo] >= n]
+    return found.astype(np.int64)
 
 
 @dataclass(frozen=True)

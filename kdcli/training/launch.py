@@ -151,13 +151,18 @@ def already_done(folder: Path) -> bool:
     return done
 
 
+def check_machine(dtype: str, invocation: Invocation) -> tuple[torch.device, torch.dtype]:
+    """The device and dtype of a run. Raises UsageError, MachineError: no such device, dtype or tracker here."""
+    check_tracker(invocation.report_to)
+    device = choose_device(invocation.device)
+    return device, choose_dtype(dtype, device)
+
+
 def launch(dtype: str, invocation: Invocation, *, judging: bool = False) -> Session | None:
     """This process's session; None when processes started here have done the work. `judging` as in `Session`. Raises
     UsageError, MachineError: no such device, dtype or tracker here; ChildFailed: a process failed and has printed
     why."""
-    check_tracker(invocation.report_to)
-    device = choose_device(invocation.device)
-    chosen = choose_dtype(dtype, device)
+    device, chosen = check_machine(dtype, invocation)
     count = invocation.processes
     if count is None:
         count = torch.cuda.device_count() if invocation.device in ("auto", "cuda") else 1

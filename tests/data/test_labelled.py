@@ -356,8 +356,9 @@ XNLI = "facebook/xnli"
 def test_without_data_the_hub_is_asked_for_what_the_task_names(monkeypatch, name, split, asked):
     found: list[tuple[str, str | None, str]] = []
 
-    def rows(repository, config, of_split):
-        found.append((repository, config, of_split))
+    def rows(hub, of_split):
+        repository = hub.name
+        found.append((repository, hub.config, of_split))
         of = sentences if name == "cola" else nli
         begin = 0 if of_split == "train" else 100
         return ((f"{repository} {of_split} row {n}", row) for n, row in enumerate(of(6, begin), 1))

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from encoders import tiny_tokenizer
@@ -16,6 +17,11 @@ DOCUMENTS = [f"w{i % 50} w{i % 7} w{i % 11}" for i in range(400)]
 def corpus(source, **changes) -> Corpus:
     given = {"max_length": 16, "column": None, "isolated": False, "held_out_blocks": 4, "log": lambda _: None}
     return open_corpus(str(source), tiny_tokenizer(), **given | changes)
+
+
+def tokens(found: Corpus) -> np.ndarray:
+    """The training stream, copied."""
+    return np.array(found.train.stream.read(0, len(found.train.stream)))
 
 
 def write(path, documents) -> None:

@@ -136,10 +136,20 @@ def _origin(
         return config, tokenizer, forms.shape_of(config).heads
     if model is not None:
         return model.model.config, model.tokenizer, model.shape.heads
-    positions = max(LEAST_POSITIONS, recipe.data.max_length)
-    tokenizer = own_tokenizer(recipe.data.source, recipe.data.column, recipe.vocab_size, positions, log=Progress.log)
-    words, pad = len(tokenizer), tokenizer.pad_token_id
+    tokenizer = tokenizer_of(recipe, trust_remote_code=trust_remote_code)
+    words, pad, positions = len(tokenizer), tokenizer.pad_token_id, tokenizer.model_max_length
     return BertConfig(vocab_size=words, max_position_embeddings=positions, pad_token_id=pad), tokenizer, None
+
+
+def tokenizer_of(recipe: CotrainRecipe, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """The tokenizer that reads the text for both models: the base's, else the first given model's, else one trained
+    from the text. Raises UsageError: see `kdcli.models.load` and `kdcli.data.text.own_tokenizer`."""
+    given = [recipe.community.model, *(s for s in map(str, (recipe.teacher, recipe.student)) if not forms.is_shape(s))]
+    source = recipe.base or next(filter(None, given), None)
+    if source is not None:
+        return load_tokenizer(source, trust_remote_code=trust_remote_code)
+    data, positions = recipe.data, max(LEAST_POSITIONS, recipe.data.max_length)
+    return own_tokenizer(data.source, data.column, recipe.vocab_size, positions, log=Progress.log)
 
 
 def _shape(text: str, default: ModelShape, heads: int | None) -> ModelShape:

@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from kdcli.bench.latency import Latency, Subject
 from kdcli.commands.cotrain.job import STANDALONE, OnTask, OnText, Recipe, names_of, weights_of
-from kdcli.commands.cotrain.models import ROLES, Pair, load_task_pair, load_text_pair
+from kdcli.commands.cotrain.models import ROLES, Pair, load_task_pair, load_text_pair, tokenizer_of
 from kdcli.commands.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
-from kdcli.data.text.corpus import open_corpus
+from kdcli.data.text.corpus import Corpus, open_corpus
 from kdcli.data.text.masking import check_share, tokens_of
 from kdcli.downstream.compare import DOWNSTREAM, opened, scored
-from kdcli.downstream.recipes import as_finetune
+from kdcli.downstream.recipes import as_finetune, downstream_recipe
 from kdcli.downstream.task import order_and_schedule, prepare
 from kdcli.errors import UsageError
 from kdcli.losses.ctcd import STUDENT, TEACHER
@@ -29,7 +31,7 @@ from kdcli.recipe.sections import Invocation
 from kdcli.report.dry_run import Estimate
 from kdcli.report.finish import RunResult, measure, quality_of, write_report
 from kdcli.report.stages import StageJob, run_command
-from kdcli.training.launch import Session, choose_output_dir, make_schedule
+from kdcli.training.launch import Session, check_machine, choose_output_dir, make_schedule
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
 from kdcli.types import Outcome
@@ -39,7 +41,10 @@ def run(resolved: Resolved[Any], invocation: Invocation) -> RunResult | Estimate
     """Co-train on text or, with a `CotrainTaskRecipe`, on a task; measure and report. Returns the report, or a dry
     run's estimate; None in a process that prints nothing. Raises KdcliError: see `kdcli.errors`; nothing was written if
     recipe, models or data cannot be used."""
-    check(resolved.recipe)
+    recipe = resolved.recipe
+    check(recipe)
+    if isinstance(recipe, CotrainRecipe):
+        _read_text(recipe, invocation)
     return run_command(resolved, invocation, _prepare)
 
 
@@ -174,6 +179,22 @@ def _prepare(resolved: Resolved[Any], invocation: Invocation, session: Session) 
     return PairRun(resolved, invocation, folder, stages, pair.community)
 
 
+def _read_text(recipe: CotrainRecipe, invocation: Invocation) -> None:
+    """Train a tokenizer and tokenise the text, unless they are cached. Called before the processes join: it may take
+    hours, and a group in which all wait for one ends after minutes."""
+    check_machine(recipe.train.dtype, invocation)
+    check_share(recipe.data.mask.share)
+    for task in recipe.eval.tasks:
+        downstream_recipe(recipe.eval, task, recipe.train.seed)
+    _corpus(recipe, tokenizer_of(recipe, trust_remote_code=invocation.trust_remote_code))
+
+
+def _corpus(recipe: CotrainRecipe, tokenizer: PreTrainedTokenizerBase) -> Corpus:
+    data = recipe.data
+    how = data.model_dump(include={"max_length", "column", "held_out_blocks"})
+    return open_corpus(data.source, tokenizer, isolated=data.pack_isolated, log=Progress.log, **how)
+
+
 def _on_task(recipe: CotrainTaskRecipe, session: Session) -> tuple[OnText | OnTask, Pair]:
     given = not is_shape(str(recipe.teacher))
     first = as_finetune(recipe, str(recipe.teacher if given else recipe.base), head=recipe.head if given else None)
@@ -186,7 +207,6 @@ def _on_task(recipe: CotrainTaskRecipe, session: Session) -> tuple[OnText | OnTa
 
 def _on_text(recipe: CotrainRecipe, invocation: Invocation, session: Session) -> tuple[OnText | OnTask, Pair]:
     data, batch = recipe.data, recipe.train.batch_size
-    check_share(data.mask.share)
     with session.accelerator.main_process_first():
         pair = load_text_pair(recipe, trust_remote_code=session.trust_remote_code)
     tokenizer = pair.models[STUDENT].tokenizer
@@ -195,9 +215,7 @@ def _on_text(recipe: CotrainRecipe, invocation: Invocation, session: Session) ->
         if recipe.eval.tasks:
             save_model(pair.models[STUDENT].model, tokenizer, Path(aside), pair.rows)
         tasks = opened(recipe.eval, aside, recipe.train.seed, invocation, session)
-    with session.accelerator.main_process_first():
-        how = data.model_dump(include={"max_length", "column", "held_out_blocks"})
-        corpus = open_corpus(data.source, tokenizer, isolated=data.pack_isolated, log=Progress.log, **how)
+    corpus = _corpus(recipe, tokenizer)
     if len(corpus.train) < batch:
         raise UsageError(
             f"{data.source} makes {len(corpus.train)} blocks of {data.max_length} tokens to train on, less than one "

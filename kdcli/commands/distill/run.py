@@ -6,8 +6,8 @@ from dataclasses import replace
 from kdcli.commands.distill.embedding import METHOD, check_embedding, prepare_embedding, with_method
 from kdcli.commands.distill.settings import DistillRecipe, TaskDistillRecipe
 from kdcli.commands.distill.stages import STUDENT, WITHOUT, TaskRun
-from kdcli.commands.distill.task import check_task, prepare_task
-from kdcli.commands.distill.text import check_text, prepare_text
+from kdcli.commands.distill.task import check_task, prepare_task, read_general
+from kdcli.commands.distill.text import prepare_text, read_text
 from kdcli.downstream.as_trained import as_trained
 from kdcli.errors import UsageError
 from kdcli.recipe.resolve import Resolved
@@ -27,7 +27,7 @@ def run(resolved: Resolved[DistillRecipe], invocation: Invocation) -> RunResult 
     if resolved.recipe.method == METHOD:
         check_embedding(resolved.recipe)
         return run_command(resolved, invocation, prepare_embedding)
-    check_text(resolved.recipe)
+    read_text(resolved.recipe, invocation)
     return run_command(resolved, invocation, prepare_text)
 
 
@@ -35,6 +35,7 @@ def run_on_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation) -
     """Distil on a task, measure and report; returns and raises as `run_command`."""
     resolved = as_trained(resolved, resolved.recipe.teacher)
     check_task(resolved.recipe)
+    read_general(resolved.recipe, invocation)
     return run_command(resolved, invocation, prepare_task)
 
 
@@ -45,8 +46,10 @@ def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation
     first = next(iter(variants.values()))
     if invocation.dry_run:
         raise UsageError("--ablate and --dry-run do not go together", "estimate the recipe itself: leave --ablate out")
-    for resolved in variants.values():
+    for name, resolved in variants.items():
         check_task(resolved.recipe)
+        inside = invocation.output_dir / name if invocation.output_dir else None
+        read_general(resolved.recipe, replace(invocation, output_dir=inside))
     session = launch(first.recipe.train.dtype, invocation)
     if session is None:
         return None

@@ -8,7 +8,7 @@ from kdcli.commands.distill.augment import Copies, augmented, open_words
 from kdcli.commands.distill.recipes import SOFT_TARGETS, general_recipe, stage_settings, undistilled_recipe
 from kdcli.commands.distill.settings import DistillRecipe, TaskDistillRecipe
 from kdcli.commands.distill.stages import START, STUDENT, TaskRun
-from kdcli.commands.distill.text import TextRun, prepare_text
+from kdcli.commands.distill.text import TextRun, prepare_text, read_text
 from kdcli.data.augment.copies import rows
 from kdcli.disk import check_writable, write_atomic
 from kdcli.downstream.as_trained import as_trained
@@ -28,6 +28,8 @@ from kdcli.training.launch import Session, choose_output_dir, launch
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
 from kdcli.types import ModelShape
+
+GENERAL = "general"  # Directory of the stage on text, inside the run
 
 
 def check_teacher(recipe: TaskDistillRecipe) -> None:
@@ -79,6 +81,15 @@ def check_task(recipe: TaskDistillRecipe) -> None:
     undistilled_recipe(recipe, STUDENT)
 
 
+def read_general(recipe: TaskDistillRecipe, invocation: Invocation) -> None:
+    """Tokenise the text of the stage on text, unless that is done: see `read_text`."""
+    if recipe.general.use:
+        inside = invocation.output_dir / GENERAL if invocation.output_dir else None
+        start = Path(recipe.general.run) if recipe.general.run else inside
+        if start is None or invocation.overwrite or not RunDir(start).done:
+            read_text(general_recipe(recipe).recipe, invocation)
+
+
 def prepare_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, session: Session) -> TaskRun:
     """Check models and data against each other for all stages, and tokenise; claims nothing. Raises KdcliError: the
     recipe, models or data cannot be used."""
@@ -100,7 +111,7 @@ def prepare_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, 
     teachers += [load_teacher(t, task, reader.tokenizer, reader.source, None, **own) for t in recipe.more_teachers]
     start, text = Path(recipe.student.source or folder / START), None
     if recipe.general.use:
-        start = Path(recipe.general.run or folder / "general")
+        start = Path(recipe.general.run or folder / GENERAL)
         # `--overwrite` deletes a run inside the output directory; one elsewhere may serve other tasks too.
         anew = invocation.overwrite and start.resolve().is_relative_to(folder.resolve())
         inside = replace(invocation, output_dir=start, resume=not anew, overwrite=anew)

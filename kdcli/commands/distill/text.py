@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from kdcli.bench.latency import Subject
 from kdcli.commands.distill.settings import DistillRecipe
@@ -18,21 +19,22 @@ from kdcli.data.batches import BatchOrder
 from kdcli.data.text.corpus import Corpus, open_corpus
 from kdcli.data.text.masking import Masked, PassOrder, check_share, tokens_of
 from kdcli.downstream.compare import DOWNSTREAM, Tasks, opened, scored
+from kdcli.downstream.recipes import downstream_recipe
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective, check_settings, inputs, masks_text
 from kdcli.metrics.probe import probe_demo
 from kdcli.models.card import describe, describe_source
 from kdcli.models.layout import layout_for
-from kdcli.models.load import LoadedModel, load_encoder, location, save_model
+from kdcli.models.load import LoadedModel, load_config, load_encoder, load_tokenizer, location, save_model
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
-from kdcli.models.shape import InitializedStudent, build_student, parse_shape
+from kdcli.models.shape import InitializedStudent, build_student, parse_shape, shape_of
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
 from kdcli.report.finish import RunResult, measure, quality_of, write_report
 from kdcli.report.schema import ASSISTANT, TEACHER, UNDISTILLED
 from kdcli.report.stages import StageJob
 from kdcli.teachers.teacher import Teacher
-from kdcli.training.launch import Session, choose_output_dir, make_schedule
+from kdcli.training.launch import Session, check_machine, choose_output_dir, make_schedule
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
 from kdcli.types import Examples, ModelShape, Outcome, Schedule
@@ -71,28 +73,43 @@ def check_text(recipe: DistillRecipe) -> None:
         raise UsageError(f"method {recipe.method} learns from a task's examples, not from text", "add --task TASK")
 
 
-def prepare_text(resolved: Resolved[DistillRecipe], invocation: Invocation, session: Session) -> TextRun:
-    """Check everything, then tokenise the text unless it is cached; claims nothing. Raises KdcliError: the recipe,
-    models or data cannot be used."""
-    recipe = resolved.recipe
+def read_text(recipe: DistillRecipe, invocation: Invocation) -> None:
+    """Check what needs no weights, then tokenise the text unless it is cached. Called before the processes join: it may
+    take hours, and a group in which all wait for one ends after minutes. Raises KdcliError: as `prepare_text`."""
     check_text(recipe)
-    teacher = _load(recipe, str(recipe.teacher), session)
+    check_machine(recipe.train.dtype, invocation)
+    source, trusted = str(recipe.teacher), invocation.trust_remote_code
+    config = load_config(source, trust_remote_code=trusted)
+    check_shapes(recipe, config)
+    for task in recipe.eval.tasks:
+        downstream_recipe(recipe.eval, task, recipe.train.seed)
+    tokenizer = load_tokenizer(source, trust_remote_code=trusted)
     if _is_masked(recipe):
         check_share(recipe.data.mask.share)
-        tokens_of(teacher.tokenizer, teacher.source)
-    leaks = layout_for(teacher.model.config).leaks
+        tokens_of(tokenizer, source)
+    _corpus(recipe, tokenizer)
+
+
+def _corpus(recipe: DistillRecipe, tokenizer: PreTrainedTokenizerBase) -> Corpus:
+    how = recipe.data.model_dump(include={"max_length", "column", "held_out_blocks"})
+    isolated = recipe.data.pack_isolated
+    return open_corpus(recipe.data.source, tokenizer, isolated=isolated, log=Progress.log, **how)
+
+
+def check_shapes(recipe: DistillRecipe, config: Any) -> dict[str, ModelShape]:
+    """The students' shapes by name. Raises UsageError: the teacher cannot keep documents apart, or it or its assistant
+    cannot teach one of these shapes."""
+    leaks, teacher = layout_for(config).leaks, shape_of(config)
     if recipe.data.pack_isolated and leaks:
         raise UsageError(
-            f"data.pack_isolated: {teacher.model.config.model_type} cannot keep documents apart: {leaks}",
+            f"data.pack_isolated: {config.model_type} cannot keep documents apart: {leaks}",
             "set data.pack_isolated=false",
         )
-    shapes = student_shapes(recipe, teacher.shape)
-    name = f"{Path(teacher.source).name}-{'+'.join(short_name(s, teacher.shape) for s in shapes.values())}"
-    folder = choose_output_dir(as_directory(f"distill-{name}"), resolved, invocation, session)
-    assistant = assistant_shape(recipe, teacher.shape, shapes)
+    shapes = student_shapes(recipe, teacher)
+    assistant = assistant_shape(recipe, teacher, shapes)
     if assistant is not None:
         try:
-            build_objective(recipe.method, recipe.loss, teacher.shape, assistant)
+            build_objective(recipe.method, recipe.loss, teacher, assistant)
         except UsageError as error:
             raise error.of(f"the teacher assistant {assistant}", "--assistant none leaves it out") from None
     for name, shape in shapes.items():
@@ -101,15 +118,23 @@ def prepare_text(resolved: Resolved[DistillRecipe], invocation: Invocation, sess
                 f"the {shape} of '{name}' is larger than its teacher assistant {assistant}",
                 "give an --assistant that is at least as deep and wide, or none",
             )
-        build_objective(recipe.method, recipe.loss, assistant or teacher.shape, shape)
-    # Before the corpus, which may take hours to tokenise.
+        build_objective(recipe.method, recipe.loss, assistant or teacher, shape)
+    return shapes
+
+
+def prepare_text(resolved: Resolved[DistillRecipe], invocation: Invocation, session: Session) -> TextRun:
+    """Check everything and open the text, which `read_text` has tokenised; claims nothing. Raises KdcliError: the
+    recipe, models or data cannot be used."""
+    recipe = resolved.recipe
+    teacher = _load(recipe, str(recipe.teacher), session)
+    shapes = check_shapes(recipe, teacher.model.config)
+    name = f"{Path(teacher.source).name}-{'+'.join(short_name(s, teacher.shape) for s in shapes.values())}"
+    folder = choose_output_dir(as_directory(f"distill-{name}"), resolved, invocation, session)
+    assistant = assistant_shape(recipe, teacher.shape, shapes)
     tasks: Tasks = {}
     if recipe.eval.tasks:
         tasks = opened(recipe.eval, str(recipe.teacher), recipe.train.seed, invocation, session)
-    with session.accelerator.main_process_first():
-        how = recipe.data.model_dump(include={"max_length", "column", "held_out_blocks"})
-        isolated = recipe.data.pack_isolated
-        corpus = open_corpus(recipe.data.source, teacher.tokenizer, isolated=isolated, log=Progress.log, **how)
+    corpus = _corpus(recipe, teacher.tokenizer)
     schedule = make_schedule(recipe.train, len(corpus.train) / recipe.train.batch_size)
     run = TextRun(resolved, invocation, folder, session, teacher, corpus, schedule, tasks, [])
     if assistant is not None:

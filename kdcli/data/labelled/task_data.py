@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kdcli.data import demo
-from kdcli.data.files import FORMATS, Bad, BadRow, Log, NotFound, Row, Source, held_by, open_source
+from kdcli.data.files import FORMATS, Bad, BadRow, HubId, Log, NotFound, Row, Source, held_by, open_source
 from kdcli.data.labelled.checks import BadRows, class_counts
 from kdcli.data.labelled.examples import example_of
 from kdcli.data.labelled.own import own_task
@@ -278,7 +278,7 @@ def _evaluated(task: Task, source: str | None, split: str, log: Log) -> dict[str
 def _hub(where: tuple[str, str | None], name: str) -> Source:
     repository, config = where
     config = config.replace("{set}", name) if config else None
-    return Source(f"{repository}{':' + config if config else ''}", {}, (repository, config))
+    return Source(f"{repository}{':' + config if config else ''}", {}, HubId(repository, config))
 
 
 def _read(task: Task, source: Source, split: str, bad: Bad, *, withheld: bool = False) -> list[Example]:

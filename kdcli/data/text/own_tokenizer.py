@@ -7,6 +7,7 @@ text and size is trained once and cached; the same text gives the same tokenizer
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from filelock import FileLock
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -35,14 +36,14 @@ def own_tokenizer(
         raise UsageError(f"a vocabulary of {vocab_size} is too small", f"at least {least}; BERT's has 30,522")
     opened = open_source(source)
     file = cache_dir() / "tokenizers" / f"{cache_key(FORMAT, opened.identity, column, vocab_size)}.json"
-    if file.is_file():
-        trained = Tokenizer.from_file(str(file))
-    else:
-        log(f"training a tokenizer of {vocab_size:,} words on the train text of {opened.name}")
-        trained = _trained(lambda: opened.documents("train", column), vocab_size)
-        with disk_errors(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(file, trained.to_str())
+    with disk_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    # Of several processes that want it one trains it.
+    with FileLock(file.with_name(f".{file.name}.lock")):
+        if not file.is_file():
+            log(f"training a tokenizer of {vocab_size:,} words on the train text of {opened.name}")
+            write_atomic(file, _trained(lambda: opened.documents("train", column), vocab_size).to_str())
+    trained = Tokenizer.from_file(str(file))
     size = trained.get_vocab_size()
     if size < least:
         raise UsageError(f"the train text of {opened.name} has too few words for a tokenizer", "give more text")

@@ -1,0 +1,173 @@
+"""Sources elsewhere: web servers, file systems of fsspec, the hub. Each reads as the same files would here."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hub_server import COMMIT, hub  # noqa: F401
+from texts import DOCUMENTS, corpus, tokens, write
+
+from kdcli.data import files
+from kdcli.data.files import HubId, open_source
+from kdcli.errors import UsageError
+
+HERE = Path(__file__).parent
+NAME = "someone/some-text"
+
+
+@pytest.fixture
+def served(hub, tmp_path):  # noqa: F811
+    """The address of files on a web server, by name."""
+    for name in ("train.txt", "train.jsonl.gz", "train.parquet"):
+        write(tmp_path / name, DOCUMENTS)
+    hub.repositories[NAME] = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    return lambda name: f"{hub.url}/datasets/{NAME}/resolve/main/{name}"
+
+
+@pytest.mark.parametrize("name", ["train.txt", "train.jsonl.gz", "train.parquet"])
+def test_a_file_of_a_web_server_reads_as_one_here(served, tmp_path, name):
+    assert list(open_source(served(name)).documents("train", None)) == DOCUMENTS
+    assert tokens(corpus(served(name))).tolist() == tokens(corpus(tmp_path / name)).tolist()
+
+
+def test_a_large_file_is_read_in_pieces(served):
+    source = open_source(served("train.txt"))
+    pieces = source.pieces("train", 700)
+    assert len(pieces) > 5
+    assert [d for piece in pieces for d in source.documents_in("train", piece, None)] == DOCUMENTS
+
+
+def test_another_content_is_another_source(served, hub):  # noqa: F811
+    before = open_source(served("train.txt")).identity
+    assert open_source(served("train.txt")).identity == before
+    hub.repositories[NAME]["train.txt"] = b"w1 w2\n" * 500
+    assert open_source(served("train.txt")).identity != before
+
+
+def test_a_web_server_that_refuses_is_named(served, hub):  # noqa: F811
+    for name, gated, message in (("none.txt", False, "no data at"), ("train.txt", True, "cannot be read: 401")):
+        hub.gated = {NAME} if gated else set()
+        with pytest.raises(UsageError, match=message) as caught:
+            corpus(served(name))
+        assert "hf auth login" in caught.value.hint
+        assert "\n" not in caught.value.message
+    with pytest.raises(UsageError, match="has no known format"):
+        corpus(served("README.md"))
+    with pytest.raises(UsageError, match="cannot be read"):
+        corpus("http://127.0.0.1:9/train.txt")
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(UsageError, match="s3fs is not installed") as caught:
+        open_source("s3://bucket/train.jsonl")
+    assert caught.value.hint == "pip install s3fs"
+    with pytest.raises(UsageError, match="cannot be read: Protocol not known: nowhere"):
+        open_source("nowhere://bucket/train.jsonl")
+
+
+def test_a_directory_of_a_file_system_has_splits(tmp_path):
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/corpus/train-00000.txt", b"w1 w2\n")
+    memory.pipe("/corpus/train-00001.txt.gz", gzip.compress(b"w3\n"))
+    memory.pipe("/corpus/validation.txt", b"w4\n")
+    memory.pipe("/corpus/notes.md", b"w5\n")
+    source = open_source("memory://corpus")
+    assert {split: len(found) for split, found in source.files.items()} == {"train": 2, "validation": 1}
+    assert list(source.documents("train", None)) == ["w1 w2", "w3"]
+    memory.pipe("/empty/notes.md", b"w5\n")
+    with pytest.raises(UsageError, match=r"no file of a known format; it holds notes\.md"):
+        open_source("memory://empty")
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("wikitext", HubId("wikitext")),
+        ("owner/name", HubId("owner/name")),
+        ("owner/name:config", HubId("owner/name", "config")),
+        ("owner/name:config:test", HubId("owner/name", "config", "test")),
+        ("owner/name::test", HubId("owner/name", None, "test")),
+        ("owner/name@v1.0", HubId("owner/name", None, None, "v1.0")),
+        ("name:config:train@refs/convert/parquet", HubId("name", "config", "train", "refs/convert/parquet")),
+    ],
+)
+def test_ids_of_the_hub(source, found):
+    assert open_source(source).hub == found
+
+
+@pytest.mark.parametrize("source", ["a/b/c", "owner/name:a:b:c", "corpus.jsonl", "owner/train.txt", "./name", "a b"])
+def test_what_is_no_id_is_no_data(source):
+    with pytest.raises(UsageError, match="no data at"):
+        open_source(source)
+
+
+def test_a_named_split_is_the_training_text(monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *_, **__: ["train", "test", "validation"])
+    files._hub_splits.cache_clear()
+    source = open_source("owner/name::test")
+    assert (source.has("train"), source.has("validation")) == (True, False)
+    with pytest.raises(UsageError, match="has no more split; it has train, test, validation"):
+        open_source("owner/name::more").has("train")
+    files._hub_splits.cache_clear()
+
+
+CARD = """---
+configs:
+- config_name: plain
+  data_files:
+  - {split: train, path: [plain/0.jsonl, plain/1.jsonl, plain/2.jsonl, plain/3.jsonl]}
+  - {split: test, path: more.jsonl}
+---
+"""
+READ = """
+import json, sys
+from kdcli.data.files import open_source
+from kdcli.errors import UsageError
+name, revision, url = sys.argv[1:]
+def read(source):
+    source = open_source(source)
+    pieces = source.pieces("train", 1 << 20)
+    return len(pieces), [d for p in pieces for d in source.documents_in("train", p, None)]
+def refused(source):
+    try:
+        return read(source)
+    except UsageError as error:
+        return [error.message, error.hint]
+print(json.dumps([
+    read(f"{name}:plain"), read(f"{name}:plain:test@{revision}"), read(f"hf://datasets/{name}/more.jsonl"),
+    refused("someone/gated"), refused("hf://datasets/someone/gated/a.jsonl"), refused("nobody"),
+]))
+"""
+
+
+@pytest.mark.slow
+def test_the_hub_by_id_and_by_address(hub, tmp_path):  # noqa: F811
+    lines = [json.dumps({"text": d}).encode() + b"\n" for d in DOCUMENTS]
+    parts = {f"plain/{n}.jsonl": b"".join(lines[n * 100 : n * 100 + 100]) for n in range(4)}
+    hub.repositories[NAME] = {"README.md": CARD.encode(), "more.jsonl": lines[7], **parts}
+    hub.repositories["someone/gated"] = {"a.jsonl": b""}
+    hub.gated.add("someone/gated")
+    paths = {"KDCLI_CACHE": str(tmp_path / "cache"), "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
+    environment = hub.environment(tmp_path / "hf", **paths)
+    # The address is read when the libraries are imported, hence another process.
+    line = [sys.executable, "-c", READ, NAME, COMMIT, hub.url]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    by_id, of_split, by_address, gated, gated_file, unknown = json.loads(done.stdout.splitlines()[-1])
+    # A shard of the data set is a piece.
+    assert by_id == [4, DOCUMENTS]
+    assert of_split == by_address == [1, DOCUMENTS[7:8]]
+    for message, hint in (gated, gated_file):
+        assert "someone/gated" in message
+        assert "hf auth login" in hint
+        assert "\n" not in message
+    assert "cannot be had from the hub" in unknown[0]
