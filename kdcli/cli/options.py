@@ -42,7 +42,7 @@ def _shared(
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.", rich_help_panel=TRAIN)] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed.", rich_help_panel=TRAIN)] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, fp32, bf16 or fp16.", rich_help_panel=TRAIN)] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:INDEX.", rich_help_panel=RUN)] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, xpu or cuda:INDEX.", rich_help_panel=RUN)] = "auto",
     processes: Annotated[
         int | None, typer.Option(help="Number of training processes; default one a CUDA device.", rich_help_panel=RUN)
     ] = None,

@@ -22,10 +22,11 @@ from accelerate.utils import broadcast
 from torch import Tensor, nn
 
 from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
+from kdcli.training.batches_ahead import BatchesAhead
 from kdcli.training.cpu_kernels import fast_cpu_kernels
 from kdcli.training.evaluation import CPU_MICRO_BATCH, evaluate_batches, to_device
 from kdcli.training.launch import Session
-from kdcli.training.memory import is_out_of_memory, peak_so_far
+from kdcli.training.memory import begin_peak, free_cached, is_out_of_memory, peak_so_far
 from kdcli.training.processes import stop_requests
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
@@ -96,9 +97,9 @@ class _Run:
         last = min(schedule.steps, schedule.stop_after or schedule.steps)
         began = time.perf_counter() - self.outcome.seconds
         progress = Progress(schedule.steps, done, self.session.is_main)
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        with stop_requests() as stop, progress, _sparse_embeddings(self.job.modules, self.device):
+        begin_peak(self.device)
+        self.batches = BatchesAhead(self._micros, self.device, last)
+        with stop_requests() as stop, progress, _sparse_embeddings(self.job.modules, self.device), self.batches:
             if done == 0:
                 self._log({"step": 0, **self._evaluation(0)})
             for step in range(done + 1, last + 1):
@@ -135,10 +136,12 @@ class _Run:
         return outcome
 
     def _step(self, step: int) -> dict[str, Any]:
-        """One optimiser step on the global batch -> its record in log.jsonl."""
-        indices = np.array_split(self.job.order.indices(step), self.accelerator.num_processes)
-        mine = indices[self.accelerator.process_index]
-        micros = self._micros(mine)
+        """One optimiser step on the global batch -> its record in log.jsonl.
+
+        The device is waited for once: for losses and gradient norms, before they are applied. Besides, by several
+        processes for the counts of the batch, in fp16 by the loss scaler, and by what `Job.on_step_end` says.
+        """
+        micros = self.batches.of(step, self.micro)
         lr = self.schedule.lr_at(step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_factor"]
@@ -147,11 +150,16 @@ class _Run:
         totals = dict(zip(COUNTS, self.session.sum_over_ranks(counted.sum(0)).tolist(), strict=True))
         while (sums := self._gradients(step, micros, totals)) is None:
             self._halve(step)
-            micros = self._micros(mine)
-        names, values = list(sums), torch.stack(list(sums.values())).double()
-        losses = dict(zip(names, self.session.sum_over_ranks(values).tolist(), strict=True))
+            micros = self.batches.of(step, self.micro)
         self._sum_gradients()
-        norms = self._clip(step, losses)
+        self.accelerator.unscale_gradients(self.optimizer)
+        clip = self.schedule.clip
+        # The norm of no gradients is on the CPU.
+        clipped = [nn.utils.clip_grad_norm_(ps, clip).to(self.device) for ps in self.parameters.values()]
+        values = self.session.sum_over_ranks(torch.stack(list(sums.values())))
+        found = torch.cat([values, torch.stack(clipped)]).tolist()
+        losses, norms = dict(zip(sums, found, strict=False)), found[len(sums) :]
+        self._check_finite(step, losses, norms)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.after(step)
@@ -163,10 +171,11 @@ class _Run:
         facts = {"step": step, "loss": total, "terms": losses, "lr": lr, "grad_norm": norm}
         return facts | {"tokens": self.outcome.tokens}
 
-    def _micros(self, indices: np.ndarray[Any, Any]) -> list[Batch]:
-        """Near-equal micro-batches, each padded to its own longest row."""
-        parts = np.array_split(indices, math.ceil(len(indices) / self.micro))
-        return [self.job.examples.batch(part) for part in parts]
+    def _micros(self, step: int, micro: int) -> list[Batch]:
+        """This rank's near-equal micro-batches of a step, each padded to its own longest row."""
+        indices = np.array_split(self.job.order.indices(step), self.accelerator.num_processes)
+        mine = indices[self.accelerator.process_index]
+        return [self.job.examples.batch(part) for part in np.array_split(mine, math.ceil(len(mine) / micro))]
 
     def _gradients(self, step: int, micros: Sequence[Batch], totals: Mapping[Count, float]) -> dict[str, Tensor] | None:
         """Accumulate this rank's share of the global mean's gradient; None when any rank ran out of memory. `totals`:
@@ -227,8 +236,7 @@ class _Run:
 
     def _halve(self, step: int) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        free_cached(self.device)
         if self.micro == 1:
             raise MachineError(
                 f"out of memory at step {step} with one sequence at a time",
@@ -255,10 +263,8 @@ class _Run:
         for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
             parameter.grad = part.view_as(parameter)
 
-    def _clip(self, step: int, losses: Mapping[str, float]) -> list[float]:
-        """Clip each module by its own norm; raise DivergedError when a loss or norm is not finite."""
-        self.accelerator.unscale_gradients(self.optimizer)
-        norms = [float(nn.utils.clip_grad_norm_(ps, self.schedule.clip)) for ps in self.parameters.values()]
+    def _check_finite(self, step: int, losses: Mapping[str, float], norms: Sequence[float]) -> None:
+        """Raise DivergedError when a loss, or the norm of a module's gradients, is not finite."""
         finite = all(map(math.isfinite, norms))
         # In fp16 the scaler handles an overflow: it skips the step and lowers its scale.
         self.skipped = 0 if finite or self.accelerator.scaler is None else self.skipped + 1
@@ -271,7 +277,6 @@ class _Run:
                 "lower train.lr, raise train.warmup_steps, or set train.dtype to fp32"
                 + ("; the last checkpoint is kept" if self.run else ""),
             )
-        return norms
 
     def _evaluation(self, step: int) -> dict[str, Any]:
         """Held-out loss, terms and metrics; empty when nothing is held out."""

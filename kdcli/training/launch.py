@@ -90,8 +90,8 @@ def start(device: torch.device, dtype: torch.dtype, report_to: str = "none") -> 
         # Otherwise every one of several CPU processes reports its number of threads.
         warnings.filterwarnings("ignore", message="OMP_NUM_THREADS")
         accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision, **how)
-    if device.type == "cuda" and accelerator.num_processes == 1:
-        torch.cuda.set_device(device)
+    if device.index and accelerator.num_processes == 1:
+        torch.get_device_module(device).set_device(device)
     if device.type == "cpu":
         # A gloo group that outlives the interpreter aborts the process, also after an error.
         atexit.register(accelerator.state.destroy_process_group)
@@ -160,7 +160,9 @@ def launch(dtype: str, invocation: Invocation, *, judging: bool = False) -> Sess
     chosen = choose_dtype(dtype, device)
     count = invocation.processes
     if count is None:
-        count = torch.cuda.device_count() if invocation.device in ("auto", "cuda") else 1
+        count = 1 if ":" in invocation.device or device.type == "cpu" else torch.accelerator.device_count()
+    if count > 1 and device.type == "mps":
+        raise UsageError(f"--processes {count}: mps is one device", "leave it out, or use --device cpu")
     if count > 1 and not joined() and not invocation.dry_run:
         code = fan_out(invocation.arguments, count, on_cpu=device.type == "cpu")
         if code:
