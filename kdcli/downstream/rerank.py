@@ -77,8 +77,8 @@ class ListRows:
         return np.maximum.reduceat(self.rows.lengths, self.lists.ends - self.lists.sizes)
 
     def batch(self, indices: Array) -> Batch:
-        """The rows of some lists, `places` [Q, M] of each list's rows, -1 behind them, `labels` [Q] that count the lists
-        once each, `relevance` [R] and perhaps `scores` [R]."""
+        """The rows of some lists, `places` [Q, M] of each list's rows (-1 behind them), `labels` [Q] that count the
+        lists once each, `relevance` [R] and perhaps `scores` [R]."""
         at = self.lists.rows_of(indices)
         batch = self.rows.batch(at)
         sizes = self.lists.sizes[indices]
