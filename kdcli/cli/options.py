@@ -109,9 +109,11 @@ def with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., N
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(verb)
         def ready(**given: Any) -> None:
+            prepare_libraries(given.get("quiet", False), given.get("verbose", False))
+            if "processes" in given:
+                _join()
             check_conflicts(given)
             check_numbers(given)
-            prepare_libraries(given.get("quiet", False), given.get("verbose", False))
             verb(**given)
 
         # Typer reads options from evaluated annotations, not from strings.
@@ -122,6 +124,16 @@ def with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., N
         return ready
 
     return decorate
+
+
+def _join() -> None:
+    """Meet the other processes of the run before any of them can fail."""
+    from kdcli.training.processes import joined
+
+    if joined():
+        from kdcli.training.peers import join
+
+        join()
 
 
 def check_conflicts(given: Mapping[str, Any]) -> None:
@@ -183,6 +195,8 @@ def prepare_libraries(quiet: bool, verbose: bool) -> None:
         (log.removeFilter if verbose else log.addFilter)(_WAITING)
     _WAITING.said = False
     if not verbose:
+        # Where one of several processes ends, the others' sockets would say so with a stack each.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     from kdcli.training.progress import Progress

@@ -77,7 +77,7 @@ def run_command(
 
 def run_stages(session: Session, run: Run) -> None:
     """Train every stage that is not done, then report."""
-    if already_done(run.folder):
+    if already_done(session, run.folder):
         return
     stages = list(run.stages)
     for stage in stages:

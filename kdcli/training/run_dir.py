@@ -127,10 +127,10 @@ class RunDir:
 
     def _check_same_recipe(self, recipe_yaml: str) -> None:
         try:
-            before = _leaves((self.path / RECIPE).read_text("utf-8"))
+            before = leaves((self.path / RECIPE).read_text("utf-8"))
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise UsageError(f"{self.path / RECIPE} is damaged: {error}", "start anew with --overwrite") from None
-        now = _leaves(recipe_yaml)
+        now = leaves(recipe_yaml)
         differing = [
             key
             for key in {**before, **now}
@@ -244,7 +244,7 @@ def _of_torn_claim(path: Path) -> bool:
     return unfinished or (path.name == LOG and path.is_file() and path.stat().st_size == 0)
 
 
-def _leaves(recipe_yaml: str) -> dict[str, str]:
+def leaves(recipe_yaml: str) -> dict[str, str]:
     """Dotted key -> value, without comments: the origin of a value may change between two runs."""
 
     def walk(tree: Any, prefix: str) -> dict[str, str]:

@@ -347,7 +347,7 @@ def test_bf16_trains():
 def test_a_batch_smaller_than_the_processes_is_refused(monkeypatch):
     session = session_of()
     monkeypatch.setattr(type(session.accelerator), "num_processes", 9)
-    with pytest.raises(UsageError, match="one sequence for each of 9 processes"):
+    with pytest.raises(UsageError, match="8 rows of a batch are less than one for each of 9 processes"):
         train(session, job_of({"net": Net()}), make_schedule(), None)
 
 
