@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from kdcli.errors import UsageError
 from kdcli.recipe.sections import Invocation
 from kdcli.report.dry_run import Estimate, StageEstimate, estimate_stage
 from kdcli.report.finish import RunResult
@@ -62,7 +63,11 @@ def run_command(
     """Start the processes, prepare, then estimate or train every stage; returns None in a process that prints nothing.
     `prepare` checks and loads everything a later stage needs and writes nothing; nothing was claimed if it raised a
     KdcliError."""
-    if (session := launch(resolved.recipe.train.dtype, invocation)) is None:
+    # Not every verb has a teacher.
+    shard = getattr(resolved.recipe, "shard_teacher", None)
+    if shard and resolved.recipe.teacher is None:
+        raise UsageError("teacher.shard: the recipe names no teacher", "name one, or leave it out")
+    if (session := launch(resolved.recipe.train.dtype, invocation, shard_teacher=shard)) is None:
         return None
     run = prepare(resolved, invocation, session)
     if invocation.dry_run:

@@ -59,8 +59,8 @@ class _Run:
     def __init__(self, session: Session, job: Job, schedule: Schedule, run: RunDir | None) -> None:
         self.session, self.job, self.schedule, self.run = session, job, schedule, run
         self.accelerator, self.device = accelerator, device = session.accelerator, session.device
-        self.processes = accelerator.num_processes
-        self._mine(1)
+        self.processes, self.rank = accelerator.num_processes, accelerator.process_index
+        self._shares(1)
         self.outcome, self.modules = Outcome(), _Step(session, job)
         self.forward: nn.Module = self.modules
         self.after = job.on_step_end or (lambda done: None)
@@ -145,7 +145,7 @@ class _Run:
     def _share(self, step: int) -> None:
         """Settle on a micro-batch that fits on all ranks; then wrap the step, with the main rank's weights for all."""
         self.modules.train(True)
-        rows = _longest(self.job, self._mine(step), self.micro)
+        rows = _longest(self.job, self._shares(step)[self.rank], self.micro)
         while self._gradients(step, [self.job.examples.batch(rows[: self.micro])], dict.fromkeys(COUNTS, 1.0)) is None:
             self._halve(step)
         self.optimizer.zero_grad(set_to_none=True)
@@ -205,23 +205,22 @@ class _Run:
         facts = {"step": step, "loss": total, "terms": losses, "lr": lr, "grad_norm": norm}
         return facts | {"tokens": self.outcome.tokens}
 
-    def _mine(self, step: int) -> np.ndarray[Any, Any]:
-        """This rank's rows of a step."""
-        indices, rank = self.job.order.indices(step), self.accelerator.process_index
+    def _shares(self, step: int) -> list[np.ndarray[Any, Any]]:
+        """Each rank's rows of a step; the first has as many as any, the last as few."""
+        indices = self.job.order.indices(step)
         if len(indices) < self.processes:
             raise UsageError(
                 f"the {len(indices)} rows of a batch are less than one for each of {self.processes} processes",
                 "start fewer processes, or raise train.batch_size",
             )
-        mine: np.ndarray[Any, Any] = np.array_split(indices, self.processes)[rank]
-        return mine
+        return np.array_split(indices, self.processes)
 
     def _micros(self, step: int, micro: int) -> list[Batch]:
         """This rank's near-equal micro-batches of a step, each padded to its own longest row. All ranks have as many: a
         sharded teacher reads them together."""
-        mine, rows = self._mine(step), len(self.job.order.indices(step))
-        most, least = -(-rows // self.processes), rows // self.processes
-        return [self.job.examples.batch(part) for part in np.array_split(mine, min(-(-most // micro), least))]
+        shares = self._shares(step)
+        count = min(math.ceil(len(shares[0]) / micro), len(shares[-1]))
+        return [self.job.examples.batch(part) for part in np.array_split(shares[self.rank], count)]
 
     def _gradients(self, step: int, micros: Sequence[Batch], totals: Mapping[Count, float]) -> dict[str, Tensor] | None:
         """Accumulate this rank's share of the global mean's gradient; None when any rank ran out of memory. `totals`:

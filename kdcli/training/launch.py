@@ -52,6 +52,7 @@ class Session:
     device: torch.device
     trust_remote_code: bool = False
     judging: bool = False  # In a verb that only judges, scores are computed in its dtype; elsewhere in float32
+    shard_teacher: bool | None = None  # Over the processes; None where it does not fit
 
     @property
     def is_main(self) -> bool:
@@ -224,10 +225,12 @@ def already_done(session: Session, folder: Path) -> bool:
     return done
 
 
-def launch(dtype: str, invocation: Invocation, *, judging: bool = False) -> Session | None:
-    """This process's session; None when processes started here have done the work. `judging` as in `Session`. Raises
-    UsageError, MachineError: no such device, dtype or tracker here; ChildFailed: a process failed and has printed
-    why."""
+def launch(
+    dtype: str, invocation: Invocation, *, judging: bool = False, shard_teacher: bool | None = None
+) -> Session | None:
+    """This process's session; None when processes started here have done the work. `judging` and `shard_teacher` as in
+    `Session`. Raises UsageError, MachineError: no such device, dtype or tracker here, or one process to shard over;
+    ChildFailed: a process failed and has printed why."""
     refuse_engines()
     check_tracker(invocation.report_to)
     device = choose_device(invocation.device)
@@ -243,8 +246,10 @@ def launch(dtype: str, invocation: Invocation, *, judging: bool = False) -> Sess
             raise ChildFailed(code)
         return None
     accelerator = start(device, chosen, invocation.report_to)
+    if shard_teacher and accelerator.num_processes == 1 and not invocation.dry_run:
+        raise UsageError("teacher.shard: one process has nothing to share with", "leave it out, or add --processes 2")
     here = accelerator.device if accelerator.num_processes > 1 else device
-    return Session(accelerator, here, invocation.trust_remote_code, judging)
+    return Session(accelerator, here, invocation.trust_remote_code, judging, shard_teacher)
 
 
 def make_schedule(settings: TrainSettings, steps_per_pass: float) -> Schedule:

@@ -47,7 +47,7 @@ def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation
         raise UsageError("--ablate and --dry-run do not go together", "estimate the recipe itself: leave --ablate out")
     for resolved in variants.values():
         check_task(resolved.recipe)
-    session = launch(first.recipe.train.dtype, invocation)
+    session = launch(first.recipe.train.dtype, invocation, shard_teacher=first.recipe.shard_teacher)
     if session is None:
         return None
     folder = choose_output_dir(f"ablate-{first.recipe.task}", first, invocation, session)
