@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from kdcli.errors import UsageError
 from kdcli.recipe.sections import Invocation
 from kdcli.report.dry_run import Estimate, StageEstimate, estimate_stage
 from kdcli.report.finish import RunResult
@@ -69,7 +70,12 @@ def run_command(
         return dry_run(session, run)
     claim(session, run.folder, run.resolved, invocation)
     track(session, run.folder)
-    run_stages(session, run)
+    try:
+        run_stages(session, run)
+    except UsageError:
+        if session.is_main:
+            RunDir(run.folder).give_up()
+        raise
     session.wait()
     session.accelerator.end_training()
     return RunResult.read(run.folder) if session.is_main else None

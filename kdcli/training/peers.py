@@ -193,6 +193,7 @@ class Peers:
         """Put a failure into the store, unless there is one already."""
         of = "" if isinstance(error, Lost) else f"process {self._rank} ({socket.gethostname()}): "
         what = {"rank": self._rank, "code": error.exit_code, "message": of + error.message, "hint": error.hint}
+        what |= {"lost": isinstance(error, Lost)}
         self._failure = json.loads(self._store.compare_set(FAILED, "", json.dumps(what)))
 
     def _heard(self) -> bool:
@@ -224,18 +225,18 @@ class Peers:
             torch.distributed.distributed_c10d._get_default_group().abort()
         if self._ending.wait(GRACE_SECONDS):
             return
-        if self._rank in (0, self._failure["rank"]):
+        if self._rank in (0, self._failure["rank"]) and not (self._failure.get("lost") and parent_watches()):
             sys.stderr.write("\n".join(["", f"error: {self._failure['message']}", self._failure["hint"] or "", ""]))
             sys.stderr.flush()
         if self._rank == 0:
             self._store.set(SAID, "")
-            self._leave()
+        self._leave()
         os._exit(self._failure["code"])
 
     def _look(self) -> None:
         if self._exchanges is None or self._silent(None, self._exchanges):
             speaks = self._rank if self._speaks_alone() else None
-            lost = Lost("the main process")
+            lost, self._exchanges = Lost("the main process"), None
             self._failure = {"rank": speaks, "code": lost.exit_code, "message": lost.message, "hint": lost.hint}
             return
         for rank, beat in zip(self._watched, self._beats, strict=False):
@@ -254,6 +255,9 @@ class Peers:
     def _leave(self) -> None:
         """Say that this process has ended; the main one keeps the store until all have."""
         self._ending.set()
+        self._left.set()
+        if self._exchanges is None:
+            return
         try:
             self._store.set(f"left/{self._rank}", "")
             if self._rank == 0:
@@ -263,8 +267,7 @@ class Peers:
                 _await(lambda: self._store.check([f"left/{rank}" for rank in here]), SAY_SECONDS)
         except RuntimeError:
             # Nobody is left to be told: the main process was faster.
-            self._exchanges = None
-        self._left.set()
+            return
 
 
 class _Told(KdcliError):
