@@ -131,6 +131,7 @@ class Peers:
         self._unchanged: dict[int | None, tuple[object, int]] = {}  # rank, or None for the store -> last word, beats
         self._failure: dict[str, Any] | None = None  # the first of the run
         self._ending, self._left = threading.Event(), threading.Event()
+        self._voice = threading.Lock()  # of the thread that says why this process ends
 
     def begin(self) -> None:
         """Wait until all are here, then watch. Raises MachineError: one does not come."""
@@ -166,6 +167,8 @@ class Peers:
         """Tell the others of the error that ends this process. Returns what is left to say here: the first failure of
         all in the main process, nothing in the others as long as it lives."""
         self._ending.set()
+        if not self._voice.acquire(blocking=False):
+            return ChildFailed(error.exit_code)
         try:
             return self._settled(error)
         except RuntimeError:
@@ -223,7 +226,7 @@ class Peers:
             self._look()
         if torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl":
             torch.distributed.distributed_c10d._get_default_group().abort()
-        if self._ending.wait(GRACE_SECONDS):
+        if self._ending.wait(GRACE_SECONDS) or not self._voice.acquire(blocking=False):
             return
         if self._rank in (0, self._failure["rank"]) and not (self._failure.get("lost") and parent_watches()):
             sys.stderr.write("\n".join(["", f"error: {self._failure['message']}", self._failure["hint"] or "", ""]))
