@@ -1,5 +1,6 @@
 """Processes, forked from one that has imported what commands need: of a short one that is most of its time."""
 
+import atexit
 import io
 import multiprocessing
 import os
@@ -18,10 +19,12 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file, save_file
 
 from kdcli.bench import latency, worker
+from kdcli.training.peers import peers
 
 SERVER = multiprocessing.get_context("forkserver")
 VERBS = ("cotrain", "distill", "evaluate", "finetune", "prune")
@@ -129,7 +132,11 @@ def _run(how: tuple[Path, dict[str, str], int], target: Callable[..., None], arg
     for number, name in ((1, "stdout"), (2, "stderr")):
         with (said / name).open("w") as file:
             os.dup2(file.fileno(), number)
-    target(*arguments)
+    try:
+        target(*arguments)
+    finally:
+        # As at the end of an interpreter.
+        atexit._run_exitfuncs()
 
 
 def in_ranks(count: int, work: Callable[[], dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
@@ -154,8 +161,11 @@ def _rank(file: Path, environment: dict[str, str], work: Callable[[], dict[str, 
         # A fork has none of the threads that its parent computed with.
         torch.set_num_threads(1)
         AcceleratorState._reset_state(reset_partial_state=True)
+        Accelerator(cpu=True)
         save_file({name: tensor.contiguous() for name, tensor in work().items()}, file)
         torch.distributed.destroy_process_group()
+        if (others := peers()) is not None:
+            others._leave()
         os._exit(0)
     except BaseException:
         traceback.print_exc()

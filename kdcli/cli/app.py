@@ -15,11 +15,17 @@ OF_MACHINE = ("EACCES", "EPERM", "EROFS", "EIO", "ENOSPC", "EDQUOT", "EMFILE", "
 OF_PATH = ("ENAMETOOLONG", "ENOTDIR", "ELOOP")  # only a path that a user gave can have these
 FAULTS: dict[int, type[KdcliError]] = {getattr(errno, name): MachineError for name in OF_MACHINE}
 FAULTS |= {getattr(errno, name): UsageError for name in OF_PATH}
+RESUME_AUTO = ("--resume", "auto")
 MOST_CHARACTERS = 4_096  # Of an argument: as many as a path may have
 
 
 class Verbs(TyperGroup):
     """Turns errors into messages on stderr and exit codes."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """`--resume auto`, as managed restarts ask for it, is `--resume`: where nothing is, that begins."""
+        words = [word for before, word in zip(["", *args], args, strict=False) if (before, word) != RESUME_AUTO]
+        return super().parse_args(ctx, words)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a verb; a KdcliError becomes a message and an exit code."""

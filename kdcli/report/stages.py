@@ -74,7 +74,12 @@ def run_command(
         return dry_run(session, run)
     claim(session, run.folder, run.resolved, invocation)
     track(session, run.folder)
-    run_stages(session, run)
+    try:
+        run_stages(session, run)
+    except UsageError:
+        if session.is_main:
+            RunDir(run.folder).give_up()
+        raise
     session.wait()
     session.accelerator.end_training()
     return RunResult.read(run.folder) if session.is_main else None

@@ -131,6 +131,7 @@ class Peers:
         self._unchanged: dict[int | None, tuple[object, int]] = {}  # rank, or None for the store -> last word, beats
         self._failure: dict[str, Any] | None = None  # the first of the run
         self._ending, self._left = threading.Event(), threading.Event()
+        self._voice = threading.Lock()  # of the thread that says why this process ends
 
     def begin(self) -> None:
         """Wait until all are here, then watch. Raises MachineError: one does not come."""
@@ -166,6 +167,8 @@ class Peers:
         """Tell the others of the error that ends this process. Returns what is left to say here: the first failure of
         all in the main process, nothing in the others as long as it lives."""
         self._ending.set()
+        if not self._voice.acquire(blocking=False):
+            return ChildFailed(error.exit_code)
         try:
             return self._settled(error)
         except RuntimeError:
@@ -193,6 +196,7 @@ class Peers:
         """Put a failure into the store, unless there is one already."""
         of = "" if isinstance(error, Lost) else f"process {self._rank} ({socket.gethostname()}): "
         what = {"rank": self._rank, "code": error.exit_code, "message": of + error.message, "hint": error.hint}
+        what |= {"lost": isinstance(error, Lost)}
         self._failure = json.loads(self._store.compare_set(FAILED, "", json.dumps(what)))
 
     def _heard(self) -> bool:
@@ -222,20 +226,20 @@ class Peers:
             self._look()
         if torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl":
             torch.distributed.distributed_c10d._get_default_group().abort()
-        if self._ending.wait(GRACE_SECONDS):
+        if self._ending.wait(GRACE_SECONDS) or not self._voice.acquire(blocking=False):
             return
-        if self._rank in (0, self._failure["rank"]):
+        if self._rank in (0, self._failure["rank"]) and not (self._failure.get("lost") and parent_watches()):
             sys.stderr.write("\n".join(["", f"error: {self._failure['message']}", self._failure["hint"] or "", ""]))
             sys.stderr.flush()
         if self._rank == 0:
             self._store.set(SAID, "")
-            self._leave()
+        self._leave()
         os._exit(self._failure["code"])
 
     def _look(self) -> None:
         if self._exchanges is None or self._silent(None, self._exchanges):
             speaks = self._rank if self._speaks_alone() else None
-            lost = Lost("the main process")
+            lost, self._exchanges = Lost("the main process"), None
             self._failure = {"rank": speaks, "code": lost.exit_code, "message": lost.message, "hint": lost.hint}
             return
         for rank, beat in zip(self._watched, self._beats, strict=False):
@@ -254,6 +258,9 @@ class Peers:
     def _leave(self) -> None:
         """Say that this process has ended; the main one keeps the store until all have."""
         self._ending.set()
+        self._left.set()
+        if self._exchanges is None:
+            return
         try:
             self._store.set(f"left/{self._rank}", "")
             if self._rank == 0:
@@ -263,8 +270,7 @@ class Peers:
                 _await(lambda: self._store.check([f"left/{rank}" for rank in here]), SAY_SECONDS)
         except RuntimeError:
             # Nobody is left to be told: the main process was faster.
-            self._exchanges = None
-        self._left.set()
+            return
 
 
 class _Told(KdcliError):

@@ -96,6 +96,15 @@ class RunDir:
             write_atomic(path / RECIPE, recipe_yaml)
         return run
 
+    def give_up(self) -> None:
+        """Take back the claim of a run that was refused before it logged anything."""
+        if (self.path / LOG).stat().st_size == 0 and not self._checkpoints():
+            for name in (RECIPE, LOG):
+                (self.path / name).unlink()
+            self.release()
+            if not any(self.path.iterdir()):
+                self.path.rmdir()
+
     def _clear(self) -> None:
         """Empty the directory for a new run. A kill at any point leaves one that can be claimed again: the report goes
         first, as it says that the rest is whole; recipe and log are replaced last, as they say that this is a run."""
