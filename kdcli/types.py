@@ -18,7 +18,7 @@ from torch import Tensor, nn
 Batch = dict[str, Tensor]
 """Arguments of an encoder: `input_ids` [B, L] int64; `attention_mask` [B, L] int64 (1 = real token) or, for isolated
 documents in one block, [B, 1, L, L] bool (True = attend); optional `token_type_ids`, `position_ids` [B, L] int64; for a
-labelled task `labels`, see `Kind`."""
+labelled task `labels`, see `Kind`; of masked text also `labelled`, see `labelled_places`."""
 
 RowHashes = np.ndarray[Any, np.dtype[np.uint64]]
 """Hashes of the texts of labelled rows, see `kdcli.data.labelled.rows`."""
@@ -155,6 +155,7 @@ class Signals:
         hidden: layer -> [B, L, D]; 0 is the embedding output, the last is the model's `last_hidden_state`.
         logits: [B, C]; [B, L, C] of tokens; [B, L, 2] of spans (start, end); [P, V] of labelled tokens, row by row.
         labels: the batch's labels, if any; see `Kind`.
+        labelled: of logits of labelled tokens, their places, see `labelled_places`.
         pooled: vectors of an embedding model, [B, D]; of a teacher also those of other texts: `anchors` [R, D], of each
             row's `positive` [B, D] and `negatives` [B, M, D], all zero where a row has none.
     """
@@ -166,6 +167,7 @@ class Signals:
     hidden: dict[int, Tensor] = field(default_factory=dict)
     logits: Tensor | None = None
     labels: Tensor | None = None
+    labelled: Tensor | None = None
     pooled: Tensor | None = None
     anchors: Tensor | None = None
     positive: Tensor | None = None
@@ -235,6 +237,14 @@ def counts_of(batch: Batch) -> dict[Count, float]:
     labels = batch.get("labels")
     of_labels = 0.0 if labels is None else float((labels != IGNORED).sum())
     return {"rows": float(len(batch["input_ids"])), "tokens": real_tokens(batch), "labels": of_labels}
+
+
+def labelled_places(batch: Batch) -> Tensor:
+    """Places of the labels [B, L] that are not IGNORED, row by row, [P] int64 into B·L. A batch of masked text brings
+    them from the CPU: on a device, finding them would wait for all that it still computes."""
+    if "labelled" in batch:
+        return batch["labelled"]
+    return (batch["labels"] != IGNORED).flatten().nonzero()[:, 0]
 
 
 class Examples(Protocol):

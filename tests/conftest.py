@@ -7,6 +7,7 @@ import tempfile
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["KDCLI_CACHE"] = tempfile.mkdtemp(prefix="kdcli-cache-")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 # Threads that load a tiny model take longer to start than its weights to load.
 os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
 

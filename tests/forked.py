@@ -1,14 +1,17 @@
 """Processes, forked from one that has imported what commands need: of a short one that is most of its time."""
 
+import atexit
 import io
 import multiprocessing
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +19,12 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file, save_file
 
 from kdcli.bench import latency, worker
+from kdcli.training.peers import peers
 
 SERVER = multiprocessing.get_context("forkserver")
 VERBS = ("cotrain", "distill", "evaluate", "finetune", "prune")
@@ -125,7 +132,46 @@ def _run(how: tuple[Path, dict[str, str], int], target: Callable[..., None], arg
     for number, name in ((1, "stdout"), (2, "stderr")):
         with (said / name).open("w") as file:
             os.dup2(file.fileno(), number)
-    target(*arguments)
+    try:
+        target(*arguments)
+    finally:
+        # As at the end of an interpreter.
+        atexit._run_exitfuncs()
+
+
+def in_ranks(count: int, work: Callable[[], dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
+    """What `work` returns in each of several gloo processes, forked from this one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{rank}.safetensors" for rank in range(count)]
+        children = [_rank(file, place | {"RANK": str(n), "LOCAL_RANK": str(n)}, work) for n, file in enumerate(files)]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        assert codes == [0] * count
+        return [load_file(file) for file in files]
+
+
+def _rank(file: Path, environment: dict[str, str], work: Callable[[], dict[str, torch.Tensor]]) -> int:
+    if child := os.fork():
+        return child
+    try:
+        os.environ.update(environment)
+        # A fork has none of the threads that its parent computed with.
+        torch.set_num_threads(1)
+        AcceleratorState._reset_state(reset_partial_state=True)
+        Accelerator(cpu=True)
+        save_file({name: tensor.contiguous() for name, tensor in work().items()}, file)
+        torch.distributed.destroy_process_group()
+        if (others := peers()) is not None:
+            others._leave()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        os._exit(1)
 
 
 def killed(after: int, work: Callable[[], object]) -> bool:

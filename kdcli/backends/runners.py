@@ -109,7 +109,7 @@ def _torch_runner(model: PreTrainedModel, precision: str, device: torch.device, 
     if compiled:
         torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = COMPILED_SHAPES
         run = torch.compile(model, dynamic=False)
-    wait = functools.partial(torch.cuda.synchronize, device) if device.type == "cuda" else None
+    wait = functools.partial(torch.accelerator.synchronize, device.index) if device.type != "cpu" else None
 
     def call(inputs: Batch) -> Any:
         try:

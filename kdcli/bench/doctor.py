@@ -11,7 +11,7 @@ from rich.table import Table
 
 from kdcli.bench.environment import environment, installed, versions
 from kdcli.errors import MachineError
-from kdcli.training.device import choose_device, choose_dtype, device_table, no_cuda
+from kdcli.training.device import accelerators, choose_device, choose_dtype, device_table, no_cuda
 
 TRACKERS = sorted(name.replace("_", "-") for name in LOGGER_TYPE_TO_CLASS)
 OPTIONAL = {
@@ -44,11 +44,9 @@ class Diagnosis:
 
 
 def examine() -> Diagnosis:
-    """Run a kernel on the processor and on every CUDA device; without CUDA, say why there is none."""
-    devices = {"cpu": _verdict("cpu")}
-    if torch.cuda.is_available():
-        devices |= {f"cuda:{i}": _verdict(f"cuda:{i}") for i in range(torch.cuda.device_count())}
-    else:
+    """Run a kernel on the processor and on every accelerator; without one, say why there is no CUDA."""
+    devices = {name: _verdict(name) for name in ("cpu", *map(str, accelerators()))}
+    if len(devices) == 1:
         devices["cuda"] = _failure(no_cuda())
     facts = {"environment": environment(), "versions": versions(), "devices": devices}
     facts["optional"] = {name: installed([name]).get(name, f"not installed: {what}") for name, what in OPTIONAL.items()}

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import psutil
-import torch
 
 from kdcli.bench.old_machines.measure_encoders import cpu_name
+from kdcli.training.device import accelerators, device_name
 
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "numpy")
 
@@ -22,7 +22,7 @@ def environment() -> dict[str, Any]:
         "physical_cores": psutil.cpu_count(logical=False) or 1,
         "logical_cores": psutil.cpu_count() or 1,
         "memory_bytes": psutil.virtual_memory().total,
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "gpus": [device_name(device) for device in accelerators()],
         "os": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "latency_threads": latency_threads(),

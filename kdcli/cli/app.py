@@ -15,47 +15,84 @@ OF_MACHINE = ("EACCES", "EPERM", "EROFS", "EIO", "ENOSPC", "EDQUOT", "EMFILE", "
 OF_PATH = ("ENAMETOOLONG", "ENOTDIR", "ELOOP")  # only a path that a user gave can have these
 FAULTS: dict[int, type[KdcliError]] = {getattr(errno, name): MachineError for name in OF_MACHINE}
 FAULTS |= {getattr(errno, name): UsageError for name in OF_PATH}
+RESUME_AUTO = ("--resume", "auto")
 MOST_CHARACTERS = 4_096  # Of an argument: as many as a path may have
 
 
 class Verbs(TyperGroup):
     """Turns errors into messages on stderr and exit codes."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """`--resume auto`, as managed restarts ask for it, is `--resume`: where nothing is, that begins."""
+        words = [word for before, word in zip(["", *args], args, strict=False) if (before, word) != RESUME_AUTO]
+        return super().parse_args(ctx, words)
+
     def invoke(self, ctx: Any) -> Any:
         """Run a verb; a KdcliError becomes a message and an exit code."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            error: KdcliError = Interrupted("interrupted; no checkpoint of this step was written")
+            from kdcli.training.processes import INTERRUPTED
+
+            error: KdcliError = Interrupted(INTERRUPTED)
         except KdcliError as caught:
             error = caught
         except OSError as caught:
             if (kind := FAULTS.get(caught.errno or 0)) is None:
+                _tell_bug(caught)
                 raise
             error = kind(f"{shortened(str(caught.filename or 'a file'), 200)} cannot be used: {caught.strerror}")
         except RuntimeError as caught:
             from kdcli.training.processes import lost_another
 
             if not lost_another(caught):
+                _tell_bug(caught)
                 raise
-            message = "another process of this run has ended, and this one cannot go on without it"
-            error = MachineError(message, "see its message above, then continue with --resume")
+            from kdcli.training.peers import Lost
+
+            error = Lost()
+        except Exception as caught:
+            _tell_bug(caught)
+            raise
+        _say(error)
+        raise typer.Exit(error.exit_code) from None
+
+
+def _say(error: KdcliError) -> None:
+    """Print an error in one of the processes of a run."""
+    from kdcli.training.processes import is_main, joined
+
+    if joined():
+        from kdcli.training.peers import peers
+
+        if (others := peers()) is not None:
+            error = others.end(error)
+        elif not is_main() and not isinstance(error, MachineError):
+            # Every process finds a wrong input; a machine's fault may show in one process only.
+            return
+    if error.message:
         from rich.console import Console
 
-        from kdcli.training.processes import is_main
+        # No emoji: user input such as `1:a:1` may look like an emoji name.
+        shown = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+        # A stop that was asked for is no error.
+        if isinstance(error, Stopped | Interrupted):
+            shown.print(error.message, markup=False)
+        else:
+            shown.print(f"error: {error.message}", style="red", markup=False)
+        if error.hint:
+            shown.print(error.hint, markup=False)
 
-        # Every process finds a wrong input; a machine's fault may show in one process only.
-        if error.message and (is_main() or isinstance(error, MachineError)):
-            # No emoji: user input such as `1:a:1` may look like an emoji name.
-            shown = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-            # A stop that was asked for is no error.
-            if isinstance(error, Stopped | Interrupted):
-                shown.print(error.message, markup=False)
-            else:
-                shown.print(f"error: {error.message}", style="red", markup=False)
-            if error.hint:
-                shown.print(error.hint, markup=False)
-        raise typer.Exit(error.exit_code) from None
+
+def _tell_bug(error: Exception) -> None:
+    """Tell the other processes of an error that is not the user's; this one shows it whole."""
+    from kdcli.training.processes import joined
+
+    if joined():
+        from kdcli.training.peers import peers
+
+        if (others := peers()) is not None:
+            others.end(KdcliError(f"{type(error).__name__}: {error}", "its traceback is in that process's output"))
 
 
 app = typer.Typer(

@@ -42,7 +42,7 @@ def _shared(
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.", rich_help_panel=TRAIN)] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed.", rich_help_panel=TRAIN)] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, fp32, bf16 or fp16.", rich_help_panel=TRAIN)] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:INDEX.", rich_help_panel=RUN)] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, xpu or cuda:INDEX.", rich_help_panel=RUN)] = "auto",
     processes: Annotated[
         int | None, typer.Option(help="Number of training processes; default one a CUDA device.", rich_help_panel=RUN)
     ] = None,
@@ -113,9 +113,11 @@ def with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., N
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(verb)
         def ready(**given: Any) -> None:
+            prepare_libraries(given.get("quiet", False), given.get("verbose", False))
+            if "processes" in given:
+                _join()
             check_conflicts(given)
             check_numbers(given)
-            prepare_libraries(given.get("quiet", False), given.get("verbose", False))
             verb(**given)
 
         # Typer reads options from evaluated annotations, not from strings.
@@ -126,6 +128,16 @@ def with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., N
         return ready
 
     return decorate
+
+
+def _join() -> None:
+    """Meet the other processes of the run before any of them can fail."""
+    from kdcli.training.processes import joined
+
+    if joined():
+        from kdcli.training.peers import join
+
+        join()
 
 
 def check_conflicts(given: Mapping[str, Any]) -> None:
@@ -188,6 +200,8 @@ def prepare_libraries(quiet: bool, verbose: bool) -> None:
         (log.removeFilter if verbose else log.addFilter)(_WAITING)
     _WAITING.said = False
     if not verbose:
+        # Where one of several processes ends, the others' sockets would say so with a stack each.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     from kdcli.training.progress import Progress

@@ -61,12 +61,14 @@ class ListRows:
         return np.maximum.reduceat(self.rows.lengths, self.lists.ends - self.lists.sizes)
 
     def batch(self, indices: Array) -> Batch:
-        """The rows of some lists, `lists` [R] of each, `labels` [Q] that count the lists once each, `relevance` [R] and
-        perhaps `scores` [R]."""
+        """The rows of some lists, `places` [Q, M] of each list's rows (-1 behind them), `labels` [Q] that count the
+        lists once each, `relevance` [R] and perhaps `scores` [R]."""
         at = self.lists.rows_of(indices)
         batch = self.rows.batch(at)
-        owners = np.repeat(np.arange(len(indices)), self.lists.sizes[indices])
-        batch |= {"lists": torch.from_numpy(owners), "labels": torch.zeros(len(indices), dtype=torch.int64)}
+        sizes = self.lists.sizes[indices]
+        within = np.arange(sizes.max())
+        places = np.where(within < sizes[:, None], (np.cumsum(sizes) - sizes)[:, None] + within, -1)
+        batch |= {"places": torch.from_numpy(places), "labels": torch.zeros(len(indices), dtype=torch.int64)}
         batch["relevance"] = torch.from_numpy(self.lists.labels[at].astype(np.float32))
         if self.scores is not None:
             batch["scores"] = torch.from_numpy(self.scores[at].astype(np.float32))
@@ -163,12 +165,13 @@ class RerankRun:
         captured = capture(student.model, Needs(logits=True))
 
         def step(batch: Batch) -> StepLoss:
-            s_R, count = captured(batch).logits[:, 0], len(batch["labels"])
-            s_QM, real_QM = padded(s_R, batch["lists"], count)
-            labels_QM, _ = padded(batch["relevance"], batch["lists"], count)
+            places_QM = batch["places"]
+            real_QM = places_QM >= 0
+            s_QM = padded(captured(batch).logits[:, 0], places_QM)
+            labels_QM = padded(batch["relevance"], places_QM)
             terms: dict[str, Term] = {}
             if "scores" in batch and weight:
-                t_QM, _ = padded(batch["scores"], batch["lists"], count)
+                t_QM = padded(batch["scores"], places_QM)
                 loss = score_loss(kind, s_QM, t_QM, labels_QM, real_QM, settings.temperature)
                 terms["scores"] = Term(loss, "labels", weight)
             if weight < 1 or not terms:

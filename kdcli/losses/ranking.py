@@ -17,16 +17,9 @@ from torch import Tensor
 Ranking = Literal["margin-mse", "listwise", "pointwise"]
 
 
-def padded(values_R: Tensor, lists_R: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Values list by list, [Q, M] with 0 behind each, and which are real, [Q, M] bool. `lists_R`: list of each value,
-    rising."""
-    sizes_Q = torch.bincount(lists_R, minlength=count)
-    begins_Q = sizes_Q.cumsum(0) - sizes_Q
-    within_R = torch.arange(len(lists_R), device=lists_R.device) - begins_Q[lists_R]
-    real_QM = torch.arange(int(sizes_Q.max()), device=lists_R.device)[None] < sizes_Q[:, None]
-    out_QM = values_R.new_zeros(real_QM.shape)
-    out_QM[lists_R, within_R] = values_R
-    return out_QM, real_QM
+def padded(values_R: Tensor, places_QM: Tensor) -> Tensor:
+    """Values list by list, [Q, M], 0 behind each. `places_QM`: which value stands where, -1 behind a list."""
+    return torch.where(places_QM < 0, values_R.new_zeros(()), values_R[places_QM.clamp(min=0)])
 
 
 def score_loss(

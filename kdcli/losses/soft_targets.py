@@ -45,14 +45,14 @@ def soft_loss(
         soft = (teacher / temperature).sigmoid()
         entropy = F.binary_cross_entropy_with_logits(teacher / temperature, soft)
         return factor * (F.binary_cross_entropy_with_logits(student / temperature, soft) - entropy)
-    if kind == "tokens":
-        labelled = labels.flatten() != IGNORED
-        teacher, student = teacher.flatten(0, 1)[labelled], student.flatten(0, 1)[labelled]
-    elif kind == "span":
+    if kind == "span":
         if mask_BL is not None:
             # Not -inf: the divergence has a term 0 · (inf - inf).
             teacher, student = (x.masked_fill(mask_BL[:, :, None] == 0, -1e4) for x in (teacher, student))
         teacher, student = (x.transpose(1, 2).flatten(0, 1) for x in (teacher, student))
     log_q, log_p = (F.log_softmax(x / temperature, -1) for x in (student, teacher))
-    # A micro-batch may have no labelled word.
-    return factor * F.kl_div(log_q, log_p, reduction="sum", log_target=True) / max(1, len(student))
+    if kind == "tokens":
+        kl_BL, labelled_BL = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1), labels != IGNORED
+        # A micro-batch may have no labelled word.
+        return factor * (kl_BL * labelled_BL).sum() / labelled_BL.sum().clamp(min=1)
+    return factor * F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)

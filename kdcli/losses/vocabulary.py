@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kdcli.types import IGNORED, Signals
+from kdcli.types import Signals
 
 # Logits in float32 at once: four buffers of 512 kB stay in a CPU core's cache; a GPU needs more work per launch.
 CHUNK_LOGITS = {"cpu": 1 << 17, "cuda": 1 << 21}
@@ -20,11 +20,10 @@ KEPT = 2.0**14
 
 
 def labels_of(signals: Signals) -> Tensor:
-    """The labels that are not IGNORED, [P] int64, in the order of the captured logits. Raises ValueError: the batch had
-    no labels."""
-    if signals.labels is None:
+    """The labels of the captured logits, [P] int64. Raises ValueError: the batch had no labels."""
+    if signals.labels is None or signals.labelled is None:
         raise ValueError("the batch has no labels: masked language modelling needs masked text")
-    return signals.labels[signals.labels != IGNORED]
+    return signals.labels.flatten()[signals.labelled]
 
 
 def masked_ce(logits_PV: Tensor, labels_P: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from kdcli.models.layout import layout_for
-from kdcli.types import IGNORED, Batch, Needs, Signals
+from kdcli.types import Batch, Needs, Signals, labelled_places
 
 INTERFACE = "kd_capture"
 
@@ -111,7 +111,10 @@ class Capture(nn.Module):
             hooks.callback(_recorder.reset, _recorder.set(recorder))
             self._hook_hidden(recorder, hooks)
             if self.needs.masked_logits:
-                self._hook_labelled(signals.labels, hooks)
+                if signals.labels is None:
+                    raise ValueError("logits at labelled tokens are needed, but the batch has no labels")
+                signals.labelled = labelled_places(batch)
+                self._hook_labelled(signals.labelled, hooks)
             if not self.layout.interface:
                 self._hook_projections(recorder, hooks)
             if not self.layout.autocast:
@@ -175,16 +178,13 @@ class Capture(nn.Module):
         if norm is not None:
             hooks.callback(self.model.base_model.get_submodule(norm).register_forward_hook(normed).remove)
 
-    def _hook_labelled(self, labels_BL: Tensor | None, hooks: ExitStack) -> None:
+    def _hook_labelled(self, labelled_P: Tensor, hooks: ExitStack) -> None:
         """Hand the head the labelled tokens only, as one row: it works token by token, over a whole vocabulary."""
-        if labels_BL is None:
-            raise ValueError("logits at labelled tokens are needed, but the batch has no labels")
-        labelled_BL = labels_BL != IGNORED
 
         def after(module: nn.Module, args: Any, output: Any) -> Any:
             if isinstance(output, tuple):
-                return (output[0][labelled_BL][None], *output[1:])
-            output.last_hidden_state = output.last_hidden_state[labelled_BL][None]
+                return (output[0].flatten(0, 1)[labelled_P][None], *output[1:])
+            output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[labelled_P][None]
             return output
 
         hooks.callback(self.model.base_model.register_forward_hook(after).remove)

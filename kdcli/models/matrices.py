@@ -1,5 +1,6 @@
 """The weight matrices that pruning masks: per layer and type, with fused linears split."""
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -34,7 +35,19 @@ class Matrix:
 
     def of(self, weight: Tensor) -> Tensor:
         """This matrix's part of a tensor shaped as the linear's weight: a view, or a copy for rows by index."""
-        return weight[self.rows]
+        return weight[self.rows_on(weight.device)]
+
+    def rows_on(self, device: torch.device) -> Rows:
+        """`rows`; indices are copied to each device once."""
+        if isinstance(self.rows, slice):
+            return self.rows
+        if device not in self._copies:
+            self._copies[device] = self.rows.to(device, non_blocking=True)
+        return self._copies[device]
+
+    @functools.cached_property
+    def _copies(self) -> dict[torch.device, Tensor]:
+        return {}
 
 
 def matrices(model: PreTrainedModel) -> list[Matrix]:

@@ -97,7 +97,7 @@ class Masks:
         for matrix in self.matrices:
             if matrix.name in masks:
                 mask = self.held[matrix.path].mask
-                mask[matrix.rows] = masks[matrix.name].to(mask.device)
+                mask[matrix.rows_on(mask.device)] = masks[matrix.name].to(mask.device)
 
     def kept(self) -> dict[str, int]:
         """Name -> number of weights that are kept."""
@@ -152,7 +152,7 @@ def attach(
         parametrize.register_parametrization(linear, "weight", kind(linear.weight, start))
     masks = Masks(found)
     for matrix in found:
-        masks.held[matrix.path].share[matrix.rows] = 1 / (matrix.numel * len(found))
+        masks.held[matrix.path].share[matrix.rows_on(model.device)] = 1 / (matrix.numel * len(found))
     return masks
 
 

@@ -1,12 +1,13 @@
 """Masking functions: which weights stay, given a score for each. Pure functions that sort nothing.
 
 The k-th largest score is bracketed by a regular sample, and only scores within the bracket are looked at closely: about
-three passes over the scores, of one matrix or of all of a model, which are never concatenated. Scores are finite floats
-of any dtype; masks are bool on the scores' device. No mask is empty: a matrix keeps at least its best weight.
+three passes over the scores, of one matrix or of all of a model, which are never concatenated. An accelerator would be
+waited for at each of these looks: there the k-th largest is found bit by bit, in 32 passes. Scores are finite floats of
+any dtype; masks are bool on the scores' device. No mask is empty: a matrix keeps at least its best weight.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +37,7 @@ def select(
 
 def local(scores: Mapping[str, Tensor], density: float) -> dict[str, Tensor]:
     """The top `density` of each matrix by itself (SMP-L): round(density · numel), at least one."""
-    return {name: keep_top(s, max(1, round(density * s.numel()))) for name, s in scores.items()}
+    return _keep_each(scores, {name: max(1, round(density * s.numel())) for name, s in scores.items()})
 
 
 def global_(scores: Mapping[str, Tensor], density: float) -> dict[str, Tensor]:
@@ -58,13 +59,13 @@ def proportional(
     raised to one weight.
     """
     ideal: dict[str, float] = {}
+    log_means = _log_mean_sigmoids(scores, temperature)
     for kind in dict.fromkeys(kinds[name] for name in scores):
         names = [name for name in scores if kinds[name] == kind]
         sizes = [scores[n].numel() for n in names]
-        means = [_log_mean_sigmoid(scores[n].float() / temperature) for n in names]
-        ideal |= dict(zip(names, shares(sizes, means, density), strict=True))
+        ideal |= dict(zip(names, shares(sizes, [log_means[n] for n in names], density), strict=True))
     counts = apportion(ideal, round(density * sum(s.numel() for s in scores.values())))
-    return {name: keep_top(s, max(1, counts[name])) for name, s in scores.items()}
+    return _keep_each(scores, {name: max(1, counts[name]) for name in scores})
 
 
 def threshold(scores: Mapping[str, Tensor], tau: float) -> dict[str, Tensor]:
@@ -94,13 +95,18 @@ def shares(sizes: Sequence[int], log_weights: Sequence[float], density: float) -
     return kept
 
 
-def _log_mean_sigmoid(scores: Tensor) -> float:
-    """log mean σ(S)."""
-    mean = float(scores.sigmoid().mean())
-    if mean > SMALL:
-        return math.log(mean)
-    # Slower, but nothing underflows.
-    return float(F.logsigmoid(scores).double().logsumexp((0, 1))) - math.log(scores.numel())
+def _log_mean_sigmoids(scores: Mapping[str, Tensor], temperature: float) -> dict[str, float]:
+    """log mean σ(S / temperature) of each matrix. An accelerator is waited for once."""
+    means = torch.stack([(s.float() / temperature).sigmoid().mean() for s in scores.values()]).tolist()
+    found = {}
+    for (name, s), mean in zip(scores.items(), means, strict=True):
+        if mean > SMALL:
+            found[name] = math.log(mean)
+        else:
+            # Slower, but nothing underflows; and again waited for.
+            sums = F.logsigmoid(s.float().cpu() / temperature).double().logsumexp((0, 1))
+            found[name] = float(sums) - math.log(s.numel())
+    return found
 
 
 def apportion(ideal: Mapping[str, float], total: int) -> dict[str, int]:
@@ -120,7 +126,47 @@ def down_to_one(masks: Mapping[str, Tensor]) -> list[str]:
 
 
 def _raise_empty(scores: Mapping[str, Tensor], masks: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: mask if bool(mask.any()) else keep_top(scores[name], 1) for name, mask in masks.items()}
+    if _on_cpu(scores.values()):
+        return {name: mask if bool(mask.any()) else keep_top(scores[name], 1) for name, mask in masks.items()}
+    return {name: mask | (_first_best(scores[name]) & ~mask.any()) for name, mask in masks.items()}
+
+
+def _first_best(scores: Tensor) -> Tensor:
+    return (torch.arange(scores.numel(), device=scores.device) == scores.argmax()).view_as(scores)
+
+
+def _on_cpu(pieces: Iterable[Tensor]) -> bool:
+    return next(iter(pieces)).device.type == "cpu"
+
+
+def _keep_each(scores: Mapping[str, Tensor], keep: Mapping[str, int]) -> dict[str, Tensor]:
+    """Masks of the `keep` largest of each matrix by itself."""
+    if _on_cpu(scores.values()):
+        return {name: keep_top(s, keep[name]) for name, s in scores.items()}
+    masks: dict[str, Tensor] = {}
+    for size in dict.fromkeys(s.numel() for s in scores.values()):
+        alike = {name: s for name, s in scores.items() if s.numel() == size}
+        kept_RN = _keep_by_bits(torch.stack([s.flatten() for s in alike.values()]), [keep[name] for name in alike])
+        masks |= {name: kept.view_as(alike[name]) for name, kept in zip(alike, kept_RN, strict=True)}
+    return {name: masks[name] for name in scores}
+
+
+def _keep_by_bits(scores_RN: Tensor, keep: Sequence[int]) -> Tensor:
+    """Masks [R, N] of the `keep` (1 to N) largest of each row, among equal ones the first, in float32. Reads nothing
+    back: the `keep`-th largest of a row is built from its highest bit down."""
+    # Not blocking: such a copy would wait too.
+    keep_R1 = torch.tensor(keep)[:, None].to(scores_RN.device, non_blocking=True)
+    # As integers, floats of one sign are in order. Adding 0 makes -0 and 0 one.
+    bits_RN = (scores_RN.float() + 0.0).view(torch.int32)
+    order_RN = bits_RN ^ ((bits_RN >> 31) & 0x7FFFFFFF)
+    limit_R1 = torch.full_like(keep_R1, -(2**31), dtype=torch.int32)
+    for bit in range(31, -1, -1):
+        higher_R1 = limit_R1 ^ (-(2**31) if bit == 31 else 1 << bit)
+        enough_R1 = (order_RN >= higher_R1).sum(1, keepdim=True) >= keep_R1
+        limit_R1 = torch.where(enough_R1, higher_R1, limit_R1)
+    above_RN, ties_RN = order_RN > limit_R1, order_RN == limit_R1
+    left_R1 = keep_R1 - above_RN.sum(1, keepdim=True)
+    return above_RN | (ties_RN & (ties_RN.cumsum(1, dtype=torch.int32) <= left_R1))
 
 
 def _keep_top(pieces: Sequence[Tensor], keep: int) -> list[Tensor]:
@@ -130,6 +176,11 @@ def _keep_top(pieces: Sequence[Tensor], keep: int) -> list[Tensor]:
         raise ValueError(f"cannot keep {keep} of {total}")
     if keep in (0, total):
         return [torch.full_like(p, bool(keep), dtype=torch.bool) for p in pieces]
+    if not _on_cpu(pieces):
+        flat_N = torch.cat([p.flatten() for p in pieces])
+        (kept_N,) = _keep_by_bits(flat_N[None], [keep])
+        parts = kept_N.split([p.numel() for p in pieces])
+        return [part.view_as(p) for part, p in zip(parts, pieces, strict=True)]
     limit = _kth(pieces, keep)
     masks = [(p >= limit).contiguous() for p in pieces]
     excess = sum(int(m.count_nonzero()) for m in masks) - keep

@@ -68,7 +68,8 @@ def resolve(
         _check_key(model, key, origin)
         _check_names(key, value, origin)
         target = values
-        *parents, last = key.split(".")
+        # A name with a dot of its own, such as `teacher.shard` beside `teacher`, is no path.
+        *parents, last = [key] if key in {info.alias for info in model.model_fields.values()} else key.split(".")
         for parent in parents:
             target = target.setdefault(parent, {})
             if not isinstance(target, dict):
@@ -250,7 +251,7 @@ def leaf_keys(model: type[BaseModel], prefix: str = "", *, mappings: bool = Fals
         if inner := _section(info.annotation):
             keys += leaf_keys(inner, f"{prefix}{name}.", mappings=mappings)
         elif not mappings or typing.get_origin(info.annotation) is dict:
-            keys.append(f"{prefix}{name}")
+            keys.append(f"{prefix}{info.alias or name}")
     return keys
 
 
@@ -308,7 +309,7 @@ def explain(error: ValidationError, values: Mapping[str, Any], origins: Mapping[
                 value = value[part]
                 parts.append(str(part))
         key = ".".join(parts)
-        given = next((k for k in origins if f"{key}.".startswith(f"{k}.")), None)
+        given = key if key in origins else next((k for k in origins if f"{key}.".startswith(f"{k}.")), None)
         deeper = next((k for k in origins if k.startswith(f"{key}.")), key)
         origin = origins.get(given or deeper, "default")
         subject = f"'{key}'" if given else f"'{deeper}' lies under '{key}', which"

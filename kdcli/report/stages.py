@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from kdcli.errors import UsageError
 from kdcli.recipe.sections import Invocation
 from kdcli.report.dry_run import Estimate, StageEstimate, estimate_stage
 from kdcli.report.finish import RunResult
@@ -62,14 +63,23 @@ def run_command(
     """Start the processes, prepare, then estimate or train every stage; returns None in a process that prints nothing.
     `prepare` checks and loads everything a later stage needs and writes nothing; nothing was claimed if it raised a
     KdcliError."""
-    if (session := launch(resolved.recipe.train.dtype, invocation)) is None:
+    # Not every verb has a teacher.
+    shard = getattr(resolved.recipe, "shard_teacher", None)
+    if shard and resolved.recipe.teacher is None:
+        raise UsageError("teacher.shard: the recipe names no teacher", "name one, or leave it out")
+    if (session := launch(resolved.recipe.train.dtype, invocation, shard_teacher=shard)) is None:
         return None
     run = prepare(resolved, invocation, session)
     if invocation.dry_run:
         return dry_run(session, run)
     claim(session, run.folder, run.resolved, invocation)
     track(session, run.folder)
-    run_stages(session, run)
+    try:
+        run_stages(session, run)
+    except UsageError:
+        if session.is_main:
+            RunDir(run.folder).give_up()
+        raise
     session.wait()
     session.accelerator.end_training()
     return RunResult.read(run.folder) if session.is_main else None
@@ -77,7 +87,7 @@ def run_command(
 
 def run_stages(session: Session, run: Run) -> None:
     """Train every stage that is not done, then report."""
-    if already_done(run.folder):
+    if already_done(session, run.folder):
         return
     stages = list(run.stages)
     for stage in stages:

@@ -1,6 +1,7 @@
 """Picks device and dtype by running a kernel, because flags lie.
 
-PyTorch reports CUDA as available on a card for which it has no kernels, and bfloat16 as supported by emulation.
+PyTorch reports CUDA as available on a card for which it has no kernels, and bfloat16 as supported by emulation. What is
+no CUDA matter goes through `torch.accelerator`, so that MPS and XPU take the same branches.
 devices.toml, dated, holds what is known of each GPU generation.
 """
 
@@ -24,50 +25,90 @@ DRIVER = Path("/proc/driver/nvidia")
 """Files of a loaded NVIDIA driver: `version` and `gpus/*/information`."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+SCALED = ("cuda", "xpu")
+"""Kinds on which float16 is trained, with loss scaling."""
+ABSENT = {
+    "cuda": ("", ""),  # `no_cuda` finds out
+    "mps": (
+        "this PyTorch finds no Metal device here",
+        "it needs an Apple chip, macOS 14 and PyTorch's macOS wheel; use --device auto",
+    ),
+    "xpu": (
+        "this PyTorch finds no Intel GPU here",
+        "it needs the GPU's driver and pip install torch --index-url https://download.pytorch.org/whl/xpu; "
+        "or --device auto",
+    ),
+}
+"""Kinds of accelerator -> message and hint where there is none."""
+
+
+def accelerator() -> torch.device | None:
+    """The kind of accelerator that this PyTorch finds here, without an index; None if there is none."""
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+
+
+def accelerators() -> list[torch.device]:
+    """Every accelerator here; all are of one kind."""
+    here = accelerator()
+    return [] if here is None else [torch.device(here.type, i) for i in range(torch.accelerator.device_count())]
 
 
 def choose_device(wanted: str) -> torch.device:
-    """`auto`, `cpu`, `cuda` or `cuda:INDEX` -> a device that has just run a kernel. Raises UsageError: none of these;
-    MachineError: CUDA asked for and absent (see `no_cuda`), no such index, or this PyTorch has no kernels for the card.
-    """
+    """`auto`, `cpu`, or a kind of accelerator with or without `:INDEX` -> a device that has just run a kernel. Raises
+    UsageError: none of these; MachineError: absent (see `no_cuda`), no such index, or this PyTorch has no kernels for
+    it."""
     kind, colon, index = wanted.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or (colon and (kind != "cuda" or not index.isdecimal())):
-        raise UsageError(f"unknown device '{wanted}'; allowed: auto, cpu, cuda, cuda:INDEX")
-    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+    here = accelerator()
+    kinds = list(dict.fromkeys([*ABSENT, *([here.type] if here else [])]))
+    if kind not in ("auto", "cpu", *kinds) or (colon and not (kind in kinds and index.isdecimal())):
+        raise UsageError(f"unknown device '{wanted}'; allowed: auto, cpu, {', '.join(kinds)}, and such as cuda:INDEX")
+    if kind == "cpu" or (kind == "auto" and here is None):
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        why = no_cuda()
+    if here is None or kind not in ("auto", here.type):
+        why = no_cuda() if kind == "cuda" else MachineError(*ABSENT[kind])
         raise MachineError(f"--device {wanted}: {why.message}", why.hint)
-    number = int(index or 0)
-    if number >= torch.cuda.device_count():
-        last = torch.cuda.device_count() - 1
-        raise MachineError(f"--device {wanted}: the last CUDA device here is cuda:{last}", "count from cuda:0")
-    _try_kernel(number)
-    return torch.device("cuda", number)
+    number, count = int(index or 0), torch.accelerator.device_count()
+    if number >= count:
+        last = f"{here.type}:{count - 1}"
+        raise MachineError(f"--device {wanted}: the last such device here is {last}", f"count from {here.type}:0")
+    device = torch.device(here.type, number)
+    _try_kernel(device)
+    return device
+
+
+def device_name(device: torch.device) -> str:
+    """What the maker calls an accelerator; its kind where PyTorch does not know."""
+    module = torch.get_device_module(device)
+    return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
 
 
 def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
     """`auto`, `fp32`, `bf16` or `fp16` -> dtype of matrix products. `auto` is bfloat16 where the hardware has it (on a
-    CPU: where it measures faster), else float16 on GPUs with tensor cores, else float32. Raises UsageError: none of
-    these; MachineError: bfloat16 or float16 asked for where it is only emulated or has no loss scaling."""
+    CPU: where it measures faster; not on MPS, where nothing was measured), else float16 on GPUs with tensor cores, else
+    float32. Raises UsageError: none of these; MachineError: bfloat16 or float16 asked for where it is only emulated or
+    has no loss scaling."""
     if wanted not in ("auto", *DTYPES):
         raise UsageError(f"unknown dtype '{wanted}'; allowed: auto, {', '.join(DTYPES)}{did_you_mean(wanted, DTYPES)}")
     if wanted == "auto":
-        if has_bf16(device) and (device.type == "cuda" or _cpu_bf16_pays()):
+        if device.type != "mps" and has_bf16(device) and (device.type != "cpu" or _cpu_bf16_pays()):
             return torch.bfloat16
         return torch.float16 if device.type == "cuda" and _row(device).get("tensor_cores") else torch.float32
-    if wanted == "fp16" and device.type == "cpu":
-        raise MachineError("fp16 training needs a CUDA device", "on a CPU use --dtype bf16 or fp32")
-    if wanted == "bf16" and device.type == "cuda" and not has_bf16(device):
-        raise MachineError(f"{torch.cuda.get_device_name(device)} has no bf16", "use --dtype fp16 or fp32")
+    if wanted == "fp16" and device.type not in SCALED:
+        raise MachineError(f"fp16 training needs a CUDA or XPU device, not {device.type}", "use --dtype bf16 or fp32")
+    if wanted == "bf16" and device.type != "cpu" and not has_bf16(device):
+        others = "fp16 or fp32" if device.type in SCALED else "fp32"
+        raise MachineError(f"{device_name(device)} has no bf16", f"use --dtype {others}")
     return DTYPES[wanted]
 
 
 def has_bf16(device: torch.device) -> bool:
     """Whether bfloat16 products run in hardware."""
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type == "mps":
+        return bool(torch.backends.mps.is_macos_or_newer(14, 0))
+    if device.type != "cpu":
+        module = torch.get_device_module(device)
+        with module.device(device):
+            return bool(module.is_bf16_supported(including_emulation=False))
     return bool(_cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
@@ -195,18 +236,19 @@ def _row(device: torch.device) -> dict[str, Any]:
     return older[-1] if older else known_devices()[0]
 
 
-def _try_kernel(index: int) -> None:
+def _try_kernel(device: torch.device) -> None:
     """Run one small kernel; the advice on failure depends on whether this build has kernels for the card."""
-    device = torch.device("cuda", index)
-    major, minor = torch.cuda.get_device_capability(device)
-    built = torch.cuda.get_arch_list()
     try:
         torch.ones(8, device=device).sum().item()
     except RuntimeError as error:
         first = str(error).splitlines()[0]
+        cannot = f"PyTorch {torch.__version__} cannot run on {device_name(device)}"
+        if device.type != "cuda":
+            raise MachineError(f"{cannot}: {first}", "the device or its driver refuses; use --device cpu") from None
+        major, minor = torch.cuda.get_device_capability(device)
+        built = torch.cuda.get_arch_list()
         raise MachineError(
-            f"PyTorch {torch.__version__} cannot run on {torch.cuda.get_device_name(device)} (compute capability "
-            f"{major}.{minor}; this build has {', '.join(built)}): {first}",
+            f"{cannot} (compute capability {major}.{minor}; this build has {', '.join(built)}): {first}",
             "the card or its driver refuses; see what nvidia-smi says, or use --device cpu"
             if _has_kernels(built, major, minor)
             else f"{_install(_row(device))}   (or --device cpu)",

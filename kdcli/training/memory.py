@@ -13,12 +13,13 @@ STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def peak_of(call: Callable[[], Any], device: torch.device) -> int | None:
-    """Bytes by which memory grew at most during a call: allocated on CUDA, resident on Linux; None elsewhere."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
+    """Bytes by which memory grew at most during a call: allocated where the device counts them, resident on Linux; None
+    elsewhere."""
+    if (counter := _counter(device)) is not None:
+        counter.reset_peak_memory_stats(device)
+        before = counter.memory_allocated(device)
         call()
-        return int(torch.cuda.max_memory_allocated(device) - before)
+        return int(counter.max_memory_allocated(device) - before)
     try:
         RESET.write_text("5")
         before = _status("VmRSS")
@@ -30,15 +31,38 @@ def peak_of(call: Callable[[], Any], device: torch.device) -> int | None:
 
 
 def peak_so_far(device: torch.device) -> int:
-    """Bytes that this process has held at most: allocated on CUDA, resident elsewhere."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated())
+    """Bytes that this process has held at most: allocated where the device counts them, resident elsewhere."""
+    if (counter := _counter(device)) is not None:
+        return int(counter.max_memory_allocated(device))
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
     import resource  # Windows has no such module.
 
     # Kilobytes on Linux, bytes on macOS.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def begin_peak(device: torch.device) -> None:
+    """Begin anew what `peak_so_far` tells, where the device counts it."""
+    if (counter := _counter(device)) is not None:
+        counter.reset_peak_memory_stats(device)
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Free bytes of a device that counts its memory."""
+    return None if (counter := _counter(device)) is None else int(counter.mem_get_info(device)[0])
+
+
+def free_cached(device: torch.device) -> None:
+    """Give unused memory back to the device."""
+    if device.type != "cpu":
+        torch.get_device_module(device).empty_cache()
+
+
+def _counter(device: torch.device) -> Any:
+    """The module that counts a device's memory; None on a CPU and on MPS, where it is the process's own."""
+    # Not torch.accelerator: its functions are missing before PyTorch 2.9 and fail an assertion on MPS before 2.14.
+    return torch.get_device_module(device) if device.type not in ("cpu", "mps") else None
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

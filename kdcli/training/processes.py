@@ -6,43 +6,84 @@ and accelerate exit with 1 whatever a child's exit code was, and kdcli promises 
 """
 
 import contextlib
+import math
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-from kdcli.errors import MachineError
+from kdcli.errors import Interrupted, MachineError, Stopped
 
 POLL_SECONDS = 0.1
+END_SECONDS = 10.0
+"""What the other processes have to end by themselves once one has failed."""
+SAVE_SECONDS = 600.0
+"""The same where one was stopped, and the main one writes a checkpoint."""
+INTERRUPTED = "interrupted; no checkpoint of this step was written"
+PARENT = "KDCLI_PARENT"
+"""Environment variable of the processes that kdcli starts itself."""
+TWICE_SECONDS = 1.0
+"""A second SIGTERM that comes sooner is the same one, sent to a process and to its group."""
 
 
 class StopRequest:
     """True in `requested` once the run was asked to stop."""
 
     requested = False
+    since = 0.0
+
+    def again(self, signum: int) -> bool:
+        """Take a signal; True when it says to end at once."""
+        if not self.requested:
+            self.requested, self.since = True, time.monotonic()
+            return False
+        return signum == signal.SIGINT or time.monotonic() - self.since > TWICE_SECONDS
 
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """SIGTERM or a first Ctrl-C requests a stop after the current step; a second Ctrl-C interrupts at once."""
-    request = StopRequest()
+    """SIGTERM or Ctrl-C requests a stop after the current step; a second one interrupts at once, also where the main
+    thread waits in a library and runs no handler of Python's."""
+    request, seen, done = StopRequest(), StopRequest(), threading.Event()
 
     def ask(signum: int, frame: FrameType | None) -> None:
-        if request.requested and signum == signal.SIGINT:
+        if request.again(signum):
             raise KeyboardInterrupt
-        request.requested = True
 
+    def watch() -> None:
+        for signum in iter(lambda: receiver.recv(1), b""):
+            if seen.again(signum[0]) and not done.wait(TWICE_SECONDS):
+                sys.stderr.write(f"{INTERRUPTED}\n")
+                sys.stderr.flush()
+                os._exit(Interrupted.exit_code)
+
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    written = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     before = {s: signal.signal(s, ask) for s in (signal.SIGTERM, signal.SIGINT)}
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
     try:
         yield request
     finally:
+        done.set()
         for number, handler in before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(written)
+        sender.close()
+        watcher.join()
+        receiver.close()
+
+
+def parent_watches() -> bool:
+    """True in a process that kdcli started: its parent says when another one is killed."""
+    return PARENT in os.environ
 
 
 def joined() -> bool:
@@ -82,9 +123,9 @@ def is_main() -> bool:
 
 def lost_another(error: RuntimeError) -> bool:
     """True for torch errors that mean another process of the run is gone."""
-    # Gloo and NCCL have no exception type for it.
+    # Gloo has no exception type for it; those of NCCL and of the store are not loaded with the command line.
     gone = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited", "remote server shutdown")
-    return joined() and any(words in str(error) for words in gone)
+    return joined() and (any(words in str(error) for words in gone) or type(error).__name__.startswith("Dist"))
 
 
 def fan_out(arguments: Sequence[str], count: int, *, on_cpu: bool) -> int:
@@ -94,7 +135,7 @@ def fan_out(arguments: Sequence[str], count: int, *, on_cpu: bool) -> int:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = os.environ | {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), PARENT: str(os.getpid())}
     if on_cpu:
         common |= {"ACCELERATE_USE_CPU": "true"}
         common.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
@@ -117,30 +158,29 @@ def _wait(children: list[subprocess.Popen[bytes]]) -> int:
                 child.send_signal(signum)
 
     before = {s: signal.signal(s, pass_on) for s in (signal.SIGTERM, signal.SIGINT)}
-    fallen: int | None = None
+    fallen, limit = 0, math.inf
     try:
-        while None in (codes := [child.poll() for child in children]):
-            if any(codes):
-                fallen = next(rank for rank, code in enumerate(codes) if code) if fallen is None else fallen
-                # After a requested stop the others finish the same step; after a failure they would wait for ever.
-                time.sleep(2.0)
-                for child in children:
-                    if child.poll() is None:
-                        child.kill()
+        while time.monotonic() < limit:
+            codes = [child.poll() for child in children]
+            if limit == math.inf and any(codes):
+                # One that was killed before those that end for want of it.
+                fallen = min((code > 0, rank) for rank, code in enumerate(codes) if code)[1]
+                limit = time.monotonic() + (SAVE_SECONDS if codes[fallen] == Stopped.exit_code else END_SECONDS)
+            if None not in codes:
+                break
             time.sleep(POLL_SECONDS)
     finally:
         for child in children:
             if child.poll() is None:
                 child.kill()
+                child.wait()
         for number, handler in before.items():
             signal.signal(number, handler)
-    # A process that lost another ends with MachineError; the other's code is more informative.
-    own = [child.returncode for child in children if child.returncode > 0]
-    killed = [rank for rank, child in enumerate(children) if child.returncode < 0]
-    if own or not killed:
+    if children[fallen].returncode >= 0:
+        # A process that lost another ends with MachineError; the other's code is more informative.
+        own = [child.returncode for child in children if child.returncode > 0]
         return next((code for code in own if code != MachineError.exit_code), own[0] if own else 0)
-    rank = fallen if fallen is not None else killed[0]
     raise MachineError(
-        f"process {rank} of {len(children)} was ended by signal {-children[rank].returncode}",
+        f"process {fallen} of {len(children)} was ended by signal {-children[fallen].returncode}",
         "often for lack of memory; continue with --resume",
     )

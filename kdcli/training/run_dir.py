@@ -27,7 +27,7 @@ RECIPE, LOG, CHECKPOINTS, REPORT = "recipe.yaml", "log.jsonl", "checkpoints", "r
 BEST = "best.safetensors"
 LOCK = ".lock"
 ABSENT = "not set"
-NOT_OF_TRAINING = ("measure.", "train.checkpoint_every")
+NOT_OF_TRAINING = ("measure.", "train.checkpoint_every", "teacher.shard")
 """Keys that cannot change what is trained: a resumed run may give them other values."""
 KEEP = 2
 """Checkpoints kept: the last, and the one before it in case the last is damaged."""
@@ -96,6 +96,15 @@ class RunDir:
             write_atomic(path / RECIPE, recipe_yaml)
         return run
 
+    def give_up(self) -> None:
+        """Take back the claim of a run that was refused before it logged anything."""
+        if (self.path / LOG).stat().st_size == 0 and not self._checkpoints():
+            for name in (RECIPE, LOG):
+                (self.path / name).unlink()
+            self.release()
+            if not any(self.path.iterdir()):
+                self.path.rmdir()
+
     def _clear(self) -> None:
         """Empty the directory for a new run. A kill at any point leaves one that can be claimed again: the report goes
         first, as it says that the rest is whole; recipe and log are replaced last, as they say that this is a run."""
@@ -127,10 +136,10 @@ class RunDir:
 
     def _check_same_recipe(self, recipe_yaml: str) -> None:
         try:
-            before = _leaves((self.path / RECIPE).read_text("utf-8"))
+            before = leaves((self.path / RECIPE).read_text("utf-8"))
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise UsageError(f"{self.path / RECIPE} is damaged: {error}", "start anew with --overwrite") from None
-        now = _leaves(recipe_yaml)
+        now = leaves(recipe_yaml)
         differing = [
             key
             for key in {**before, **now}
@@ -244,7 +253,7 @@ def _of_torn_claim(path: Path) -> bool:
     return unfinished or (path.name == LOG and path.is_file() and path.stat().st_size == 0)
 
 
-def _leaves(recipe_yaml: str) -> dict[str, str]:
+def leaves(recipe_yaml: str) -> dict[str, str]:
     """Dotted key -> value, without comments: the origin of a value may change between two runs."""
 
     def walk(tree: Any, prefix: str) -> dict[str, str]:

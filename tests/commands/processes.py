@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from forked import Forked
@@ -18,6 +19,11 @@ def process(*arguments: object, **environment: str) -> Forked:
 
 def ranks(*arguments: object, slurm: bool = False) -> list[Forked]:
     """Run a command as two gloo processes with the environment of torchrun or srun."""
+    return as_ranks(lambda **environment: process(*arguments, **environment), slurm=slurm)
+
+
+def as_ranks(begin: Callable[..., Forked], *, slurm: bool = False) -> list[Forked]:
+    """Begin two processes with the environment of gloo's under torchrun or srun."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -25,10 +31,10 @@ def ranks(*arguments: object, slurm: bool = False) -> list[Forked]:
         common = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost"}
         # accelerate takes 0 for unset.
         common |= {"SLURM_JOB_ID": "7", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "0"}
-        return [process(*arguments, **common, SLURM_PROCID=rank, SLURM_LOCALID=rank) for rank in "01"]
+        return [begin(**common, SLURM_PROCID=rank, SLURM_LOCALID=rank) for rank in "01"]
     common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     common |= {"ACCELERATE_USE_CPU": "true"}
-    return [process(*arguments, **common, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
+    return [begin(**common, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
 
 
 def two_ranks(*arguments: object, code: int = 0, slurm: bool = False) -> tuple[str, str]:

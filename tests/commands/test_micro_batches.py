@@ -1,4 +1,4 @@
-"""The size of micro-batches changes no training: of every loss, stage and pruner, on rows of different lengths."""
+"""Micro-batches and processes change no training: of every loss, stage and pruner, on rows of different lengths."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -9,6 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from encoders import tiny_config, tiny_encoder, tiny_tokenizer
+from forked import in_ranks
 from transformers import AutoModelForMaskedLM
 
 from kdcli.commands.cotrain.job import OnTask, OnText
@@ -80,19 +81,25 @@ def session():
     return Session(Accelerator(cpu=True), torch.device("cpu"))
 
 
+def moved(make, micro):
+    """The parameters of a job after its training in this process, which moves them."""
+    torch.manual_seed(0)
+    job = dataclasses.replace(make(), held_out=None)
+    before = {n: p.detach().clone() for m in job.modules.values() for n, p in m.named_parameters()}
+    train(session(), job, dataclasses.replace(SCHEDULE, micro_batch_size=micro), None)
+    after = {n: p.detach() for m in job.modules.values() for n, p in m.named_parameters()}
+    assert max(float((after[n] - before[n]).abs().max()) for n in after) > 1e-3
+    return after
+
+
 def assert_alike(make):
-    """`make` builds a job; it moves its parameters alike whatever the micro-batch."""
-    found = []
-    for micro in (BATCH, 5, 1):
-        torch.manual_seed(0)
-        job = dataclasses.replace(make(), held_out=None)
-        before = {n: p.detach().clone() for m in job.modules.values() for n, p in m.named_parameters()}
-        train(session(), job, dataclasses.replace(SCHEDULE, micro_batch_size=micro), None)
-        after = {n: p.detach() for m in job.modules.values() for n, p in m.named_parameters()}
-        assert max(float((after[n] - before[n]).abs().max()) for n in after) > 1e-3
-        found.append(after)
-    for other in found[1:]:
-        far = max((float((found[0][n] - other[n]).abs().max()), n) for n in other)
+    """`make` builds a job; it moves its parameters alike whatever the micro-batch and the number of processes."""
+    first, *others = [moved(make, micro) for micro in (BATCH, 5, 1)]
+    # Of two, one has two micro-batches and the other one.
+    for count in (2, 4):
+        others += in_ranks(count, lambda: moved(make, 3))
+    for other in others:
+        far = max((float((first[n] - other[n]).abs().max()), n) for n in other)
         assert far[0] < 1e-5, far
 
 

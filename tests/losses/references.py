@@ -2,12 +2,13 @@
 
 import torch
 
-from kdcli.types import IGNORED, ModelShape, Needs, Signals
+from kdcli.types import IGNORED, ModelShape, Needs, Signals, labelled_places
 
 WORDS = 23
 PADDED = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]])
 LABELS = torch.full((3, 5), IGNORED)
 LABELS[0, 2], LABELS[0, 4], LABELS[1, 0], LABELS[2, 0] = 7, 0, 22, 3
+LABELLED = labelled_places({"labels": LABELS})
 
 
 def normal(*shape: int, seed: int) -> torch.Tensor:
@@ -28,7 +29,7 @@ def signals(needs: Needs, shape: ModelShape, seed: int, *, grad: bool = False) -
         for i, (kind, size) in enumerate(sizes.items())
     }
     logits = drawn(999, int((LABELS != IGNORED).sum()), WORDS) if needs.masked_logits else None
-    return Signals(mask=PADDED, labels=LABELS, logits=logits, **layers)
+    return Signals(mask=PADDED, labels=LABELS, labelled=LABELLED, logits=logits, **layers)
 
 
 def of_layers(s: Signals) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 import yaml
 from encoders import tiny_config
-from references import LABELS, PADDED, leaves, normal, of_layers, signals
+from references import LABELLED, LABELS, PADDED, leaves, normal, of_layers, signals
 from transformers import AutoModelForMaskedLM
 
 import kdcli.losses
@@ -120,7 +120,7 @@ def test_a_student_with_its_teachers_signals_has_no_loss(method, keys):
     one = signals(Needs(*(frozenset({1}),) * 4, masked_logits=True), TEACHER, 0)
     # All layers are alike, so whichever are compared agree; matrices of equal widths start as the identity.
     layers = {kind: dict.fromkeys(range(5), getattr(one, kind)[1]) for kind in ("q", "k", "v", "hidden")}
-    alike = Signals(mask=PADDED, labels=LABELS, logits=one.logits, **layers)
+    alike = Signals(mask=PADDED, labels=LABELS, labelled=LABELLED, logits=one.logits, **layers)
     assert sum(made.terms(alike, alike).values()).item() == pytest.approx(0, abs=1e-5)
 
 

@@ -9,7 +9,7 @@ from kdcli.losses.ranking import label_loss, padded, score_loss
 
 RNG = np.random.default_rng(0)
 SIZES = (3, 1, 4, 2)
-LISTS = np.repeat(np.arange(4), SIZES)
+PLACES = torch.tensor([[0, 1, 2, -1], [3, -1, -1, -1], [4, 5, 6, 7], [8, 9, -1, -1]])
 S, T = RNG.normal(size=10) * 3, RNG.normal(size=10) * 3
 LABELS = np.array([0, 2, 0, 1, 0, 1, 1, 0, np.nan, np.nan])
 
@@ -35,7 +35,7 @@ def pointwise(s, t, labels, temperature):
 
 def laid_out(dtype=torch.float64):
     given = [torch.tensor(x, dtype=dtype) for x in (S, T, LABELS)]
-    return *(padded(x, torch.from_numpy(LISTS), 4)[0] for x in given), padded(given[0], torch.from_numpy(LISTS), 4)[1]
+    return *(padded(x, PLACES) for x in given), PLACES >= 0
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kdcli.losses import vocabulary
 from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
-from kdcli.types import IGNORED, Signals
+from kdcli.types import IGNORED, Signals, labelled_places
 
 
 def logits(rows, words, seed=0, scale=3.0):
@@ -110,6 +110,8 @@ def test_logits_and_labels_of_other_shapes_are_refused():
 
 
 def test_labels_come_in_the_order_of_the_tokens():
-    assert labels_of(Signals(labels=torch.tensor([[IGNORED, 4, IGNORED], [7, IGNORED, 2]]))).tolist() == [4, 7, 2]
+    labels_BL = torch.tensor([[IGNORED, 4, IGNORED], [7, IGNORED, 2]])
+    places_P = labelled_places({"labels": labels_BL})
+    assert labels_of(Signals(labels=labels_BL, labelled=places_P)).tolist() == [4, 7, 2]
     with pytest.raises(ValueError, match="has no labels"):
         labels_of(Signals())

@@ -19,6 +19,15 @@ def by_sorting(scores: torch.Tensor, keep: int) -> torch.Tensor:
     return mask.view(scores.shape)
 
 
+@pytest.fixture(scope="module", autouse=True, params=["cpu", "accelerator"])
+def _scores_on(request):
+    """As on a CPU, and as on an accelerator, which is not waited for."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "accelerator":
+            patch.setattr(selection, "_on_cpu", lambda pieces: False)
+        yield
+
+
 def random(seed: int, *shape: int, levels: int = 0) -> torch.Tensor:
     drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     return (drawn * levels).round() / levels if levels else drawn

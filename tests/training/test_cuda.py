@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from kdcli.cli import app
 from kdcli.losses.relation import relation_kl
-from kdcli.pruners.selection import global_, local
+from kdcli.pruners.selection import select
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -43,12 +43,12 @@ def test_the_relation_loss_is_that_of_the_cpu(dtype, near):
     assert float((other - gradient).norm() / gradient.norm()) < 10 * near
 
 
-@pytest.mark.parametrize("masking", [local, global_])
+@pytest.mark.parametrize("masking", ["local", "global", "proportional"])
 def test_masks_are_those_of_the_cpu(masking):
     torch.manual_seed(0)
-    scores = {name: torch.randn(300, 700) for name in ("1.Q", "1.K")}
-    here = masking(scores, 0.1)
-    there = masking({name: tensor.cuda() for name, tensor in scores.items()}, 0.1)
+    scores, kinds = {name: torch.randn(300, 700) for name in ("1.Q", "2.Q")}, {"1.Q": "Q", "2.Q": "Q"}
+    here = select(masking, scores, kinds, 0.1)
+    there = select(masking, {name: tensor.cuda() for name, tensor in scores.items()}, kinds, 0.1)
     assert all(torch.equal(here[name], there[name].cpu()) for name in scores)
 
 

@@ -2,18 +2,28 @@
 
 import contextlib
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from kdcli.bench.doctor import examine
 from kdcli.errors import MachineError, UsageError
+from kdcli.recipe.sections import Invocation
 from kdcli.training import device as device_file
+from kdcli.training import launch
 from kdcli.training.device import choose_device, choose_dtype, device_table, known_devices
 
 BUILD = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 CPU = torch.device("cpu")
 CARDS = {"K80": (3, 7), "P100": (6, 0), "V100": (7, 0), "T4": (7, 5), "A100": (8, 0), "H200": (9, 0), "B200": (10, 0)}
+
+
+def found(monkeypatch, kind: str | None, count: int = 1) -> None:
+    """Make torch.accelerator find some accelerators of a kind, or none."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: kind is not None)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind or "cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count if kind else 0)
 
 
 @pytest.fixture
@@ -32,8 +42,7 @@ def card(monkeypatch):
         def bf16(including_emulation=True):
             return including_emulation or CARDS[name] >= (8, 0)
 
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        found(monkeypatch, "cuda")
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: CARDS[name])
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: name)
         monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: build)
@@ -47,8 +56,7 @@ def card(monkeypatch):
 
 @pytest.fixture
 def no_card(monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    found(monkeypatch, None)
     monkeypatch.setattr(device_file, "DRIVER", tmp_path / "no driver")
 
 
@@ -74,9 +82,9 @@ def driver(no_card, monkeypatch, tmp_path):
     return make
 
 
-@pytest.mark.parametrize("wanted", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:²", "cpu:0", "auto:0", ""])
+@pytest.mark.parametrize("wanted", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:²", "mps:x", "cpu:0", "auto:0", ""])
 def test_unknown_device_names_the_known(wanted):
-    with pytest.raises(UsageError, match="allowed: auto, cpu, cuda, cuda:INDEX"):
+    with pytest.raises(UsageError, match="allowed: auto, cpu, cuda, mps, xpu, and such as cuda:INDEX"):
         choose_device(wanted)
 
 
@@ -93,8 +101,89 @@ def test_with_a_card(card):
     expected = card("A100")
     assert choose_device("auto") == choose_device("cuda") == choose_device("cuda:0") == expected
     assert choose_device("cpu") == CPU
-    with pytest.raises(MachineError, match="cuda:3: the last CUDA device here is cuda:0"):
+    with pytest.raises(MachineError, match="cuda:3: the last such device here is cuda:0"):
         choose_device("cuda:3")
+
+
+@pytest.fixture
+def other(monkeypatch):
+    """A function that puts an accelerator here that is no CUDA card; its kernel runs, or fails as said."""
+    ones = torch.ones
+
+    def make(kind: str, *, count: int = 1, bf16: bool = True, failure: str | None = None) -> torch.device:
+        def fake_ones(*size, device=None):
+            if failure and device is not None:
+                raise RuntimeError(failure)
+            return ones(*size)
+
+        found(monkeypatch, kind, count)
+        monkeypatch.setattr(torch, "ones", fake_ones)
+        monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: bf16)
+        monkeypatch.setattr(torch.xpu, "device", lambda device: contextlib.nullcontext())
+        monkeypatch.setattr(
+            torch.xpu, "is_bf16_supported", lambda including_emulation=True: including_emulation or bf16
+        )
+        monkeypatch.setattr(torch.xpu, "get_device_name", lambda device=None: "Arc")
+        return torch.device(kind, 0)
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["mps", "xpu"])
+def test_another_accelerator(other, kind):
+    expected = other(kind)
+    assert choose_device("auto") == choose_device(kind) == choose_device(f"{kind}:0") == expected
+    assert choose_device("cpu") == CPU
+    with pytest.raises(MachineError, match=f"{kind}:1: the last such device here is {kind}:0"):
+        choose_device(f"{kind}:1")
+    absent = {"mps": "xpu", "xpu": "mps"}[kind]
+    with pytest.raises(MachineError, match=f"--device {absent}: this PyTorch finds no") as caught:
+        choose_device(absent)
+    assert "--device auto" in str(caught.value.hint)
+    assert list(examine().facts["devices"]) == ["cpu", f"{kind}:0"]
+    assert examine().facts["environment"]["gpus"] == [{"mps": "mps", "xpu": "Arc"}[kind]]
+
+
+def test_an_accelerator_that_does_not_run(other):
+    other("xpu", failure="Native API failed\nand more")
+    with pytest.raises(MachineError, match=r"cannot run on Arc: Native API failed$") as caught:
+        choose_device("auto")
+    assert "--device cpu" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bf16", "auto", "fp16"),
+    [
+        ("xpu", True, torch.bfloat16, True),
+        ("xpu", False, torch.float32, True),
+        ("mps", True, torch.float32, False),
+        ("mps", False, torch.float32, False),
+    ],
+)
+def test_dtypes_of_another_accelerator(other, kind, bf16, auto, fp16):
+    device = other(kind, bf16=bf16)
+    assert choose_dtype("auto", device) is auto
+    for wanted, allowed in (("bf16", bf16), ("fp16", fp16), ("fp32", True)):
+        with contextlib.nullcontext() if allowed else pytest.raises(MachineError, match=r"fp16 training|has no bf16"):
+            assert choose_dtype(wanted, device) is device_file.DTYPES[wanted]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "processes", "started"), [("auto", None, 3), ("xpu", None, 3), ("xpu:1", None, 0), ("cpu", None, 0)]
+)
+def test_a_process_for_each_accelerator(other, monkeypatch, wanted, processes, started):
+    other("xpu", count=3)
+    counts: list[int] = []
+    monkeypatch.setattr(launch, "fan_out", lambda arguments, count, on_cpu: counts.append(count) or 0)
+    monkeypatch.setattr(launch, "start", lambda *arguments: SimpleNamespace(num_processes=1))
+    launch.launch("fp32", Invocation(device=wanted, processes=processes))
+    assert counts == ([started] if started else [])
+
+
+def test_mps_is_one_device(other):
+    other("mps")
+    with pytest.raises(UsageError, match="--processes 2: mps is one device"):
+        launch.launch("fp32", Invocation(processes=2))
 
 
 @pytest.mark.parametrize(("name", "index"), [("K80", "cu118"), ("P100", "cu126"), ("V100", "cu126")])
@@ -212,7 +301,7 @@ def test_a_dtype_that_is_not_there_is_refused(card):
         choose_dtype("bf16", card("V100"))
     assert choose_dtype("fp32", card("V100")) is torch.float32
     assert choose_dtype("bf16", card("A100")) is torch.bfloat16
-    with pytest.raises(MachineError, match="fp16 training needs a CUDA device"):
+    with pytest.raises(MachineError, match="fp16 training needs a CUDA or XPU device"):
         choose_dtype("fp16", CPU)
     with pytest.raises(UsageError, match=r"unknown dtype 'bf61'; allowed: auto, fp32, bf16, fp16; did you mean 'bf16'"):
         choose_dtype("bf61", CPU)

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,12 +18,14 @@ from torch import nn
 
 from kdcli.data.batches import BatchOrder
 from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
+from kdcli.training import engine
+from kdcli.training.batches_ahead import BatchesAhead
 from kdcli.training.engine import train
 from kdcli.training.launch import Session, start
 from kdcli.training.run_dir import BEST, CHECKPOINTS, RunDir
 from kdcli.types import Job, ParamGroup, Schedule, StepLoss, Term
 
-CPU = torch.device("cpu")
+CPU, MPS = torch.device("cpu"), torch.device("mps")
 
 
 class Rows:
@@ -74,6 +77,17 @@ def make_schedule(**changes):
 def run(nets, tmp_path=None, step=None, **changes):
     run_dir = tmp_path and RunDir.claim(tmp_path / "run", "x: 1\n", resume=True)
     return train(session_of(), job_of(nets, step), make_schedule(**changes), run_dir)
+
+
+@pytest.fixture(params=["built in turn", "built ahead"])
+def batches(request, monkeypatch):
+    """Batches as on a CPU, and by a thread as on an accelerator that shares its memory."""
+    if request.param == "built ahead":
+        monkeypatch.setattr(engine, "BatchesAhead", lambda make, device, last: BatchesAhead(make, MPS, last))
+        yield
+        assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("batches")]
+    else:
+        yield
 
 
 def weights(net):
@@ -198,6 +212,7 @@ def stopping_at(net, step):
     return fail
 
 
+@pytest.mark.usefixtures("batches")
 @pytest.mark.parametrize("cut", [2, 5, 11])
 def test_resumed_is_bit_identical_to_uninterrupted(tmp_path, cut):
     whole, broken, again = (Net(dropout=0.3) for _ in range(3))
@@ -228,6 +243,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capfd):
     assert "step-00000008 is damaged" in capfd.readouterr().err.replace("\n", "")
 
 
+@pytest.mark.usefixtures("batches")
 def test_sigterm_leaves_a_checkpoint_to_resume_from(tmp_path):
     whole, net, again = Net(), Net(), Net()
     run({"net": whole}, tmp_path / "a")
@@ -246,6 +262,24 @@ def test_sigterm_leaves_a_checkpoint_to_resume_from(tmp_path):
     assert torch.equal(weights(whole), weights(again))
 
 
+@pytest.mark.usefixtures("batches")
+def test_a_batch_that_cannot_be_built_ends_the_run_at_its_step(tmp_path):
+    class Damaged(Rows):
+        def batch(self, indices):
+            if np.array_equal(indices, order.indices(7)):
+                raise UsageError("the shard is damaged")
+            return super().batch(indices)
+
+    rows, net = Damaged(), Net()
+    order = BatchOrder(len(rows), 8, 0)
+    job = dataclasses.replace(job_of({"net": net}), examples=rows, order=order)
+    folder = RunDir.claim(tmp_path / "run", "x: 1\n", resume=True)
+    with pytest.raises(UsageError, match=r"^the shard is damaged$"):
+        train(session_of(), job, make_schedule(), folder)
+    assert [json.loads(x)["step"] for x in (tmp_path / "run" / "log.jsonl").read_text().splitlines()] == list(range(7))
+
+
+@pytest.mark.usefixtures("batches")
 def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(capfd):
     whole, tight = Net(), Net()
 
@@ -313,7 +347,7 @@ def test_bf16_trains():
 def test_a_batch_smaller_than_the_processes_is_refused(monkeypatch):
     session = session_of()
     monkeypatch.setattr(type(session.accelerator), "num_processes", 9)
-    with pytest.raises(UsageError, match="one sequence for each of 9 processes"):
+    with pytest.raises(UsageError, match="8 rows of a batch are less than one for each of 9 processes"):
         train(session, job_of({"net": Net()}), make_schedule(), None)
 
 

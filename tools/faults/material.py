@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "commands")]
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "HF_DEACTIVATE_ASYNC_LOAD": "1"}
 ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
-ENVIRONMENT |= {"TRANSFORMERS_VERBOSITY": "error", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT |= {"TRANSFORMERS_VERBOSITY": "error", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": str(ROOT)}
 VERBS = ("benchmark", "cotrain", "distill", "evaluate", "export", "finetune", "mask", "prune")
 
 

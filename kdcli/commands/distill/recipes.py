@@ -21,6 +21,7 @@ def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
     options: dict[str, Any] = {f"student.{key}": getattr(student, key) for key in ("to", "init", "layers")}
     options |= {f"train.{key}": getattr(recipe.train, key) for key in ("seed", "dtype")}
     options |= {"teacher": general.teacher or recipe.teacher, "data.source": general.source, "measure.latency": False}
+    options["teacher.shard"] = recipe.shard_teacher
     if general.recipe is None:
         # No assistant: it is worth its steps where the student on text is the result.
         loss = {f"loss.{key}": value for key, value in recipe.loss.items()}

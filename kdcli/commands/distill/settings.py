@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kdcli.downstream.settings import DownstreamSettings, OnTask, RerankRecipe, VectorSettings
-from kdcli.recipe.sections import DataSettings, KdSettings, MeasureSettings, Section, TrainSettings
+from kdcli.recipe.sections import DataSettings, KdSettings, MeasureSettings, Section, ShardTeacher, TrainSettings
 
 
 class StudentSettings(Section):
@@ -34,6 +34,7 @@ class DistillRecipe(Section):
 
     verb: Literal["distill"] = "distill"
     teacher: str | None = None
+    shard_teacher: ShardTeacher = None
     method: str = "minilm"
     assistant: str = "auto"
     student: StudentSettings = StudentSettings()
@@ -89,6 +90,7 @@ class TaskDistillRecipe(OnTask):
 
     verb: Literal["distill-task"] = "distill-task"
     teacher: str | None = None
+    shard_teacher: ShardTeacher = None
     more_teachers: list[str] = Field(default_factory=list)
     soft_labels: str | None = None
     method: str = "tinybert"

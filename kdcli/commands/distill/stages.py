@@ -42,6 +42,7 @@ from kdcli.report.finish import RunResult, measure, write_report
 from kdcli.report.stages import Stage, StageJob
 from kdcli.report.views import TEACHER, UNDISTILLED
 from kdcli.teachers.cache import LOGITS_KEY
+from kdcli.teachers.sharded import sharded, to_be_sharded
 from kdcli.teachers.task_teacher import (
     GivenLogits,
     Store,
@@ -134,6 +135,8 @@ class TaskRun:
             evaluator = self.task.evaluator
             if not same_tokens(teacher.tokenizer, self.reader.tokenizer):
                 evaluator = read_by(self.task, self.recipe.data, teacher).evaluator
+            if to_be_sharded(teacher.model, self.session):
+                teacher = replace(teacher, model=sharded(teacher.model, self.session))
             predictions = predict(self.session, evaluator, teacher)
             rows += evaluator.evaluations(TEACHER, self.task.data.split, predictions, WORST)
         return rows

@@ -186,7 +186,7 @@ class TextStage:
             cards = {TEACHER: describe(teacher.model, teacher.source, None)} if self.assistant is None else {}
             cards |= {name: describe(s.encoder, str(self.model_folder(name)), None) for name, s in students.items()}
         blocks = BatchOrder(len(corpus.train), schedule.batch_size, schedule.seed)
-        signals = Teacher.frozen(teacher.source, teacher.model, teacher_needs(students), run.session).signals
+        signals = Teacher.of_every_step(teacher.source, teacher.model, teacher_needs(students), run.session).signals
         train, held_out = (self._examples(part, teacher) for part in (corpus.train, corpus.held_out))
         job = distill_job(students, signals, train, PassOrder(blocks) if masked else blocks, held_out)
         return StageJob(job, schedule, len(corpus.train) / schedule.batch_size, cards)

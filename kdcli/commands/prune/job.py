@@ -193,6 +193,7 @@ class Trace:
         self.lists = {name: [p for p in points if p["step"] < done] for name, points in self.lists.items()}
         if done % self.every and done != self.steps:
             return
+        # The device is waited for, at so many points of the run.
         self.lists["curve"].append({"step": done, "density": self.pruner.masks.density()})
         if scores := self.pruner.masks.scores():
             self.lists["histograms"].append({"step": done, **_histogram(scores)})

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from kdcli.downstream.settings import DownstreamSettings, FinetuneTrainSettings, TaskRecipe, VectorSettings
-from kdcli.recipe.sections import KdSettings, Section
+from kdcli.recipe.sections import KdSettings, Section, ShardTeacher
 
 
 class PruneTrainSettings(FinetuneTrainSettings):
@@ -29,6 +29,7 @@ class PruneRecipe(TaskRecipe):
     method: str = "smp"
     sparsity: list[Annotated[float, Field(ge=0, lt=1)]] = Field(default_factory=lambda: [0.9], min_length=1)
     teacher: str | None = None
+    shard_teacher: ShardTeacher = None
     pruner: dict[str, Any] = Field(default_factory=dict)
     kd: KdSettings = KdSettings()
     drop_rows_below: int = Field(0, ge=0)

@@ -64,7 +64,7 @@ class Masked:
         return len(self.examples)
 
     def batch(self, indices: Array) -> Batch:
-        """The rows of these indices, `input_ids` masked, and `labels`."""
+        """The rows of these indices, `input_ids` masked, `labels` and `labelled`."""
         passes, rows = np.divmod(np.asarray(indices), len(self))
         batch = self.examples.batch(rows)
         ids_BL = batch["input_ids"].numpy()
@@ -90,6 +90,7 @@ class Masked:
             **batch,
             "input_ids": torch.from_numpy(np.where(chosen_BL, masked_BL, ids_BL)),
             "labels": torch.from_numpy(np.where(chosen_BL, ids_BL, IGNORED)),
+            "labelled": torch.from_numpy(np.flatnonzero(chosen_BL)),
         }
 
     def _draws(self, rows: Array, passes: Array, length: int) -> Array:
