@@ -32,6 +32,7 @@ from kdcli.errors import MachineError, UsageError
 META = "meta.json"
 FORMAT = 2  # Raised when the files change their meaning.
 SHARD_BYTES = 1 << 26  # Of text: half a minute of one worker, which is what a kill costs
+SOON = 1.0  # Seconds after which a process says that it waits for another
 CHARS_PER_CALL = 1 << 20  # Tokenised at once: some 30 MB of memory, whatever the length of documents.
 SPLITS = ("train", "validation")
 
@@ -178,7 +179,7 @@ def tokenise(
     frame = Frame.of(tokenizer)
     with disk_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder, waits=cached):
+    with _locked(folder, log, waits=cached):
         there = _there(folder, anew=cached)
         if cached and there is not None and there.whole and not _left(there, there, folder):
             return there
@@ -205,13 +206,17 @@ def tokenise(
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, *, waits: bool) -> Iterator[None]:
+def _locked(folder: Path, log: Log, *, waits: bool) -> Iterator[None]:
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
-    try:
-        with disk_errors(folder):
-            lock.acquire(timeout=-1 if waits else 0)
-    except Timeout:
-        raise UsageError(f"another process is writing {folder}", "wait for it, or give another directory") from None
+    with disk_errors(folder):
+        try:
+            lock.acquire(timeout=SOON if waits else 0)
+        except Timeout:
+            if not waits:
+                hint = "wait for it, or give another directory"
+                raise UsageError(f"another process is writing {folder}", hint) from None
+            log(f"waiting for another process that tokenises into {folder}")
+            lock.acquire()
     try:
         yield
     finally:
