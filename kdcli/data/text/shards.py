@@ -10,6 +10,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
@@ -35,6 +36,7 @@ SHARD_BYTES = 1 << 26  # Of text: half a minute of one worker, which is what a k
 SOON = 1.0  # Seconds after which a process says that it waits for another
 CHARS_PER_CALL = 1 << 20  # Tokenised at once: some 30 MB of memory, whatever the length of documents.
 SPLITS = ("train", "validation")
+NAMED = re.compile(r"(train|validation)-\d{5,}\.bin")
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,12 @@ class Meta:
                 Shard(one["file"], one["split"], tuple(Piece(*piece) for piece in one["pieces"]), one["tokens"])
                 for one in values.pop("shards")
             )
-            if values["format"] != FORMAT or values["dtype"] not in ("<u2", "<u4"):
+            meta = cls(**values, shards=shards)
+            names = [shard.file for shard in shards if NAMED.fullmatch(shard.file)]
+            counts = [shard.tokens for shard in shards if not isinstance(shard.tokens, int | None)]
+            if meta.format != FORMAT or meta.dtype not in ("<u2", "<u4") or counts or len(names) < len(shards):
                 raise ValueError
-            return cls(**values, shards=shards)
+            return meta
         except (KeyError, TypeError, ValueError, AttributeError):
             raise UsageError(f"{folder / META} was not written by this kdcli's `tokenize`", "tokenise again") from None
 
@@ -226,7 +231,7 @@ def _locked(folder: Path, log: Log, *, waits: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def _begun(folder: Path, meta: Meta, left: Sequence[Shard], *, keeps: bool) -> Iterator[None]:
     """Write the plan, and take away shards of other text. After an error nothing is left of a run that finished no
-    shard; `keeps`: nor of one whose text was wrong, since text that is mended has another name in the cache."""
+    shard nor, unless it `keeps`, of one whose text was wrong: mended text has another name in the cache."""
     keep = {shard.file for shard in meta.shards} - {shard.file for shard in left}
     with disk_errors(folder):
         made = not folder.exists()
@@ -282,11 +287,13 @@ def _left(meta: Meta, there: Meta | None, folder: Path) -> list[Shard]:
 def _grouped(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
     """Neighbours in groups of about `SHARD_BYTES`."""
     group: list[Piece] = []
+    size = 0
     for piece in pieces:
-        if group and (not piece.size or sum(one.size for one in group) + piece.size > SHARD_BYTES):
+        if group and (not piece.size or size + piece.size > SHARD_BYTES):
             yield group
-            group = []
+            group, size = [], 0
         group.append(piece)
+        size += piece.size
     yield group
 
 
