@@ -349,13 +349,15 @@ def _run(work: Work, left: Sequence[Shard], count: int, workers: int | None, log
     """Write shards, here or in workers, and say how far it is."""
     began, logged, done, tokens = time.monotonic(), 0.0, 0, 0
     size = sum(shard.size for shard in left)
-    log(f"tokenising {work.source.name} ({size / 1e6:,.1f} MB): {len(left)} of {count} shards")
+    known = f" ({size / 1e6:,.1f} MB)" if size else ""
+    log(f"tokenising {work.source.name}{known}: {len(left)} of {count} shards")
     for number, (shard, written) in enumerate(_written(work, left, workers, log), 1):
         done, tokens = done + shard.size, tokens + written
         if (now := time.monotonic()) - logged > LOG_SECONDS or number == len(left):
             logged, rate = now, done / (now - began)
+            pace = f", {rate / 1e6:.2f} MB/s" if rate else ""
             hours = f", {(size - done) / rate / 3600:.2f} h left" if rate and number < len(left) else ""
-            log(f"{number} of {len(left)} shards, {tokens:,} tokens, {rate / 1e6:.2f} MB/s{hours}")
+            log(f"{number} of {len(left)} shards, {tokens:,} tokens{pace}{hours}")
 
 
 def _written(work: Work, left: Sequence[Shard], workers: int | None, log: Log) -> Iterator[tuple[Shard, int]]:
