@@ -29,7 +29,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout 600 -n auto --di
 SLOW = tests/commands tests/bench tests/backends tests/report tests/teachers tests/test_project.py \
 	tests/models/test_load.py tests/models/test_heads.py tests/models/test_label_words.py tests/sparse/test_compact.py \
 	tests/training/test_processes.py tests/training/test_fake_device.py tests/metrics/test_bootstrap.py \
-	tests/data/test_corpus.py tests/data/test_demo.py
+	tests/data/test_corpus.py tests/data/test_demo.py tests/data/test_shards.py tests/data/test_remote.py
 
 check: lint ## lint, types and the fast tier of the tests: under a minute
 	$(PYTEST) -x $(addprefix --ignore=,$(SLOW))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kdcli.data.tasks import OWN, task_of
 from kdcli.downstream.predictions import Features
 from kdcli.downstream.recipes import downstream_recipe
 from kdcli.downstream.run import drop_weights, run_inside
@@ -18,6 +19,14 @@ from kdcli.training.launch import Session, make_schedule
 
 DOWNSTREAM = "downstream"  # directory of these fine-tunings
 Tasks = dict[str, tuple[PreparedTask, Resolved[FinetuneRecipe]]]  # name of a task -> its data, and how to fine-tune
+
+
+def check_tasks(settings: DownstreamSettings, seed: int) -> None:
+    """Raise a UsageError for tasks that cannot be opened, as far as that shows without their data."""
+    for name in settings.tasks:
+        downstream_recipe(settings, name, seed)
+        if name != OWN:
+            task_of(name)
 
 
 def opened(settings: DownstreamSettings, model: str, seed: int, invocation: Invocation, session: Session) -> Tasks:

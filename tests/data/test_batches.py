@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import chisquare
 
-from kdcli.data.batches import BatchOrder, BucketOrder
+from kdcli.data.batches import BatchOrder, BucketOrder, permuted
 
 
 @settings(max_examples=60)
@@ -27,6 +28,37 @@ def test_the_order_of_a_step_does_not_depend_on_the_steps_before():
     assert (schedule.indices(123).tolist(), BatchOrder(1000, 7, 3).indices(123).tolist()) == (later, later)
     assert BatchOrder(1000, 7, 4).indices(123).tolist() != later
     assert BatchOrder(100, 100, 0).indices(1).tolist() != BatchOrder(100, 100, 0).indices(2).tolist()
+
+
+@settings(max_examples=80)
+@given(st.integers(1, 3000), st.integers(0, 2**63 - 1), st.integers(0, 10**6))
+def test_a_permutation_has_every_number_once_wherever_it_is_asked(n, seed, number):
+    whole = permuted(np.arange(n), n, seed, number)
+    assert sorted(whole.tolist()) == list(range(n))
+    places = np.arange(n)[:: max(1, n // 7)][::-1]
+    assert permuted(places, n, seed, number).tolist() == whole[places].tolist()
+
+
+@pytest.mark.parametrize("n", [5, 16, 37, 100])
+def test_every_number_is_as_often_at_every_place(n):
+    counts = np.zeros((n, n))
+    for seed in range(2000):
+        counts[np.arange(n), permuted(np.arange(n), n, seed, 0)] += 1
+    assert chisquare(counts.ravel()).pvalue > 0.001
+    assert chisquare(counts, axis=1).pvalue.min() > 0.001 / n
+
+
+def test_neighbours_of_a_large_permutation_are_independent():
+    """Of all numbers below a million, and of places far apart in one of 10**12, of which no array could be made."""
+    whole = permuted(np.arange(10**6), 10**6, 0, 0)
+    pairs, _, _ = np.histogram2d(whole[:-1], whole[1:], 20)
+    steps = np.bincount((whole[1:] - whole[:-1]) % 10**6 // 10**4, minlength=100)
+    assert chisquare(pairs.ravel()).pvalue > 0.001
+    assert chisquare(steps).pvalue > 0.001
+    order = BatchOrder(10**12, 2000, 3)
+    drawn = np.concatenate([order.indices(step) for step in (1, 2, 10**8, 5 * 10**8)])
+    assert len(np.unique(drawn)) == 8000
+    assert chisquare(np.bincount(drawn // 10**11, minlength=10)).pvalue > 0.001
 
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=80)

@@ -192,6 +192,7 @@ def of_kdcli(folder, text):
         ("longer", r"train-00001\.bin is cut"),
         ("meta", r"meta\.json was not written by this kdcli"),
         ("json", r"meta\.json is not valid JSON"),
+        ("outside", r"meta\.json was not written by this kdcli"),
     ],
 )
 def test_damaged_shards_are_named(text, tmp_path, damage, message):
@@ -201,6 +202,8 @@ def test_damaged_shards_are_named(text, tmp_path, damage, message):
         second.unlink()
     elif damage == "meta":
         meta.write_text("{}", "utf-8")
+    elif damage == "outside":
+        meta.write_text(meta.read_text("utf-8").replace("train-00001", "../train-00001"), "utf-8")
     elif damage == "json":
         meta.write_bytes(meta.read_bytes()[:-9])
     else:
@@ -303,7 +306,8 @@ def command(*arguments, **how):
 
 
 @pytest.mark.slow
-def test_a_signal_stops_the_command_and_its_workers_and_the_same_command_goes_on(tmp_path, model_dir):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGKILL, -9)])
+def test_a_signal_stops_the_command_and_its_workers(tmp_path, model_dir, number, code):
     write(tmp_path / "train.txt", [" ".join(DOCUMENTS)] * 20_000)  # 66 MB: two shards
     line = (tmp_path / "train.txt", "--tokenizer", model_dir, "-o", tmp_path / "out", "--workers", 2)
     running = command(*line)
@@ -311,10 +315,10 @@ def test_a_signal_stops_the_command_and_its_workers_and_the_same_command_goes_on
         assert running.poll() is None, running.communicate()
         time.sleep(0.05)
     children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
-    running.send_signal(signal.SIGTERM)
+    running.send_signal(number)
     _, said = running.communicate(timeout=60)
-    assert running.returncode == 75, said
-    assert "the shards that are done stay" in said
+    assert running.returncode == code, said
+    assert ("the shards that are done stay" in said) == (code == 75)
     deadline = time.monotonic() + 30
     while left := [pid for pid in children if Path(f"/proc/{pid}").exists()]:
         assert time.monotonic() < deadline, left

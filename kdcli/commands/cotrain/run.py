@@ -16,8 +16,8 @@ from kdcli.commands.cotrain.models import ROLES, Pair, load_task_pair, load_text
 from kdcli.commands.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
 from kdcli.data.text.corpus import Corpus, open_corpus
 from kdcli.data.text.masking import check_share, tokens_of
-from kdcli.downstream.compare import DOWNSTREAM, opened, scored
-from kdcli.downstream.recipes import as_finetune, downstream_recipe
+from kdcli.downstream.compare import DOWNSTREAM, check_tasks, opened, scored
+from kdcli.downstream.recipes import as_finetune
 from kdcli.downstream.task import order_and_schedule, prepare
 from kdcli.errors import UsageError
 from kdcli.losses.ctcd import STUDENT, TEACHER
@@ -184,8 +184,7 @@ def _read_text(recipe: CotrainRecipe, invocation: Invocation) -> None:
     hours, and a group in which all wait for one ends after minutes."""
     check_machine(recipe.train.dtype, invocation)
     check_share(recipe.data.mask.share)
-    for task in recipe.eval.tasks:
-        downstream_recipe(recipe.eval, task, recipe.train.seed)
+    check_tasks(recipe.eval, recipe.train.seed)
     _corpus(recipe, tokenizer_of(recipe, trust_remote_code=invocation.trust_remote_code))
 
 
@@ -207,8 +206,7 @@ def _on_task(recipe: CotrainTaskRecipe, session: Session) -> tuple[OnText | OnTa
 
 def _on_text(recipe: CotrainRecipe, invocation: Invocation, session: Session) -> tuple[OnText | OnTask, Pair]:
     data, batch = recipe.data, recipe.train.batch_size
-    with session.accelerator.main_process_first():
-        pair = load_text_pair(recipe, trust_remote_code=session.trust_remote_code)
+    pair = load_text_pair(recipe, trust_remote_code=session.trust_remote_code)
     tokenizer = pair.models[STUDENT].tokenizer
     tokens_of(tokenizer, str(recipe.teacher))
     with tempfile.TemporaryDirectory() as aside:

@@ -18,8 +18,7 @@ from kdcli.commands.distill.student import Student, distill_job, freeze_unreache
 from kdcli.data.batches import BatchOrder
 from kdcli.data.text.corpus import Corpus, open_corpus
 from kdcli.data.text.masking import Masked, PassOrder, check_share, tokens_of
-from kdcli.downstream.compare import DOWNSTREAM, Tasks, opened, scored
-from kdcli.downstream.recipes import downstream_recipe
+from kdcli.downstream.compare import DOWNSTREAM, Tasks, check_tasks, opened, scored
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective, check_settings, inputs, masks_text
 from kdcli.metrics.probe import probe_demo
@@ -81,8 +80,7 @@ def read_text(recipe: DistillRecipe, invocation: Invocation) -> None:
     source, trusted = str(recipe.teacher), invocation.trust_remote_code
     config = load_config(source, trust_remote_code=trusted)
     check_shapes(recipe, config)
-    for task in recipe.eval.tasks:
-        downstream_recipe(recipe.eval, task, recipe.train.seed)
+    check_tasks(recipe.eval, recipe.train.seed)
     tokenizer = load_tokenizer(source, trust_remote_code=trusted)
     if _is_masked(recipe):
         check_share(recipe.data.mask.share)

@@ -89,7 +89,7 @@ def run(
         check_writable(output_dir, directory=True)
     opened = open_source(source)
     loaded = load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
-    workers = workers or len(os.sched_getaffinity(0))
+    workers = workers or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     if dry_run:
         return _estimate(opened, loaded, column, workers)
     assert output_dir is not None

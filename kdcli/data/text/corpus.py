@@ -88,7 +88,7 @@ def open_corpus(
     streams = given or _cached(source, tokenizer, frame, column, log)
 
     def blocks(split: str) -> Blocks:
-        stream = streams[split]
+        stream = streams.get(split) or Stream([], "<u2")
         count = len(stream) // (max_length - 2)
         if count == 0:
             message = f"the {split} text of {source} has {len(stream)} tokens, less than one block of {max_length}"

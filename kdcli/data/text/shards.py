@@ -10,6 +10,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
@@ -32,8 +33,10 @@ from kdcli.errors import MachineError, UsageError
 META = "meta.json"
 FORMAT = 2  # Raised when the files change their meaning.
 SHARD_BYTES = 1 << 26  # Of text: half a minute of one worker, which is what a kill costs
+SOON = 1.0  # Seconds after which a process says that it waits for another
 CHARS_PER_CALL = 1 << 20  # Tokenised at once: some 30 MB of memory, whatever the length of documents.
 SPLITS = ("train", "validation")
+NAMED = re.compile(r"(train|validation)-\d{5,}\.bin")
 
 
 @dataclass(frozen=True)
@@ -104,9 +107,12 @@ class Meta:
                 Shard(one["file"], one["split"], tuple(Piece(*piece) for piece in one["pieces"]), one["tokens"])
                 for one in values.pop("shards")
             )
-            if values["format"] != FORMAT or values["dtype"] not in ("<u2", "<u4"):
+            meta = cls(**values, shards=shards)
+            names = [shard.file for shard in shards if NAMED.fullmatch(shard.file)]
+            counts = [shard.tokens for shard in shards if not isinstance(shard.tokens, int | None)]
+            if meta.format != FORMAT or meta.dtype not in ("<u2", "<u4") or counts or len(names) < len(shards):
                 raise ValueError
-            return cls(**values, shards=shards)
+            return meta
         except (KeyError, TypeError, ValueError, AttributeError):
             raise UsageError(f"{folder / META} was not written by this kdcli's `tokenize`", "tokenise again") from None
 
@@ -178,7 +184,7 @@ def tokenise(
     frame = Frame.of(tokenizer)
     with disk_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder, waits=cached):
+    with _locked(folder, log, waits=cached):
         there = _there(folder, anew=cached)
         if cached and there is not None and there.whole and not _left(there, there, folder):
             return there
@@ -205,13 +211,17 @@ def tokenise(
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, *, waits: bool) -> Iterator[None]:
+def _locked(folder: Path, log: Log, *, waits: bool) -> Iterator[None]:
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
-    try:
-        with disk_errors(folder):
-            lock.acquire(timeout=-1 if waits else 0)
-    except Timeout:
-        raise UsageError(f"another process is writing {folder}", "wait for it, or give another directory") from None
+    with disk_errors(folder):
+        try:
+            lock.acquire(timeout=SOON if waits else 0)
+        except Timeout:
+            if not waits:
+                hint = "wait for it, or give another directory"
+                raise UsageError(f"another process is writing {folder}", hint) from None
+            log(f"waiting for another process that tokenises into {folder}")
+            lock.acquire()
     try:
         yield
     finally:
@@ -221,7 +231,7 @@ def _locked(folder: Path, *, waits: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def _begun(folder: Path, meta: Meta, left: Sequence[Shard], *, keeps: bool) -> Iterator[None]:
     """Write the plan, and take away shards of other text. After an error nothing is left of a run that finished no
-    shard; `keeps`: nor of one whose text was wrong, since text that is mended has another name in the cache."""
+    shard nor, unless it `keeps`, of one whose text was wrong: mended text has another name in the cache."""
     keep = {shard.file for shard in meta.shards} - {shard.file for shard in left}
     with disk_errors(folder):
         made = not folder.exists()
@@ -277,11 +287,13 @@ def _left(meta: Meta, there: Meta | None, folder: Path) -> list[Shard]:
 def _grouped(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
     """Neighbours in groups of about `SHARD_BYTES`."""
     group: list[Piece] = []
+    size = 0
     for piece in pieces:
-        if group and (not piece.size or sum(one.size for one in group) + piece.size > SHARD_BYTES):
+        if group and (not piece.size or size + piece.size > SHARD_BYTES):
             yield group
-            group = []
+            group, size = [], 0
         group.append(piece)
+        size += piece.size
     yield group
 
 
@@ -337,13 +349,15 @@ def _run(work: Work, left: Sequence[Shard], count: int, workers: int | None, log
     """Write shards, here or in workers, and say how far it is."""
     began, logged, done, tokens = time.monotonic(), 0.0, 0, 0
     size = sum(shard.size for shard in left)
-    log(f"tokenising {work.source.name} ({size / 1e6:,.1f} MB): {len(left)} of {count} shards")
+    known = f" ({size / 1e6:,.1f} MB)" if size else ""
+    log(f"tokenising {work.source.name}{known}: {len(left)} of {count} shards")
     for number, (shard, written) in enumerate(_written(work, left, workers, log), 1):
         done, tokens = done + shard.size, tokens + written
         if (now := time.monotonic()) - logged > LOG_SECONDS or number == len(left):
             logged, rate = now, done / (now - began)
+            pace = f", {rate / 1e6:.2f} MB/s" if rate else ""
             hours = f", {(size - done) / rate / 3600:.2f} h left" if rate and number < len(left) else ""
-            log(f"{number} of {len(left)} shards, {tokens:,} tokens, {rate / 1e6:.2f} MB/s{hours}")
+            log(f"{number} of {len(left)} shards, {tokens:,} tokens{pace}{hours}")
 
 
 def _written(work: Work, left: Sequence[Shard], workers: int | None, log: Log) -> Iterator[tuple[Shard, int]]:
