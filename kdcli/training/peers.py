@@ -185,7 +185,7 @@ class Peers:
         assert first is not None
         if self._rank == 0:
             self._store.set(SAID, "")
-            return error if own else _Told(first)
+            return error if own else _told(first)
         # A process that was stopped leaves at once: the main one may wait for it in a collective.
         others = first["rank"] != self._rank or isinstance(error, Stopped)
         if others or _await(lambda: self._store.check([SAID]), SAY_SECONDS):
@@ -273,12 +273,11 @@ class Peers:
             return
 
 
-class _Told(KdcliError):
+def _told(failure: dict[str, Any]) -> KdcliError:
     """The failure of another process."""
-
-    def __init__(self, failure: dict[str, Any]) -> None:
-        super().__init__(failure["message"], failure["hint"])
-        self.exit_code = failure["code"]
+    error = KdcliError(failure["message"], failure["hint"])
+    error.exit_code = failure["code"]
+    return error
 
 
 def _await(true: Callable[[], bool], seconds: float) -> bool:
