@@ -30,6 +30,8 @@ SILENT_BEATS = 80
 """Beats without a word after which a process counts as gone; own beats, so that a machine may be suspended."""
 GRACE_SECONDS = 4.0
 """How long a process that is told of a failure has to end by itself."""
+STOP_SECONDS = 40.0
+"""The same where the other one was stopped, or ran out of memory."""
 SAY_SECONDS = 10.0
 """How long a process that failed waits for the main one to say why."""
 FAILED, SAID, ALL, OVER = "failed", "said", "all", "over"
@@ -226,7 +228,9 @@ class Peers:
             self._look()
         if torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl":
             torch.distributed.distributed_c10d._get_default_group().abort()
-        if self._ending.wait(GRACE_SECONDS) or not self._voice.acquire(blocking=False):
+        # A process that was stopped frees the main one, which then writes a checkpoint, only with its end.
+        seconds = STOP_SECONDS if self._failure["code"] == Stopped.exit_code else GRACE_SECONDS
+        if self._ending.wait(seconds) or not self._voice.acquire(blocking=False):
             return
         if self._rank in (0, self._failure["rank"]) and not (self._failure.get("lost") and parent_watches()):
             sys.stderr.write("\n".join(["", f"error: {self._failure['message']}", self._failure["hint"] or "", ""]))
