@@ -108,6 +108,8 @@ def save_model(
     or not writable; then no file is there."""
     if custom := is_custom(model):
         describe_code(model)
+    # Of several processes each may save one for itself; transformers would write in the first alone.
+    model.should_save_on_this_rank = lambda is_main_process: True
     with fill_dir(folder, last=CONFIG) as aside:
         model.save_pretrained(aside)
         if custom:

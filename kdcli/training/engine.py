@@ -148,8 +148,10 @@ class _Run:
         rows = _longest(self.job, self._shares(step)[self.rank], self.micro)
         while self._gradients(step, [self.job.examples.batch(rows[: self.micro])], dict.fromkeys(COUNTS, 1.0)) is None:
             self._halve(step)
+        # To look for parameters that a step leaves out costs a walk over its graph.
+        idle = self.session.any_rank(any(p.requires_grad and p.grad is None for p in self.modules.parameters()))
         self.optimizer.zero_grad(set_to_none=True)
-        self.forward = DistributedDataParallel(self.modules, find_unused_parameters=True, gradient_as_bucket_view=True)
+        self.forward = DistributedDataParallel(self.modules, find_unused_parameters=idle, gradient_as_bucket_view=True)
         # Masks are a function of the scores, and alike on all ranks.
         self.forward.broadcast_buffers = False
 

@@ -30,6 +30,8 @@ SILENT_BEATS = 80
 """Beats without a word after which a process counts as gone; own beats, so that a machine may be suspended."""
 GRACE_SECONDS = 4.0
 """How long a process that is told of a failure has to end by itself."""
+STOP_SECONDS = 40.0
+"""The same where the other one was stopped, or ran out of memory."""
 SAY_SECONDS = 10.0
 """How long a process that failed waits for the main one to say why."""
 FAILED, SAID, ALL, OVER = "failed", "said", "all", "over"
@@ -185,7 +187,7 @@ class Peers:
         assert first is not None
         if self._rank == 0:
             self._store.set(SAID, "")
-            return error if own else _Told(first)
+            return error if own else _told(first)
         # A process that was stopped leaves at once: the main one may wait for it in a collective.
         others = first["rank"] != self._rank or isinstance(error, Stopped)
         if others or _await(lambda: self._store.check([SAID]), SAY_SECONDS):
@@ -226,7 +228,9 @@ class Peers:
             self._look()
         if torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl":
             torch.distributed.distributed_c10d._get_default_group().abort()
-        if self._ending.wait(GRACE_SECONDS) or not self._voice.acquire(blocking=False):
+        # A process that was stopped frees the main one, which then writes a checkpoint, only with its end.
+        seconds = STOP_SECONDS if self._failure["code"] == Stopped.exit_code else GRACE_SECONDS
+        if self._ending.wait(seconds) or not self._voice.acquire(blocking=False):
             return
         if self._rank in (0, self._failure["rank"]) and not (self._failure.get("lost") and parent_watches()):
             sys.stderr.write("\n".join(["", f"error: {self._failure['message']}", self._failure["hint"] or "", ""]))
@@ -273,12 +277,11 @@ class Peers:
             return
 
 
-class _Told(KdcliError):
+def _told(failure: dict[str, Any]) -> KdcliError:
     """The failure of another process."""
-
-    def __init__(self, failure: dict[str, Any]) -> None:
-        super().__init__(failure["message"], failure["hint"])
-        self.exit_code = failure["code"]
+    error = KdcliError(failure["message"], failure["hint"])
+    error.exit_code = failure["code"]
+    return error
 
 
 def _await(true: Callable[[], bool], seconds: float) -> bool:

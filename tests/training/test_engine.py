@@ -497,6 +497,7 @@ from kdcli.training.launch import start
 
 start(torch.device("cpu"), torch.float32)
 print("group at work:", torch.distributed.is_initialized())
+torch.distributed.barrier()
 sys.exit(3)
 """
 

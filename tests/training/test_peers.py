@@ -310,3 +310,19 @@ def test_a_second_sigterm_ends_at_once_whatever_the_main_thread_waits_for():
     assert "interrupted; no checkpoint of this step was written" in said
     both[1].communicate(30)
     assert both[1].returncode == 3
+
+
+def test_a_parameter_that_no_step_uses_stays_as_in_one_process():
+    def work():
+        net = Net()
+        net.idle = torch.nn.Parameter(torch.ones(3))
+        before = net.idle.detach().clone()
+        _trained(net)
+        assert net.idle.grad is None
+        assert torch.equal(net.idle, before)
+        return {name: p.detach() for name, p in net.named_parameters()}
+
+    (one,) = in_ranks(1, work)
+    for found in in_ranks(2, work):
+        for name, parameter in one.items():
+            torch.testing.assert_close(found[name], parameter, atol=1e-5, rtol=0)

@@ -12,6 +12,11 @@ from kdcli.training import processes
 SLEEP, KILLED = "import time; time.sleep(60)", "import os; os.kill(os.getpid(), 9)"
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(processes, "END_SECONDS", 0.5)
+
+
 def wait(*programs):
     return processes._wait([subprocess.Popen([sys.executable, "-c", program]) for program in programs])
 
