@@ -13,7 +13,7 @@ import torch
 
 from kdcli.bench.latency import Subject
 from kdcli.commands.distill.settings import DistillRecipe
-from kdcli.commands.distill.student import Student, distill_job, freeze_unreached, teacher_needs
+from kdcli.commands.distill.student import Student, distill_job, freeze_unreached, relation_kernel, teacher_needs
 from kdcli.data.batches import BatchOrder
 from kdcli.data.text.corpus import Corpus, open_corpus
 from kdcli.data.text.masking import Masked, PassOrder, check_share, tokens_of
@@ -76,6 +76,7 @@ def prepare_text(resolved: Resolved[DistillRecipe], invocation: Invocation, sess
     models or data cannot be used."""
     recipe = resolved.recipe
     check_text(recipe)
+    relation_kernel(recipe.relation, session)
     teacher = _load(recipe, str(recipe.teacher), session)
     if _is_masked(recipe):
         check_share(recipe.data.mask.share)
@@ -200,11 +201,13 @@ class TextStage:
     def _build_students(self, teacher: LoadedModel) -> dict[str, Student]:
         """Build every student and freeze the weights that its loss does not reach."""
         recipe, students = self.resolved.recipe, {}
+        kernel = relation_kernel(recipe.relation, self.run.session)
         for name, shape in self.shapes.items():
             built = self._initialized(teacher, shape)
             # The projections of a loss are random: they too are a pure function of the seed.
             torch.manual_seed(recipe.train.seed)
-            students[name] = Student(built.model, build_objective(recipe.method, recipe.loss, teacher.shape, shape))
+            objective = build_objective(recipe.method, recipe.loss, teacher.shape, shape, kernel=kernel)
+            students[name] = Student(built.model, objective)
             for note in (*built.notes, *students[name].objective.notes):
                 Progress.log(f"{name}: {note}")
         freeze_unreached(students, teacher.model, self._examples(self.run.corpus.train, teacher).batch(np.arange(1)))
