@@ -16,7 +16,7 @@ import pytest
 import torch
 from interpreted import EACH, ISOLATED, MASKS, PADDED, agree, exact, of_kernel, vectors
 
-from kdcli.commands.distill import student
+from kdcli.commands.distill.student import relation_kernel
 from kdcli.errors import UsageError
 from kdcli.losses import relation
 from kdcli.losses.relation import computed_by, why_no_triton
@@ -129,9 +129,9 @@ def test_a_machine_without_it_is_told_why(monkeypatch):
 )
 def test_what_computes_relations(monkeypatch, wanted, capability, reason, kernel):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(student, "why_no_triton", lambda device, dtype: reason)
-    assert student._kernel.__wrapped__(wanted, torch.device("cuda"), torch.float32) == kernel
-    assert student._kernel.__wrapped__("auto", torch.device("cpu"), torch.float32) == "torch"
+    monkeypatch.setattr("kdcli.commands.distill.student.why_no_triton", lambda device, dtype: reason)
+    assert relation_kernel.__wrapped__(wanted, torch.device("cuda"), torch.float32) == kernel
+    assert relation_kernel.__wrapped__("auto", torch.device("cpu"), torch.float32) == "torch"
 
 
 def test_heads_too_wide_for_the_kernels_are_refused_or_left_to_torch(monkeypatch):

@@ -136,7 +136,7 @@ class EmbeddingRun:
         vectors = self._vectors()
         anchors = np.random.default_rng(recipe.train.seed).permutation(everything[held:])[: settings.anchors]
         anchors_RE = torch.from_numpy(vectors(np.sort(anchors)).astype(np.float32))
-        kernel = relation_kernel(recipe.relation, session)
+        kernel = relation_kernel(recipe.relation.kernel, session.device, session.compute_dtype)
         self.students = {}
         for name, to in self.shapes.items():
             built = self._initialized(to)
@@ -298,7 +298,7 @@ def prepare_embedding(resolved: Resolved[DistillRecipe], invocation: Invocation,
     """Check everything and read the texts; claims nothing. Raises KdcliError: recipe, model or texts cannot be used."""
     recipe = resolved.recipe
     trusted = session.trust_remote_code
-    relation_kernel(recipe.relation, session)
+    relation_kernel(recipe.relation.kernel, session.device, session.compute_dtype)
     teacher = Embedder.open(str(recipe.teacher), pooling=recipe.embedding.pooling, trust_remote_code=trusted)
     Progress.log(f"{teacher.source}: {teacher.note}")
     origin = _origin(recipe, teacher, session) if recipe.student.source else teacher

@@ -167,7 +167,7 @@ class TaskRun:
         """The method's objective, its projections drawn from the seed."""
         torch.manual_seed(self.recipe.train.seed)
         teacher = shape_of(self.teachers[0].model.config) if self.teachers else self.shape
-        kernel = relation_kernel(self.recipe.relation, self.session)
+        kernel = relation_kernel(self.recipe.relation.kernel, self.session.device, self.session.compute_dtype)
         return build_objective(self.recipe.method, self.recipe.loss, teacher, self.shape, kernel=kernel)
 
     def build_intermediate(self) -> StageJob:

@@ -8,23 +8,17 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from kdcli.commands.distill.settings import RelationSettings
 from kdcli.errors import MachineError
 from kdcli.losses.relation import why_no_triton
 from kdcli.models.capture import capture, params_without_grad
-from kdcli.training.launch import Session
 from kdcli.training.progress import Progress
 from kdcli.types import Batch, Examples, Job, Needs, Objective, Order, Signals, StepLoss, Term
 
 
-def relation_kernel(settings: RelationSettings, session: Session) -> str:
-    """What computes the relations of this run, see `kdcli.losses.relation.KERNEL`. Raises MachineError: Triton was
-    asked for and cannot."""
-    return _kernel(settings.kernel, session.device, session.compute_dtype)
-
-
 @cache
-def _kernel(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
+def relation_kernel(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
+    """`relation.kernel` and where it is to run -> a `kdcli.losses.relation.KERNEL`. Raises MachineError: Triton was
+    asked for and cannot run."""
     if wanted == "torch" or (wanted == "auto" and device.type != "cuda"):
         return "torch"
     if wanted == "auto" and torch.cuda.get_device_capability(device) < (8, 0):

@@ -87,7 +87,7 @@ def prepare_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, 
     kd = {f"kd.{key}": value for key, value in on_tasks(method)[1].items()}
     resolved = defaulted(resolved, kd, f"method {method}")
     recipe, trusted = resolved.recipe, session.trust_remote_code
-    relation_kernel(recipe.relation, session)
+    relation_kernel(recipe.relation.kernel, session.device, session.compute_dtype)
     name = recipe.student.to[0] if recipe.student.to else Path(str(recipe.student.source)).name
     name = f"distill-{Path(str(recipe.teacher or recipe.soft_labels)).name}-{recipe.task}-{name}".replace(":", "_")
     folder = choose_output_dir(name, resolved, invocation, session)

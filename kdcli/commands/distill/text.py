@@ -76,7 +76,7 @@ def prepare_text(resolved: Resolved[DistillRecipe], invocation: Invocation, sess
     models or data cannot be used."""
     recipe = resolved.recipe
     check_text(recipe)
-    relation_kernel(recipe.relation, session)
+    relation_kernel(recipe.relation.kernel, session.device, session.compute_dtype)
     teacher = _load(recipe, str(recipe.teacher), session)
     if _is_masked(recipe):
         check_share(recipe.data.mask.share)
@@ -201,7 +201,7 @@ class TextStage:
     def _build_students(self, teacher: LoadedModel) -> dict[str, Student]:
         """Build every student and freeze the weights that its loss does not reach."""
         recipe, students = self.resolved.recipe, {}
-        kernel = relation_kernel(recipe.relation, self.run.session)
+        kernel = relation_kernel(recipe.relation.kernel, self.run.session.device, self.run.session.compute_dtype)
         for name, shape in self.shapes.items():
             built = self._initialized(teacher, shape)
             # The projections of a loss are random: they too are a pure function of the seed.
