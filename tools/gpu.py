@@ -278,6 +278,8 @@ PIECES: dict[str, Callable[[Bench], list[Row]]] = {
     "smp-step": script("prune", "step", tiny=("--shape", "2x64", "--batch", "2", "--rounds", "2")),
     "smp-memory": script("prune", "memory", tiny=("--shape", "2x64", "--batch", "2")),
     "whole-step": script("whole_step", tiny=("--rounds", "1")),
+    "task-step": script("task_step", tiny=("--rounds", "1", "--steps", "2", "--groups", "8")),
+    "cotrain": script("cotrain", tiny=("--rounds", "1", "--batch", "2", "--teacher", "2x64", "--student", "1x64")),
     "vocabulary": script("vocabulary", tiny=("--rounds", "1")),
     "cuda-graph": cuda_graph,
     "latency": latency,
@@ -348,6 +350,7 @@ def alone(name: str, bench: Bench, seconds: float) -> dict[str, Any] | None:
 
 def _answer(piece: Callable[[Bench], list[Row]], bench: Bench, log: Path, write: Any) -> None:
     os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.stdout = sys.stderr = log.open("w", buffering=1)
     for stream in (1, 2):
         os.dup2(sys.stderr.fileno(), stream)
@@ -379,4 +382,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    # A piece is in a group of its own, and must not outlive this process.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.exit(main())
