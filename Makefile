@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test test-all lint faults mutations docs clean
+.PHONY: help install demo check test test-all lint faults mutations gpu docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,7 +26,7 @@ demo: $(STAMP) ## distil the embedded teacher into a 2x64 student: no network, n
 # One single-threaded process a core: the models of the tests are too small for more.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout 600 -n auto --dist worksteal
 # The fast tier is chosen by file: whole commands, latency workers, exports, browsers and kills are left to `make test`.
-SLOW = tests/commands tests/bench tests/backends tests/report tests/teachers tests/test_project.py \
+SLOW = tests/commands tests/bench tests/backends tests/report tests/teachers tests/test_project.py tests/test_gpu.py \
 	tests/models/test_load.py tests/models/test_heads.py tests/models/test_label_words.py tests/sparse/test_compact.py \
 	tests/training/test_processes.py tests/training/test_fake_device.py tests/metrics/test_bootstrap.py \
 	tests/data/test_corpus.py tests/data/test_demo.py tests/data/test_shards.py tests/data/test_remote.py
@@ -51,6 +51,10 @@ faults: $(STAMP) ## search for faults for MINUTES=10: kills, full disks, bad com
 
 mutations: $(STAMP) ## change sixty formulas, schedules, values and codes, one at a time: which do the tests miss? Hours
 	$(BIN)/python -m tools.faults.mutations
+
+gpu: MINUTES = 9
+gpu: $(STAMP) ## measure on a machine with a GPU, for MINUTES=9: a call goes on where the last one stopped
+	$(BIN)/python -m tools.gpu --minutes $(MINUTES)
 
 docs: $(STAMP) ## build the documentation, warnings are errors
 	$(BIN)/mkdocs build --strict --site-dir site

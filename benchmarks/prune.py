@@ -1,7 +1,7 @@
 """Pruning beside plain fine-tuning and the dense model, at BERT-base shapes unless told otherwise.
 
-    python benchmarks/prune.py step    [--shape 12x768] [--batch 32] [--length 128] [--rounds 5] [--threads 2]
-    python benchmarks/prune.py memory  [--shape 12x768] [--batch 32] [--length 128]
+    python benchmarks/prune.py step    [--shape 12x768] [--batch 32] [--length 128] [--rounds 5] [--device cpu]
+    python benchmarks/prune.py memory  [--shape 12x768] [--batch 32] [--length 128] [--device cpu]
     python benchmarks/prune.py sparse  [--shape 12x768] [--rounds 20]
     python benchmarks/prune.py masks   [--shape 12x768]
 
@@ -37,6 +37,8 @@ from kdcli.sparse.csr import sparsify
 from kdcli.sparse.mask_file import MaskInfo, apply_masks, base_hash, write_mask
 from kdcli.training.memory import peak_of
 
+CPU = torch.device("cpu")
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -46,6 +48,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", default="cpu", help="of step and memory")
     parser.add_argument("--one", choices=("plain", "smp"), help=argparse.SUPPRESS)
     parser.add_argument("--bf16", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -56,15 +59,14 @@ def main() -> None:
 
 def steps(options: argparse.Namespace) -> None:
     """Ratios of a step of SMP over a plain step, and what choosing the masks takes."""
-    ids = torch.randint(1000, 20000, (options.batch, options.length))
-    labels = torch.randint(0, 2, (options.batch,))
+    ids, labels = _rows(options)
     runs = {"plain": _plain(options.shape, ids, labels)}
     choosing: dict[str, list[float]] = {}
     for masking in ("local", "global", "proportional"):
         runs[masking] = _smp(options.shape, masking, ids, labels, choosing.setdefault(masking, []))
     for run in runs.values():
         run()
-    taken = _interleaved(runs, options.rounds)
+    taken = _interleaved(runs, options.rounds, ids.device)
     for name in ("local", "global", "proportional"):
         ratios = [a / b for a, b in zip(taken[name], taken["plain"], strict=True)]
         share = statistics.median(choosing[name]) / statistics.median(taken[name])
@@ -76,11 +78,10 @@ def steps(options: argparse.Namespace) -> None:
 def memory(options: argparse.Namespace) -> None:
     """Peak of the resident memory of plain steps and of SMP's, beyond what the libraries take."""
     if options.one:
-        ids = torch.randint(1000, 20000, (options.batch, options.length))
-        labels = torch.randint(0, 2, (options.batch,))
+        ids, labels = _rows(options)
 
         def work() -> None:
-            with torch.autocast("cpu", enabled=options.bf16):
+            with torch.autocast(ids.device.type, torch.bfloat16, enabled=options.bf16):
                 run = (
                     _plain(options.shape, ids, labels)
                     if options.one == "plain"
@@ -89,7 +90,7 @@ def memory(options: argparse.Namespace) -> None:
                 for _ in range(2):
                     run()
 
-        print(f"peak {peak_of(work, torch.device('cpu'))}")
+        print(f"peak {peak_of(work, ids.device)}")
         return
     for bf16 in (False, True):
         found = {}
@@ -103,14 +104,26 @@ def memory(options: argparse.Namespace) -> None:
         print(f"{'bf16' if bf16 else 'fp32'}: {shown}; SMP {found['smp'] / found['plain']:.2f}x plain")
 
 
-def _model(shape: str) -> PreTrainedModel:
+def _model(shape: str, device: torch.device = CPU) -> PreTrainedModel:
     torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config_of(shape)).train()
-    return model
+    return model.to(device)
+
+
+def _rows(options: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.randint(1000, 20000, (options.batch, options.length))
+    return ids.to(options.device), torch.randint(0, 2, (options.batch,)).to(options.device)
+
+
+def _done(device: torch.device) -> float:
+    """The time when the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def _plain(shape: str, ids: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
-    model = _model(shape)
+    model = _model(shape, ids.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
 
     def run() -> None:
@@ -124,7 +137,7 @@ def _plain(shape: str, ids: torch.Tensor, labels: torch.Tensor) -> Callable[[], 
 def _smp(
     shape: str, masking: str, ids: torch.Tensor, labels: torch.Tensor, choosing: list[float], *, half: bool = False
 ) -> Callable[[], None]:
-    model = _model(shape)
+    model = _model(shape, ids.device)
     pruner = build_pruner("smp", {"masking": masking}, model, density=0.1, steps=100, lr=2e-2)
     scores = [p for p in model.parameters() if p.requires_grad]
     for parameter in model.parameters():
@@ -141,9 +154,9 @@ def _smp(
         optimizer.step()
         optimizer.zero_grad()
         done += 1
-        began = time.perf_counter()
+        began = _done(ids.device)
         pruner.after(done)
-        choosing.append(time.perf_counter() - began)
+        choosing.append(_done(ids.device) - began)
 
     return run
 
@@ -194,14 +207,16 @@ def _random(model: PreTrainedModel, density: float, seed: int = 0) -> dict[str, 
     return {m.name: torch.rand(m.shape, generator=drawn) < density for m in matrices(model)}
 
 
-def _interleaved(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+def _interleaved(
+    runs: dict[str, Callable[[], object]], rounds: int, device: torch.device = CPU
+) -> dict[str, list[float]]:
     """Seconds of every run, taken in turns."""
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            began = time.perf_counter()
+            began = _done(device)
             run()
-            taken[name].append(time.perf_counter() - began)
+            taken[name].append(_done(device) - began)
     return taken
 
 

@@ -1,6 +1,7 @@
 """A step of task distillation, teacher 6x384 → student 3x384, batch 32, beside TextBrewer in one run.
 
     python benchmarks/task_step.py [--data SST2_DIR --model DIR] [--textbrewer DIR] [--groups 8 16 32] [--rounds 5]
+        [--device cpu]
 
 The same losses on both sides: squared error of attention scores (three layers), of hidden states (embedding and three
 layers, each through a learned matrix), and soft targets.
@@ -25,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -51,12 +53,11 @@ from kdcli.models.heads import load_for_task
 from kdcli.models.shape import build_student, parse_shape, shape_of
 from kdcli.teachers.cache import SignalStore
 from kdcli.teachers.teacher import Teacher
-from kdcli.training.device import choose_dtype
+from kdcli.training.device import choose_device, choose_dtype
 from kdcli.training.engine import train
 from kdcli.training.launch import Session, start
 from kdcli.types import Batch, Examples, Job, Objective, Schedule, Signals, StepLoss, real_tokens
 
-CPU = torch.device("cpu")
 BATCH, ROWS = 32, 2048
 PAIRS = {0: 0, 1: 2, 2: 4, 3: 6}
 Way = Callable[[int], tuple[int, float]]
@@ -239,6 +240,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     if bool(options.data) != bool(options.model):
         parser.error("--data and --model go together")
@@ -256,29 +258,35 @@ def main() -> None:
         listened = capture(copy.deepcopy(teacher).eval(), student.objective.teacher_needs)
         check_same_losses(peer, student, listened, rows)
         ways["TextBrewer"] = peer.way(rows)
-    auto = choose_dtype("auto", CPU)
+    device = choose_device(options.device)
+    auto = choose_dtype("auto", device)
     print(f"--dtype auto is {str(auto)[6:]} here")
     with tempfile.TemporaryDirectory() as folder:
         for dtype in dict.fromkeys((auto, torch.float32)):
-            ways |= kdcli_ways(teacher, fresh, rows, dtype, options.groups, Path(folder))
+            ways |= kdcli_ways(teacher, fresh, rows, (device, dtype), options.groups, Path(folder))
         compare(ways, options)
 
 
 def kdcli_ways(
-    teacher: PreTrainedModel, fresh: PreTrainedModel, rows: Encoded, dtype: torch.dtype, groups: list[int], folder: Path
+    teacher: PreTrainedModel,
+    fresh: PreTrainedModel,
+    rows: Encoded,
+    where: tuple[torch.device, torch.dtype],
+    groups: list[int],
+    folder: Path,
 ) -> dict[str, Way]:
     """One way a size of group, live and cached."""
-    objective = with_logits(teacher, fresh)
-    listened = capture(prepare_teacher(copy.deepcopy(teacher), dtype), objective.teacher_needs)
+    (device, dtype), objective = where, with_logits(teacher, fresh)
+    listened = capture(prepare_teacher(copy.deepcopy(teacher), dtype).to(device), objective.teacher_needs)
     made = SignalStore.open(
         folder,
         rows,
         listened,
         needs=objective.teacher_needs,
         fingerprint=str(dtype),
-        device=CPU,
+        device=device,
         limit_bytes=1 << 33,
-        log=print,
+        log=partial(print, file=sys.stderr),
     )
     assert made is not None, "no room for the store"
     name, found = str(dtype)[6:], {}
@@ -290,7 +298,8 @@ def kdcli_ways(
         def go(steps: int) -> tuple[int, float]:
             # One number format a process: the engine's is what its accelerator was started with.
             AcceleratorState._reset_state()
-            return kdcli_way(Session(start(CPU, dtype), CPU), student, examples, rows.lengths, group, signals)(steps)
+            session = Session(start(device, dtype), device)
+            return kdcli_way(session, student, examples, rows.lengths, group, signals)(steps)
 
         return go
 

@@ -1,6 +1,6 @@
 """A whole distillation step, teacher 12x768 -> student 6x384, batch 16 x 128, three ways in one run.
 
-    python benchmarks/whole_step.py [--rounds 5] [--textbrewer] [--dropout 0]
+    python benchmarks/whole_step.py [--rounds 5] [--textbrewer] [--dropout 0] [--device cpu]
 
 * kdcli: what the command runs. The teacher stops at its last q, k, v; matrix products in the dtype `--dtype auto` picks
   (and in the other one); the blocked relation loss.
@@ -29,28 +29,40 @@ from kdcli.models.capture import capture, prepare_teacher
 from kdcli.models.card import multiply_adds
 from kdcli.models.shape import build_student, parse_shape, shape_of
 from kdcli.training.cpu_kernels import fast_cpu_kernels
-from kdcli.training.device import choose_dtype
+from kdcli.training.device import choose_device, choose_dtype
 from kdcli.types import Needs
 
 BATCH, LENGTH = 16, 128
 CPU = torch.device("cpu")
 
 
-def teacher_and_student(shape: str = "6x384", *, dropout: float) -> tuple[BertModel, BertModel]:
+def teacher_and_student(
+    shape: str = "6x384", *, dropout: float, device: torch.device = CPU, config: BertConfig | None = None
+) -> tuple[BertModel, BertModel]:
     torch.manual_seed(0)
-    teacher = BertModel(BertConfig(), add_pooling_layer=False)
+    teacher = BertModel(config or BertConfig(), add_pooling_layer=False)
     student = build_student(teacher, parse_shape(shape, shape_of(teacher.config)), dropout=dropout).model
-    return teacher.eval(), student.train()
+    return teacher.eval().to(device), student.train().to(device)
 
 
 def optimizer_of(*students: BertModel) -> torch.optim.Optimizer:
     return torch.optim.AdamW([p for s in students for p in s.parameters()], lr=1e-4, fused=True)
 
 
-def kdcli_step(shapes: list[str], dtype: torch.dtype, *, dropout: float):
-    teacher, _ = teacher_and_student(dropout=dropout)
-    students = [teacher_and_student(s, dropout=dropout)[1] for s in shapes]
-    objectives = [build_objective("minilm", {}, shape_of(teacher.config), shape_of(s.config)) for s in students]
+def kdcli_step(
+    shapes: list[str],
+    dtype: torch.dtype,
+    *,
+    dropout: float,
+    device: torch.device = CPU,
+    config: BertConfig | None = None,
+    kernel: str = "torch",
+):
+    how = {"dropout": dropout, "device": device, "config": config}
+    teacher, _ = teacher_and_student(shapes[0], **how)
+    students = [teacher_and_student(s, **how)[1] for s in shapes]
+    of_teacher = shape_of(teacher.config)
+    objectives = [build_objective("minilm", {}, of_teacher, shape_of(s.config), kernel=kernel) for s in students]
     needs = Needs()
     for objective in objectives:
         needs |= objective.teacher_needs
@@ -61,7 +73,8 @@ def kdcli_step(shapes: list[str], dtype: torch.dtype, *, dropout: float):
     def step(ids_BL: torch.Tensor) -> None:
         with torch.no_grad():
             signals = hear_teacher({"input_ids": ids_BL})
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32), fast_cpu_kernels(CPU, students):
+        autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+        with autocast, fast_cpu_kernels(device, students):
             loss = sum(
                 sum(o.terms(signals, h({"input_ids": ids_BL})).values()) for o, h in zip(objectives, hear, strict=True)
             )
@@ -98,8 +111,8 @@ def with_values(model: BertModel):
     return run
 
 
-def plain_step(*, dropout: float):
-    teacher, student = teacher_and_student(dropout=dropout)
+def plain_step(*, dropout: float, device: torch.device):
+    teacher, student = teacher_and_student(dropout=dropout, device=device)
     run_teacher, run_student = with_values(teacher), with_values(student)
     optimizer = optimizer_of(student)
 
@@ -158,16 +171,28 @@ def textbrewer_step(*, dropout: float):
     return step
 
 
-def product_rate(dtype: torch.dtype) -> float:
+def step_flops(teacher: BertModel, student: BertModel, batch: int) -> float:
+    """Floating-point operations of a step on rows of 128 tokens: the last layer of both stops at its q, k and v, and a
+    backward pass costs two forward passes."""
+    of_teacher, of_student = (
+        multiply_adds(model) * (1 - 0.75 / model.config.num_hidden_layers) for model in (teacher, student)
+    )
+    return 2 * batch * (of_teacher + 3 * of_student)
+
+
+def product_rate(dtype: torch.dtype, device: torch.device = CPU) -> float:
     """FLOP/s of a 2048x768x3072 product, the best of ten."""
-    a, b = torch.randn(2048, 768).to(dtype), torch.randn(768, 3072).to(dtype)
+    a, b = torch.randn(2048, 768).to(device, dtype), torch.randn(768, 3072).to(device, dtype)
     best = min(timed(lambda: a @ b) for _ in range(10))
     return 2 * 2048 * 768 * 3072 / best
 
 
 def timed(call) -> float:
+    """Seconds until a call, and what it left a GPU to do, is done."""
     began = time.perf_counter()
     call()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     return time.perf_counter() - began
 
 
@@ -176,19 +201,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--textbrewer", action="store_true")
     parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    auto = choose_dtype("auto", CPU)
+    device = choose_device(options.device)
+    auto = choose_dtype("auto", device)
     other = torch.float32 if auto == torch.bfloat16 else torch.bfloat16
+    how = {"dropout": options.dropout, "device": device}
     ways = {
-        "kdcli": kdcli_step(["6x384"], auto, dropout=options.dropout),
-        f"kdcli {str(other)[6:]}": kdcli_step(["6x384"], other, dropout=options.dropout),
-        "plain": plain_step(dropout=options.dropout),
-        "kdcli 6x384+4x312": kdcli_step(["6x384", "4x312:1200"], auto, dropout=options.dropout),
-        "kdcli 4x312": kdcli_step(["4x312:1200"], auto, dropout=options.dropout),
+        "kdcli": kdcli_step(["6x384"], auto, **how),
+        f"kdcli {str(other)[6:]}": kdcli_step(["6x384"], other, **how),
+        "plain": plain_step(**how),
+        "kdcli 6x384+4x312": kdcli_step(["6x384", "4x312:1200"], auto, **how),
+        "kdcli 4x312": kdcli_step(["4x312:1200"], auto, **how),
     }
     if options.textbrewer:
         ways["TextBrewer"] = textbrewer_step(dropout=options.dropout)
-    ids_BL = torch.randint(1000, 30000, (BATCH, LENGTH))
+    ids_BL = torch.randint(1000, 30000, (BATCH, LENGTH), device=device)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(options.rounds + 1):
         for name, step in ways.items():
@@ -204,9 +232,8 @@ def main() -> None:
         for b, x, y in zip(*(seconds[n][1:] for n in ("kdcli 6x384+4x312", "kdcli", "kdcli 4x312")), strict=True)
     ]
     print(f"two students of one teacher pass cost {statistics.median(both):.2f} of two runs")
-    teacher, student = teacher_and_student(dropout=options.dropout)
-    flops = 2 * BATCH * (multiply_adds(teacher) * 11.25 / 12 + 3 * multiply_adds(student) * 5.25 / 6)
-    rate = product_rate(auto)
+    flops = step_flops(*teacher_and_student(dropout=options.dropout), BATCH)
+    rate = product_rate(auto, device)
     print(
         f"about {flops / median['kdcli'] / 1e9:.0f} GFLOP/s of {rate / 1e9:.0f} a plain product reaches: "
         f"{flops / median['kdcli'] / rate:.0%}"

@@ -15,11 +15,13 @@ In all of them no gradient reaches the teacher and padding counts nothing; tests
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from kdcli.errors import UsageError
+from kdcli.losses.relation import computed_by
 from kdcli.recipe.methods import Methods
-from kdcli.types import ModelShape, Objective
+from kdcli.types import ModelShape, Objective, Signals
 
 _METHODS = Methods(__name__, "objective", "loss")
 methods, check_settings = _METHODS.names, _METHODS.settings
@@ -47,11 +49,19 @@ def on_tasks(method: str) -> tuple[str, dict[str, float]]:
     return module.STAGE, module.KD
 
 
-def build_objective(method: str, settings: Mapping[str, Any], teacher: ModelShape, student: ModelShape) -> Objective:
-    """A method's objective; UsageError if its settings are wrong or it cannot compare these two shapes."""
+def build_objective(
+    method: str, settings: Mapping[str, Any], teacher: ModelShape, student: ModelShape, *, kernel: str = "torch"
+) -> Objective:
+    """A method's objective, its relations by a `kdcli.losses.relation.KERNEL`. Raises UsageError: its settings are
+    wrong, or it cannot compare these two shapes."""
     checked = check_settings(method, settings)
     try:
         objective: Objective = _METHODS.module(method).objective(checked, teacher, student)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    return objective
+
+    def terms(teacher: Signals, student: Signals) -> Mapping[str, Any]:
+        with computed_by(kernel):
+            return objective.terms(teacher, student)
+
+    return replace(objective, terms=terms)

@@ -5,14 +5,26 @@ MiniLMv2's Q-Q, K-K, V-V. MiniLM (arXiv 2002.10957, eq. 6 and 9) and MiniLMv2 (a
 `relation_kl`. TinyBERT (arXiv 1909.10351, eq. 7) compares the scores before the softmax: `score_mse`.
 
 The plain formulas keep half a dozen [B, A, L, L] tensors for autograd. Here a block of a few heads is reduced to its
-share of the loss *and* to the gradient of its inputs [B, A, L, K] before the next block starts.
+share of the loss *and* to the gradient of its inputs [B, A, L, K] before the next block starts. On a GPU the kernels of
+`relation_triton.py` may do the same without a block of scores in memory.
 """
 
+import functools
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kdcli.errors import UsageError
+
+Pair = tuple[Tensor, Tensor]
+# `torch`; `triton` on CUDA devices; or `auto`: triton where its blocks hold the heads.
+KERNEL: ContextVar[str] = ContextVar("KERNEL", default="torch")
 # Score of a masked position: far below any real one, yet finite, so that 0 · (log p - log q) is 0 and not NaN.
 MASKED = -1e30
 # Scores of a block: 2 MB of float32 per buffer stay in a CPU core's cache; a GPU needs enough work per launch.
@@ -76,6 +88,8 @@ class _RelationKL(_MadeForward):
     def forward(
         ctx: Any, student_x: Tensor, student_y: Tensor, teacher_x: Tensor, teacher_y: Tensor, mask: Tensor | None
     ) -> Tensor:
+        if _by_triton(student_x, teacher_x):
+            return _in_triton(ctx, (student_x, student_y), (teacher_x, teacher_y), mask, kl=True)
         (batch, heads, length, _), device = student_x.shape, student_x.device
         bias, real_BL = _bias_and_rows(mask)
         # The number of rows stays on the device: reading it would wait for everything that the device still computes.
@@ -124,6 +138,8 @@ class _ScoreMSE(_MadeForward):
     def forward(
         ctx: Any, student_x: Tensor, student_y: Tensor, teacher_x: Tensor, teacher_y: Tensor, mask: Tensor | None
     ) -> Tensor:
+        if _by_triton(student_x, teacher_x):
+            return _in_triton(ctx, (student_x, student_y), (teacher_x, teacher_y), mask, kl=False)
         (batch, heads, length, _), device = student_x.shape, student_x.device
         root_BALK, real_BALK, allowed_BALL = _row_weights(mask, heads, length, batch, device)
         s_scale, t_scale = student_x.shape[-1] ** -0.5, teacher_x.shape[-1] ** -0.5
@@ -153,6 +169,72 @@ class _ScoreMSE(_MadeForward):
         if gradients is not None:
             ctx.save_for_backward(*gradients)
         return total.float()
+
+
+@contextmanager
+def computed_by(kernel: str) -> Iterator[None]:
+    """Inside, relations are computed by this `KERNEL`."""
+    token = KERNEL.set(kernel)
+    try:
+        yield
+    finally:
+        KERNEL.reset(token)
+
+
+def _by_triton(student_x: Tensor, teacher_x: Tensor) -> bool:
+    """Whether the Triton kernels take these; raises UsageError if they were asked for and the heads are too wide."""
+    if KERNEL.get() == "torch" or not student_x.is_cuda:
+        return False
+    from kdcli.losses.relation_triton import most_width
+
+    width, most = max(student_x.shape[-1], teacher_x.shape[-1]), most_width(student_x.device)
+    if width > most and KERNEL.get() == "triton":
+        raise UsageError(
+            f"relation.kernel=triton: heads of {width} dims; on this card it takes at most {most}",
+            "set relation.kernel=auto or torch",
+        )
+    return width <= most
+
+
+def _in_triton(ctx: Any, student: Pair, teacher: Pair, mask: Tensor | None, *, kl: bool) -> Tensor:
+    from kdcli.losses.relation_triton import compared
+
+    loss, gradients = compared(student, teacher, mask, kl=kl, grad=any(ctx.needs_input_grad[:2]))
+    if gradients is not None:
+        ctx.save_for_backward(*gradients)
+    return loss
+
+
+@functools.cache
+def why_no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the Triton kernels cannot run here, None if they can: then they have just given the loss of PyTorch."""
+    if device.type != "cuda":
+        return f"it needs a CUDA device, this is {device}"
+    if find_spec("triton") is None:
+        return "triton is not installed: pip install 'kdcli[triton]'"
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 6:
+        return f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}; it needs 6.0"
+    from triton.errors import TritonError
+
+    x_BALK = torch.linspace(-2, 2, 2 * 2 * 40 * 24, device=device).sin().view(2, 2, 40, 24).to(dtype)
+    inputs = x_BALK, x_BALK, x_BALK.flip(-1), x_BALK.flip(-2)
+    mask = torch.arange(40, device=device) < torch.tensor([[40], [23]], device=device)
+    try:
+        found = [_value_and_gradients(kernel, *inputs, mask) for kernel in ("torch", "triton")]
+    except (TritonError, RuntimeError, OSError, subprocess.SubprocessError) as error:
+        lines = str(error).strip().splitlines()
+        return f"it fails on {torch.cuda.get_device_name(device)}: {lines[0] if lines else type(error).__name__}"
+    worst = max(float((a - b).norm() / a.norm()) for a, b in zip(*found, strict=True))
+    near = 1e-3 if dtype == torch.float32 else 0.05
+    return None if worst < near else f"it differs by {worst:.1e} from PyTorch on {torch.cuda.get_device_name(device)}"
+
+
+def _value_and_gradients(kernel: str, t_x: Tensor, t_y: Tensor, s_x: Tensor, s_y: Tensor, mask: Tensor) -> list[Tensor]:
+    leaves = s_x.detach().requires_grad_(), s_y.detach().requires_grad_()
+    with computed_by(kernel):
+        loss = relation_kl(t_x, t_y, *leaves, mask)
+    return [loss.detach(), *(gradient.float() for gradient in torch.autograd.grad(loss, leaves))]
 
 
 def _row_weights(

@@ -400,6 +400,16 @@ def test_the_embedded_teacher_needs_no_network_by_any_method(monkeypatch, method
     assert ("loss.hidden" in resolved.origins) == (method == "minilm")
 
 
+@pytest.mark.parametrize("more", [(), ("--method", "embedding"), ("--task", "demo-topic")])
+def test_triton_asked_for_where_it_cannot_run(tmp_path, more):
+    result = kdcli(
+        "demo", "--to", "2x64", "--device", "cpu", "--set", "relation.kernel=triton", *more, "-o", tmp_path / "o"
+    )
+    assert (result.exit_code, result.stderr.count("error: ")) == (3, 1), result.output
+    assert "relation.kernel=triton cannot run here: it needs a CUDA device" in said_by(result)
+    assert not (tmp_path / "o").exists()
+
+
 @pytest.mark.slow
 def test_the_embedded_default(tmp_path, monkeypatch):
     monkeypatch.setattr("kdcli.data.demo.EXAMPLES", 100)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from kdcli.bench.latency import Subject
 from kdcli.commands.distill.settings import DistillRecipe, EmbeddingSettings
-from kdcli.commands.distill.student import Student, distill_job, freeze_unused, teacher_needs
+from kdcli.commands.distill.student import Student, distill_job, freeze_unused, relation_kernel, teacher_needs
 from kdcli.commands.distill.text import HELD_OUT, as_directory, held_out_losses, short_name, student_shapes
 from kdcli.data.labelled.features import Array, Encoded
 from kdcli.data.text.sentences import Texts, held_out_count, read_texts
@@ -135,6 +135,7 @@ class EmbeddingRun:
         everything = np.arange(len(self.texts))
         vectors = self._vectors()
         anchors_RE = anchors_of(vectors, everything[held:], settings.anchors, recipe.train.seed)
+        kernel = relation_kernel(recipe.relation.kernel, session.device, session.compute_dtype)
         self.students = {}
         for name, to in self.shapes.items():
             built = self._initialized(to)
@@ -143,7 +144,7 @@ class EmbeddingRun:
             if basis_ED is not None and not recipe.loss.get("dimensions"):
                 student = Embedder(name, built.model.eval(), self.origin.tokenizer, fmt, "")
                 basis_ED = self._turned(basis_ED, student, vectors)
-            objective = projected(build_objective(METHOD, recipe.loss, shape, to), basis_ED)
+            objective = projected(build_objective(METHOD, recipe.loss, shape, to, kernel=kernel), basis_ED)
             self.students[name], self.formats[name] = Student(built.model, objective, Pool(fmt)), fmt
             for note in built.notes:
                 Progress.log(f"{name}: {note}")
@@ -289,6 +290,7 @@ def prepare_embedding(resolved: Resolved[DistillRecipe], invocation: Invocation,
     """Check everything and read the texts; claims nothing. Raises KdcliError: recipe, model or texts cannot be used."""
     recipe = resolved.recipe
     trusted = session.trust_remote_code
+    relation_kernel(recipe.relation.kernel, session.device, session.compute_dtype)
     teacher = Embedder.open(str(recipe.teacher), pooling=recipe.embedding.pooling, trust_remote_code=trusted)
     Progress.log(f"{teacher.source}: {teacher.note}")
     origin = _origin(recipe, teacher, session) if recipe.student.source else teacher

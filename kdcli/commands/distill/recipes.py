@@ -20,6 +20,7 @@ def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
     general, student = recipe.general, recipe.student
     options: dict[str, Any] = {f"student.{key}": getattr(student, key) for key in ("to", "init", "layers")}
     options |= {f"train.{key}": getattr(recipe.train, key) for key in ("seed", "dtype")}
+    options["relation.kernel"] = recipe.relation.kernel
     options |= {"teacher": general.teacher or recipe.teacher, "data.source": general.source, "measure.latency": False}
     options["teacher.shard"] = recipe.shard_teacher
     if general.recipe is None:

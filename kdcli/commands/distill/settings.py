@@ -20,6 +20,13 @@ class StudentSettings(Section):
     source: str | None = None
 
 
+class RelationSettings(Section):
+    """`relation:`, what computes relations of self-attention: PyTorch, kernels in Triton on a CUDA device, or `auto`,
+    Triton where it is installed and the card has compute capability 8.0."""
+
+    kernel: Literal["auto", "torch", "triton"] = "auto"
+
+
 class EmbeddingSettings(VectorSettings):
     """`embedding:`, of `method: embedding`. `dense`: a student narrower than its teacher's vectors gets a dense layer
     up to their width; otherwise it learns their principal components. `vectors` is a file of the teacher's vectors,
@@ -39,6 +46,7 @@ class DistillRecipe(Section):
     assistant: str = "auto"
     student: StudentSettings = StudentSettings()
     loss: dict[str, Any] = Field(default_factory=dict)
+    relation: RelationSettings = RelationSettings()
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings()
     eval: DownstreamSettings = DownstreamSettings()
@@ -97,6 +105,7 @@ class TaskDistillRecipe(OnTask):
     stage: Literal["separate", "joint", "none"] | None = None
     student: StudentSettings = StudentSettings()
     loss: dict[str, Any] = Field(default_factory=dict)
+    relation: RelationSettings = RelationSettings()
     kd: KdSettings = KdSettings()
     general: GeneralSettings = GeneralSettings()
     augment: AugmentSettings = AugmentSettings()

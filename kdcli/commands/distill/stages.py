@@ -20,7 +20,7 @@ from kdcli.bench.latency import Subject
 from kdcli.commands.distill.augment import WordSource, augmented
 from kdcli.commands.distill.recipes import stage_settings, undistilled_recipe
 from kdcli.commands.distill.settings import TaskDistillRecipe
-from kdcli.commands.distill.student import Student, distill_job, freeze_unreached, objective_terms
+from kdcli.commands.distill.student import Student, distill_job, freeze_unreached, objective_terms, relation_kernel
 from kdcli.commands.distill.text import HELD_OUT, TextRun, held_out_losses
 from kdcli.data.batches import BucketOrder
 from kdcli.downstream import task as downstream
@@ -170,7 +170,8 @@ class TaskRun:
         """The method's objective, its projections drawn from the seed."""
         torch.manual_seed(self.recipe.train.seed)
         teacher = shape_of(self.teachers[0].model.config) if self.teachers else self.shape
-        return build_objective(self.recipe.method, self.recipe.loss, teacher, self.shape)
+        kernel = relation_kernel(self.recipe.relation.kernel, self.session.device, self.session.compute_dtype)
+        return build_objective(self.recipe.method, self.recipe.loss, teacher, self.shape, kernel=kernel)
 
     def build_intermediate(self) -> StageJob:
         """The method's objective alone, on the examples and their copies."""

@@ -1,16 +1,33 @@
 """Distilling as the engine sees it: students, each with a loss, against the signals of one teacher."""
 
 from collections.abc import Callable, Mapping
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from kdcli.errors import MachineError
+from kdcli.losses.relation import why_no_triton
 from kdcli.models.capture import capture, params_without_grad
 from kdcli.training.progress import Progress
 from kdcli.types import Batch, Examples, Job, Needs, Objective, Order, Signals, StepLoss, Term
+
+
+@cache
+def relation_kernel(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
+    """`relation.kernel` and where it is to run -> a `kdcli.losses.relation.KERNEL`. Raises MachineError: Triton was
+    asked for and cannot run."""
+    if wanted == "torch" or (wanted == "auto" and device.type != "cuda"):
+        return "torch"
+    if wanted == "auto" and torch.cuda.get_device_capability(device) < (8, 0):
+        return "torch"  # Triton has no tensor cores there.
+    reason = why_no_triton(device, dtype)
+    if reason is not None and wanted == "triton":
+        raise MachineError(f"relation.kernel=triton cannot run here: {reason}", "set relation.kernel=auto or torch")
+    Progress.log("relations: Triton kernels, see relation.kernel" if reason is None else f"no Triton kernels: {reason}")
+    return wanted if reason is None else "torch"
 
 
 class Student(nn.Module):

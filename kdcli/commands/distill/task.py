@@ -8,6 +8,7 @@ from kdcli.commands.distill.augment import Copies, augmented, open_words
 from kdcli.commands.distill.recipes import SOFT_TARGETS, general_recipe, stage_settings, undistilled_recipe
 from kdcli.commands.distill.settings import DistillRecipe, TaskDistillRecipe
 from kdcli.commands.distill.stages import START, STUDENT, TaskRun
+from kdcli.commands.distill.student import relation_kernel
 from kdcli.commands.distill.text import TextRun, prepare_text, read_text
 from kdcli.data.augment.copies import rows
 from kdcli.disk import check_writable, write_atomic
@@ -97,6 +98,7 @@ def prepare_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, 
     kd = {f"kd.{key}": value for key, value in on_tasks(method)[1].items()}
     resolved = defaulted(resolved, kd, f"method {method}")
     recipe, trusted = resolved.recipe, session.trust_remote_code
+    relation_kernel(recipe.relation.kernel, session.device, session.compute_dtype)
     name = recipe.student.to[0] if recipe.student.to else Path(str(recipe.student.source)).name
     name = f"distill-{Path(str(recipe.teacher or recipe.soft_labels)).name}-{recipe.task}-{name}".replace(":", "_")
     folder = choose_output_dir(name, resolved, invocation, session)

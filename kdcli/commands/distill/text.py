@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kdcli.bench.latency import Subject
 from kdcli.commands.distill.settings import DistillRecipe
-from kdcli.commands.distill.student import Student, distill_job, freeze_unreached, teacher_needs
+from kdcli.commands.distill.student import Student, distill_job, freeze_unreached, relation_kernel, teacher_needs
 from kdcli.data.batches import BatchOrder
 from kdcli.data.text.corpus import Corpus, open_corpus
 from kdcli.data.text.masking import Masked, PassOrder, check_share, tokens_of
@@ -76,7 +76,7 @@ def read_text(recipe: DistillRecipe, invocation: Invocation) -> None:
     """Check what needs no weights, then tokenise the text unless it is cached. Called before the processes join: it may
     take hours, and a group in which all wait for one ends after minutes. Raises KdcliError: as `prepare_text`."""
     check_text(recipe)
-    check_machine(recipe.train.dtype, invocation)
+    relation_kernel(recipe.relation.kernel, *check_machine(recipe.train.dtype, invocation))
     source, trusted = str(recipe.teacher), invocation.trust_remote_code
     config = load_config(source, trust_remote_code=trusted)
     check_shapes(recipe, config)
@@ -223,11 +223,13 @@ class TextStage:
     def _build_students(self, teacher: LoadedModel) -> dict[str, Student]:
         """Build every student and freeze the weights that its loss does not reach."""
         recipe, students = self.resolved.recipe, {}
+        kernel = relation_kernel(recipe.relation.kernel, self.run.session.device, self.run.session.compute_dtype)
         for name, shape in self.shapes.items():
             built = self._initialized(teacher, shape)
             # The projections of a loss are random: they too are a pure function of the seed.
             torch.manual_seed(recipe.train.seed)
-            students[name] = Student(built.model, build_objective(recipe.method, recipe.loss, teacher.shape, shape))
+            objective = build_objective(recipe.method, recipe.loss, teacher.shape, shape, kernel=kernel)
+            students[name] = Student(built.model, objective)
             for note in (*built.notes, *students[name].objective.notes):
                 Progress.log(f"{name}: {note}")
         freeze_unreached(students, teacher.model, self._examples(self.run.corpus.train, teacher).batch(np.arange(1)))
