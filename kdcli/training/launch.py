@@ -167,7 +167,7 @@ def refuse_engines() -> None:
         if os.environ.get(name, "false").lower() in ("1", "true", "yes", "on"):
             raise UsageError(
                 f"{what} is asked for ({name}), but every process trains a whole student",
-                "leave it out of the accelerate configuration: plain processes share the batch",
+                "leave it out of the accelerate configuration; --set teacher.shard=true shares out a large teacher",
             )
 
 

@@ -170,8 +170,8 @@ def test_environment_names_nobody(monkeypatch):
     assert found["memory_bytes"] > 10**8
     assert 1 <= found["latency_threads"] <= found["physical_cores"] <= found["logical_cores"]
     assert not [name for name in (json.dumps(str(Path.home())), str(Path.cwd())) if name in json.dumps(found)]
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: f"card {i}")
+    monkeypatch.setattr("kdcli.bench.environment.accelerators", lambda: ["cuda:0", "cuda:1"])
+    monkeypatch.setattr("kdcli.bench.environment.device_name", lambda device: f"card {device[-1]}")
     assert environment()["gpus"] == ["card 0", "card 1"]
     assert set(versions()) >= {"kdcli", "torch", "transformers"}
 

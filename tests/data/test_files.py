@@ -144,7 +144,7 @@ def test_parquet_that_is_not_utf8_is_named_with_its_rows(tmp_path):
         documents(tmp_path / "a.parquet")
 
 
-@pytest.mark.parametrize("source", ["/nowhere/at/all.txt", "./missing", "just-a-word"])
+@pytest.mark.parametrize("source", ["/nowhere/at/all.txt", "./missing", "a/b/c"])
 def test_missing_data_says_what_is_allowed(source):
     with pytest.raises(UsageError, match="no data at") as caught:
         open_source(source)

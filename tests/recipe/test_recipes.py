@@ -66,6 +66,8 @@ def test_the_table_names_the_models_of_the_recipes():
     table = (shipped("distill")["demo"].parents[1] / "README.md").read_text("utf-8")
     distilled, cotrained = (table.split(f"## {verb}\n")[1].split("\n## ")[0] for verb in ("distill", "cotrain"))
     teachers = {"BERT-base": "bert-base-uncased", "XLM-R base": "xlm-roberta-base", "embedded": "demo"}
+    teachers |= {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}
+    teachers |= {"bge-small-en-v1.5": "BAAI/bge-small-en-v1.5"}
     for name, (teacher, student, assistant, *_) in cells(distilled).items():
         recipe = resolve(DistillRecipe, recipe=name).recipe
         assert (recipe.teacher, recipe.student.to) == (teachers.get(teacher), [student] if student != "yours" else [])
