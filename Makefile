@@ -28,7 +28,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout 600 -n auto --di
 # The fast tier is chosen by file: whole commands, latency workers, exports, browsers and kills are left to `make test`.
 SLOW = tests/commands tests/bench tests/backends tests/report tests/teachers tests/test_project.py tests/test_gpu.py \
 	tests/models/test_load.py tests/models/test_heads.py tests/models/test_label_words.py tests/sparse/test_compact.py \
-	tests/training/test_processes.py tests/training/test_fake_device.py tests/metrics/test_bootstrap.py \
+	tests/training/test_processes.py tests/training/test_peers.py tests/training/test_fake_device.py tests/metrics/test_bootstrap.py \
 	tests/data/test_corpus.py tests/data/test_demo.py tests/data/test_shards.py tests/data/test_remote.py
 
 check: lint ## lint, types and the fast tier of the tests: under a minute
@@ -57,7 +57,7 @@ gpu: $(STAMP) ## measure on a machine with a GPU, for MINUTES=9: a call goes on 
 	$(BIN)/python -m tools.gpu --minutes $(MINUTES)
 
 docs: $(STAMP) ## build the documentation, warnings are errors
-	$(BIN)/mkdocs build --strict --site-dir site
+	$(BIN)/zensical build --clean --strict
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import Any
 
-if TYPE_CHECKING:
-    from kdcli.sparse.load import load
+VERBS = ("distill", "prune", "cotrain", "finetune", "evaluate", "benchmark", "export", "trim", "compress", "push")
+"""The verbs that are functions too; their signatures stand in `__init__.pyi`."""
 
-__all__ = ["__version__", "load"]
-__version__ = "0.1.0"
+__all__ = ["__version__", "load", *VERBS]
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Bring `kdcli.load` in when it is first asked for: it loads torch, which `kdcli --help` must not wait for."""
+    """Bring a function in when it is first asked for: it loads what `kdcli --help` must not wait for."""
     if name == "load":
         from kdcli.sparse.load import load
 
         return load
+    if name in VERBS:
+        return importlib.import_module("kdcli.cli.python").function(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

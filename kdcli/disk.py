@@ -22,6 +22,8 @@ MOST_NAME = 255  # Bytes of a file name on every common file system
 ASIDE = len("..part")  # What a name is longer while its file is written aside
 SURROGATE = re.compile(r"[\ud800-\udfff]")
 ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+COMMITS: dict[str, str] = {}
+"""Data sets of the hub that this run read, as they are named -> the commit that was the present one."""
 
 
 def cache_dir() -> Path:

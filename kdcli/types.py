@@ -23,7 +23,7 @@ labelled task `labels`, see `Kind`; of masked text also `labelled`, see `labelle
 RowHashes = np.ndarray[Any, np.dtype[np.uint64]]
 """Hashes of the texts of labelled rows, see `kdcli.data.labelled.rows`."""
 
-Kind = Literal["class", "multi", "score", "tokens", "span"]
+Kind = Literal["class", "multi", "score", "tokens", "span", "text"]
 """What a task predicts, and the `labels` of its batches:
 
 * `class`: one label a text or pair; [B] int64.
@@ -31,6 +31,8 @@ Kind = Literal["class", "multi", "score", "tokens", "span"]
 * `score`: a real number; [B] float32.
 * `tokens`: one label a word; [B, L] int64, IGNORED except at the first piece of a word.
 * `span`: an answer in a context; [B, 2] int64, first and last token; both 0 if the window holds none.
+* `text`: a text, the target of a source; [B, L] int64, the ids of the target, IGNORED at the source. The batch also has
+  `sources` [B] int64: how many tokens of each row are the source.
 """
 
 IGNORED = -100
@@ -46,9 +48,10 @@ class Task:
     """A labelled task: columns, labels, metrics, where its data are.
 
     Attributes:
-        texts: columns: one or two texts; the words of `tokens`; question and context of `span`.
-        label: column of the label.
-        labels: class names in order of their numbers; empty for `score` and `span`.
+        texts: columns: one or two texts, of `text` those of the source; the words of `tokens`; question and context of
+            `span`.
+        label: column of the label; of `text` the target.
+        labels: class names in order of their numbers; empty for `score`, `span` and `text`.
         metrics: names; the first is the one that a single number means.
         hub: data set and configuration on the hub; `{set}` stands for a set's name.
         sets: sets that are evaluated apart, such as MNLI's two or languages; empty for one set.
@@ -96,13 +99,13 @@ class Example:
         id: the data set's, else its number in the file.
         texts: one or two texts; the words of `tokens`; question and context of `span`.
         label: class number; numbers (`multi`); a real number (`score`); a number a word (`tokens`); gold answers
-            (`span`, empty if unanswerable). None if withheld.
+            (`span`, empty if unanswerable); the target (`text`). None if withheld.
     """
 
     where: str
     id: str
     texts: tuple[str, ...]
-    label: int | float | tuple[int, ...] | tuple[Answer, ...] | None
+    label: int | float | str | tuple[int, ...] | tuple[Answer, ...] | None
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""A hub on loopback with as much of the protocol as `from_pretrained`, `huggingface_hub` and `datasets` need.
+"""A hub on loopback with as much of the protocol as `from_pretrained`, `huggingface_hub`, uploads and `datasets` need.
 
 `from hub_server import hub  # noqa: F401` gives a test module the fixture: `hub.add("someone/tiny-bert", folder)`
 publishes a directory, `hub.environment(home)` is the environment of a process that knows no other hub.
 """
 
+import base64
 import hashlib
 import json
 import os
@@ -25,13 +26,33 @@ class Hub:
     def __init__(self, url: str) -> None:
         self.url = url
         self.repositories: dict[str, dict[str, bytes]] = {}  # id -> path in the repository -> content
+        self.commits: dict[str, dict[str, dict[str, bytes]]] = {}  # id -> commit -> its files
+        self.private: set[str] = set()
         self.gated: set[str] = set()  # ids that answer 401, as private ones do without a token
         self.broken: set[str] = set()  # `id/path` of files whose content stops halfway
         self.asked: list[tuple[str, str]] = []  # (method, path) of every request
 
     def add(self, name: str, folder: Path) -> None:
         files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-        self.repositories[name] = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+        self.commit(name, {path.relative_to(folder).as_posix(): path.read_bytes() for path in files})
+
+    def commit(self, name: str, files: dict[str, bytes]) -> str:
+        """A new commit of a repository, of these files alone: `COMMIT`, then those of the next letters."""
+        commits = self.commits.setdefault(name, {})
+        commit = chr(ord("a") + len(commits)) * 40
+        self.repositories[name] = commits[commit] = files
+        return commit
+
+    def knows(self, name: str, revision: str) -> bool:
+        """Whether there is such a revision; `main` is the only branch, `COMMIT` the one of files that were just put."""
+        return revision == "main" or any(commit.startswith(revision) for commit in self.commits.get(name, [COMMIT]))
+
+    def files(self, name: str, revision: str | None) -> tuple[str, dict[str, bytes]]:
+        """The commit that a revision is, and its files; the newest for a branch."""
+        commits = self.commits.get(name, {})
+        found = [commit for commit in commits if revision and commit.startswith(revision)]
+        files = commits[found[0]] if found else self.repositories[name]
+        return found[0] if found else next(reversed(commits), COMMIT), files
 
     def environment(self, home: Path, **more: str) -> dict[str, str]:
         """Environment of a process whose hub this is and whose cache lies under `home`."""
@@ -52,27 +73,60 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
         self.hub.asked.append((self.command, path))
-        file = re.fullmatch(r"/(?:datasets/)?([^/]+/[^/]+)/resolve/[^/]+/(.+)", path)
-        listing = re.fullmatch(r"/api/(?:models|datasets)/([^/]+/[^/]+)(?:/(revision|tree)/[^/]+(?:/(.*))?)?", path)
+        file = re.fullmatch(r"/(?:datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
+        listing = re.fullmatch(r"/api/(?:models|datasets)/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+)(?:/(.*))?)?", path)
         name = (file or listing or [None, None])[1]
         if name in self.hub.gated:
             self.answer(401, {"X-Error-Code": "GatedRepo"}, b"")
         elif name not in self.hub.repositories:
             self.answer(404, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}, b"")
+        elif (revision := (file or listing)[2 if file else 3]) and not self.hub.knows(name, revision):
+            self.answer(404, {"X-Error-Code": "RevisionNotFound", "X-Error-Message": "Invalid rev id"}, b"")
         elif file:
-            self.file(name, file[2])
+            self.file(name, file[3], *self.hub.files(name, file[2]))
         elif listing:
-            self.listing(name, self.hub.repositories[name], listing[2], listing[3] or "")
+            self.listing(name, *self.hub.files(name, listing[3]), listing[2], listing[4] or "")
 
     do_HEAD = do_GET
 
-    def file(self, name: str, path: str) -> None:
-        files = self.hub.repositories[name]
+    def do_POST(self) -> None:
+        path, body = self.path.split("?")[0], self.rfile.read(int(self.headers["Content-Length"]))
+        self.hub.asked.append((self.command, path))
+        commit = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/[^/]+", path)
+        if "authorization" not in self.headers:
+            self.answer(401, {"X-Error-Message": "Invalid username or password."}, b"")
+        elif path == "/api/repos/create":
+            wanted = json.loads(body)
+            name = f"{wanted.get('organization') or 'someone'}/{wanted['name']}"
+            there = name in self.hub.repositories
+            if not there:
+                self.hub.repositories[name] = {}
+                self.hub.private |= {name} if wanted.get("private") or wanted.get("visibility") == "private" else set()
+            self.json({"url": f"{self.hub.url}/{name}", "id": name}, 409 if there else 200)
+        elif path == "/api/validate-yaml":
+            self.json({"errors": [], "warnings": []})
+        elif commit and commit[2] == "preupload":
+            files = json.loads(body)["files"]
+            self.json({"files": [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in files]})
+        elif commit:
+            lines = [json.loads(line) for line in body.splitlines()]
+            files = {
+                line["value"]["path"]: base64.b64decode(line["value"]["content"])
+                for line in lines
+                if line["key"] == "file"
+            }
+            oid = self.hub.commit(commit[1], self.hub.repositories[commit[1]] | files)
+            self.json({"commitUrl": f"{self.hub.url}/{commit[1]}/commit/{oid}", "commitOid": oid, "success": True})
+
+    def json(self, content: object, status: int = 200) -> None:
+        self.answer(status, {"Content-Type": "application/json"}, json.dumps(content).encode())
+
+    def file(self, name: str, path: str, commit: str, files: dict[str, bytes]) -> None:
         if path not in files:
             self.answer(404, {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"}, b"")
             return
         content = files[path]
-        headers = {"ETag": f'"{_etag(content)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        headers = {"ETag": f'"{_etag(content)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         start = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if start:
             first, last = int(start[1]), int(start[2] or len(content) - 1)
@@ -83,13 +137,22 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.answer(200, headers, content)
 
-    def listing(self, name: str, files: dict[str, bytes], kind: str | None, under: str) -> None:
+    def listing(self, name: str, commit: str, files: dict[str, bytes], kind: str | None, under: str) -> None:
         if kind == "tree":
             found = [(path, content) for path, content in files.items() if path.startswith(under)]
             body = json.dumps([{"type": "file", "path": p, "size": len(c), "oid": _etag(c)[:40]} for p, c in found])
         else:
             siblings = [{"rfilename": path} for path in files]
-            body = json.dumps({"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings, "tags": []})
+            body = json.dumps(
+                {
+                    "id": name,
+                    "modelId": name,
+                    "sha": commit,
+                    "siblings": siblings,
+                    "tags": [],
+                    "private": name in self.hub.private,
+                }
+            )
         self.answer(200, {"Content-Type": "application/json"}, body.encode())
 
     def answer(self, status: int, headers: dict[str, str], body: bytes, sent: int | None = None) -> None:

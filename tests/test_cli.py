@@ -26,9 +26,10 @@ ON_TASK = {
 DISTILL = {
     *("--to", "--method", "--assistant", "--eval-task", "--output-dir", "-o", "--recipe", "-r", "--set", "--data"),
     *("--max-steps", "--epochs", "--batch-size", "--lr", "--seed", "--dtype", "--device", "--processes"),
-    *("--resume", "--overwrite", "--dry-run", "--report-to", "--trust-remote-code", "--json", *SAYING),
+    *("--resume", "--overwrite", "--dry-run", "--report-to", "--push-to-hub", "--trust-remote-code", "--json", *SAYING),
 }
 OF_VECTORS = {"--pooling", "--teacher-vectors"}
+TRIMMING = {"--trim-vocab"}
 
 
 def command(*path):
@@ -40,46 +41,51 @@ def command(*path):
 
 def test_the_verbs_and_their_options_are_frozen():
     assert set(command().commands) == {
-        *("distill", "prune", "cotrain", "finetune", "evaluate", "benchmark", "export", "trim", "tokenize"),
-        *("recipes", "doctor", "mask"),
+        *("distill", "prune", "cotrain", "finetune", "evaluate", "benchmark", "export", "trim", "tokenize", "push"),
+        *("compress", "recipes", "doctor", "mask"),
     }
     assert set(command("recipes").commands) == {"ls", "show", "validate"}
     assert set(command("mask").commands) == {"info", "diff", "apply", "compact"}
-    assert options_of("distill") == DISTILL | ON_TASK | OF_VECTORS
+    assert options_of("distill") == DISTILL | ON_TASK | OF_VECTORS | TRIMMING
     tuning = {"--task", "--seeds", "--grid", "--metric"}
-    assert options_of("finetune") == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} | tuning
+    assert options_of("finetune") == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} | tuning | TRIMMING
     pruning = {"--method", "--sparsity", "--masking", "--task", "--teacher", "--pooling"}
-    assert options_of("prune") == DISTILL - {"--to", "--assistant"} | pruning
+    assert options_of("prune") == DISTILL - {"--to", "--assistant"} | pruning | TRIMMING
     pair = {"--mode", "--weights", "--temperature", "--community", "--base", "--vocab-size", "--task"}
     either = {"--standalone", "--no-standalone"}
-    assert options_of("cotrain") == DISTILL - {"--to", "--method", "--assistant"} | pair | either
+    assert options_of("cotrain") == DISTILL - {"--to", "--method", "--assistant", "--push-to-hub"} | pair | either
     training = {"--max-steps", "--epochs", "--batch-size", "--lr", "--seed", "--resume", "--dry-run", "--report-to"}
     judging = {"--pooling", "--task", "--mask", "--predictions", "--submission", "--min-metric", "--metric"}
+    training |= {"--push-to-hub"}
     assert options_of("evaluate") == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} - training | judging
     measuring = {"--baseline", "--preset", "--backend", "--batch-size", "--seq-len", "--padding", "--project"}
     measuring |= {"--task", "--portable", "--compare", "--max-latency-ms", "--min-speedup", "--strict"}
     shared = {"--output-dir", "-o", "--recipe", "-r", "--set", "--data", "--device", "--overwrite"}
     assert options_of("benchmark") == measuring | shared | {"--dtype", "--trust-remote-code", "--json", *SAYING}
+    of_file = ("--int8", "--fp16", "--q4", "--max-drop", "--weights", "--task", "--pooling")
     written = {
         "--format",
-        "--int8",
-        "--task",
-        "--pooling",
+        *of_file,
+        "--push-to-hub",
         "--data",
         "--output-dir",
         "-o",
         "--overwrite",
         "--trust-remote-code",
     }
-    assert options_of("trim") == written - {"--format", "--int8", "--task", "--pooling"} | {
+    assert options_of("trim") == written - {*of_file, "--format"} | {
         "--vocab-size",
         "--set",
         "--device",
         "--json",
         *SAYING,
     }
+    goals = {"--max-drop", "--speedup", "--max-latency-ms", "--max-mb", "--budget", "--strict"}
+    common = shared | {"--task", "--seed", "--resume", "--trust-remote-code", "--json", *SAYING}
+    assert options_of("compress") == goals | common
     large = {"--tokenizer", "--column", "--workers", "--output-dir", "-o", "--dry-run", "--trust-remote-code"}
     assert options_of("tokenize") == large | {"--json", *SAYING}
+    assert options_of("push") == {"--public", "--json", *SAYING}
     assert options_of("export") == written | {"--json", *SAYING}
 
 
@@ -299,3 +305,17 @@ def test_retries_of_the_hub_client_are_one_line(monkeypatch, capfd, verbose):
     prepare_libraries(False, False)
     assert len(passed) >= 8 if verbose else passed == []
     assert capfd.readouterr().err.count("waiting for the hub") == (0 if verbose else 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("kdcli finetune demo --task mn", {"mnli"}),
+        ("kdcli distill demo --to 4x3", {"4x312", "4x384"}),
+        ("kdcli distill demo -r demo-em", {"demo-embedding"}),
+    ],
+)
+def test_a_shell_completes_tasks_recipes_and_shapes(line, offered):
+    words = {"_KDCLI_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    done = CliRunner().invoke(app, prog_name="kdcli", env=words)
+    assert set(done.stdout.split()) == offered

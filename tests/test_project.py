@@ -157,7 +157,9 @@ def test_the_recipe_in_the_documentation_holds_every_key_with_its_default():
     assert tree == DistillRecipe().model_dump()
 
 
-@pytest.mark.parametrize("verb", ["distill", "finetune", "prune", "evaluate", "benchmark", "export", "tokenize"])
+@pytest.mark.parametrize(
+    "verb", ["distill", "finetune", "prune", "evaluate", "benchmark", "export", "tokenize", "compress"]
+)
 def test_every_option_is_documented(verb):
     done = subprocess.run([sys.executable, "-m", "kdcli", verb, "--help"], capture_output=True, text=True, check=True)
     options = set(re.findall(r"--[a-z0-9-]+", done.stdout)) - {"--help"}

@@ -1,4 +1,4 @@
-"""Exports a model to ONNX (float32 or int8) or OpenVINO and compares the file with torch.
+"""Exports a model to ONNX or OpenVINO, in float32 or with fewer bits, and compares the file with torch.
 
 Both go through `torch.onnx.export`; OpenVINO reads the ONNX file. OpenVINO's own converter gave NaN for padded
 ModernBERT, failed on DeBERTa, and sends telemetry; `read_model` does none of that.
@@ -12,17 +12,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from kdcli.backends.quantise import Keys, quantise_onnx, quantise_openvino
 from kdcli.backends.sessions import Array, Caller, library, onnx_caller, openvino_caller
 from kdcli.errors import MachineError, UsageError
 from kdcli.models.embedder import Pool
-from kdcli.models.shape import positions_of, shape_of
+from kdcli.models.shape import positions_of
 from kdcli.types import Batch
 
 TRACED = (2, 24)  # Batch size and tokens of the recorded graph; both axes stay dynamic
@@ -32,11 +32,20 @@ VECTORS = "sentence_embedding"  # The output of a pooling, by the name that othe
 # The exported outputs of a model, as far as it has them, in this order.
 OUTPUTS = ("last_hidden_state", VECTORS, "start_logits", "end_logits", "logits")
 BY_ROW = ("logits", VECTORS)  # Of a row, unless an output has an axis of tokens
-# Largest relative error of a file. all-MiniLM-L6-v2 has 1e-6 and 0.18; other weights give more than 1. `kdcli export`
-# judges vectors in int8 on text instead.
-LIMITS = {"fp32": 1e-3, "int8": 0.4}
-# Numbers of an activation that share a scale under OpenVINO: the fastest of 32, 64, 128 and 384 with VNNI.
-ACTIVATION_GROUP = 128
+# Largest relative error of a file. all-MiniLM-L6-v2 has 1e-6, 1e-3, 0.18 and 0.33; other weights give more than 1 in
+# int8. Vectors, and what a task judges, are judged on text instead.
+LIMITS = {"fp32": 1e-3, "fp16": 0.03, "int8": 0.4, "q4": 0.6}
+RUNTIMES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
+"""Format -> libraries that write and run it."""
+# Format and precision -> place of the file, where sentence-transformers and transformers.js look for it.
+FILES = {
+    ("onnx", "fp32"): "onnx/model.onnx",
+    ("onnx", "fp16"): "onnx/model_fp16.onnx",
+    ("onnx", "int8"): "onnx/model_quantized.onnx",
+    ("onnx", "q4"): "onnx/model_q4.onnx",
+    ("openvino", "fp32"): "openvino/openvino_model.xml",
+    ("openvino", "int8"): "openvino/openvino_model_qint8_quantized.xml",
+}
 
 
 @dataclass(frozen=True)
@@ -50,45 +59,81 @@ class ModelFile:
     relative: float  # Norm of all differences over the norm of torch's outputs
 
 
-def export_onnx(
-    model: PreTrainedModel, folder: Path, *, int8: bool = False, pool: Pool | None = None, float_down: bool = False
-) -> ModelFile:
-    """Write `model.onnx`: an encoder in eval mode, or one with a head for sequences, tokens or questions. `folder` is
-    made if missing; after an error it may hold unusable files. With `pool` an encoder gives `sentence_embedding` too.
-    With `int8` weights have 8 bits and a scale for each output, activations are quantised at run time. Weights use 7 of
-    the 8 bits, because sums of all 8 overflow on processors without VNNI. `float_down` leaves the second linear of each
-    feed-forward block, whose inputs have outliers, in float32. Raises UsageError: torch cannot export this
-    architecture; MachineError: a library is missing, or the file differs from torch; OSError: the folder cannot be
-    written."""
-    library("onnxruntime", "onnx")
-    file, plain = folder / "model.onnx", folder / ("float.onnx" if int8 else "model.onnx")
-    whole = _Whole(model, pool)
-    inputs, outputs = _write_onnx(whole, plain, "onnx")
-    errors = _compare(whole, inputs, outputs, onnx_caller(plain, threads=0), "fp32")
-    if int8:
-        _quantise(plain, file, _down(model) if float_down else None)
-        errors = _compare(whole, inputs, outputs, onnx_caller(file, threads=0), "int8")
-    return ModelFile(file, inputs, outputs, *errors)
+@dataclass(frozen=True)
+class Recorded:
+    """A model's graph in float32, from which its file is written. `judged`: the caller judges the file on text, so that
+    here only NaN is refused."""
+
+    whole: "_Whole"
+    format: str
+    precision: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    plain: Path
+    file: Path
+    judged: bool
+
+    def write(self, in_float: Keys = frozenset()) -> ModelFile:
+        """Write the file; products of `in_float`, by `kdcli.backends.quantise.key_of`, keep float32 weights. Raises
+        MachineError: it differs from torch by more than the precision explains."""
+        openvino = library("openvino", "openvino") if self.format == "openvino" else None
+        if openvino is not None:
+            graph = openvino.Core().read_model(self.plain)
+            if self.precision == "int8":
+                quantise_openvino(graph, in_float)
+            openvino.save_model(graph, self.file, compress_to_fp16=False)
+            del graph
+        elif self.precision != "fp32":
+            with _quiet():
+                quantise_onnx(self.plain, self.file, self.precision, in_float)
+        call = onnx_caller if openvino is None else openvino_caller
+        limit = math.inf if self.judged else LIMITS[self.precision]
+        errors = _compare(self.whole, self.inputs, self.outputs, call(self.file, threads=0), self.precision, limit)
+        return ModelFile(self.file, self.inputs, self.outputs, *errors)
+
+    def judged_outputs(self, batch: Batch) -> Array:
+        """What torch gives for the real tokens of a batch, as one vector: the vectors of an embedding model alone."""
+        names = [VECTORS] if VECTORS in self.outputs else self.outputs
+        result = self.whole(**{name: batch[name] for name in self.inputs})
+        return _real(names, [result[name].float().cpu().numpy() for name in names], batch)
 
 
-def export_openvino(
-    model: PreTrainedModel, folder: Path, *, int8: bool = False, pool: Pool | None = None, float_down: bool = False
-) -> ModelFile:
-    """Write `model.xml` and `model.bin`; arguments and errors as in `export_onnx`. `int8`: weights of linears and
-    embeddings in 8 bits, with a scale for each output or word. With VNNI activations are quantised at run time; without
-    it int8 only saves memory."""
-    openvino = library("openvino", "openvino")
-    file, plain = folder / "model.xml", folder / "graph.onnx"
+@contextmanager
+def recorded(
+    model: PreTrainedModel,
+    folder: Path,
+    format: str,
+    precision: str = "fp32",
+    *,
+    pool: Pool | None = None,
+    judged: bool = False,
+) -> Iterator[Recorded]:
+    """Record an encoder in eval mode, or a model with a head for sequences, tokens or questions, to write its file to
+    `folder`, which is made if missing; with `pool` an encoder gives `sentence_embedding` too. After an error the folder
+    may hold unusable files. Raises UsageError: torch cannot export this architecture; MachineError: a library is
+    missing, or the graph differs from torch; OSError: the folder cannot be written."""
+    for name in RUNTIMES[format]:
+        library(name, format)
+    file = folder / FILES[format, precision]
+    plain = file if (format, precision) == ("onnx", "fp32") else file.with_name("graph.onnx")
     whole = _Whole(model, pool)
-    inputs, outputs = _write_onnx(whole, plain, "openvino")
-    graph = openvino.Core().read_model(plain)
-    if int8:
-        _quantise_openvino(graph, _down(model) if float_down else None)
-    openvino.save_model(graph, file, compress_to_fp16=False)
-    del graph
-    _remove(plain)
-    errors = _compare(whole, inputs, outputs, openvino_caller(file, threads=0), "int8" if int8 else "fp32")
-    return ModelFile(file, inputs, outputs, *errors)
+    inputs, outputs = _write_onnx(whole, plain)
+    if format == "onnx" and precision != "fp32":
+        _compare(whole, inputs, outputs, onnx_caller(plain, threads=0), "fp32", LIMITS["fp32"])
+    yield Recorded(whole, format, precision, inputs, outputs, plain, file, judged)
+    if plain != file:
+        for part in plain.parent.glob(f"{plain.name}*"):
+            part.unlink()
+
+
+def export_model(
+    model: PreTrainedModel, folder: Path, format: str, precision: str = "fp32", *, pool: Pool | None = None
+) -> ModelFile:
+    """Write a model's file to its place under `folder`, see `FILES`. int8: weights of linears and embeddings in 8 bits,
+    with a scale for each output or word, activations quantised at run time (OpenVINO: only with VNNI). q4: weights in
+    4 bits, with a scale for 32. Arguments and errors as of `recorded` and `Recorded.write`."""
+    with recorded(model, folder, format, precision, pool=pool) as graph:
+        return graph.write()
 
 
 def difference(reference: Array, other: Array) -> tuple[float, float]:
@@ -127,19 +172,11 @@ class _Named(nn.Module):
         return tuple(outputs[name] for name in self.outputs)
 
 
-def _down(model: PreTrainedModel) -> tuple[int, int] | None:
-    """Inputs and outputs of the second linear of a feed-forward block; None if other linears have these sizes too."""
-    shape = shape_of(model.config)
-    return (shape.ffn, shape.hidden) if shape.ffn > shape.hidden else None
-
-
-def _write_onnx(whole: _Whole, file: Path, extra: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Write the graph in float32 and return the names of its inputs and outputs; `extra` installs the libraries."""
+def _write_onnx(whole: _Whole, file: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Write the graph in float32 and return the names of its inputs and outputs."""
     model = whole.model
     assert not model.training, "a graph is recorded in eval mode"
     file.parent.mkdir(parents=True, exist_ok=True)
-    for name in ("onnx", "onnxscript"):
-        library(name, extra)
     # With a single token type the input could only be 0.
     typed = "token_type_ids" in inspect.signature(model.forward).parameters
     typed = typed and int(getattr(model.config, "type_vocab_size", 0) or 0) > 1
@@ -175,68 +212,8 @@ def _root_cause(error: BaseException) -> str:
     return first_line(error)
 
 
-def _remove(file: Path) -> None:
-    """Remove an intermediate file with its external data."""
-    for part in file.parent.glob(f"{file.name}*"):
-        part.unlink()
-
-
-def _quantise(plain: Path, file: Path, in_float: tuple[int, int] | None = None) -> None:
-    """Write the int8 version of a float32 file, then remove the float32 file; linears of `in_float` inputs and outputs
-    stay."""
-    onnx, quantization = library("onnx", "onnx"), library("onnxruntime.quantization", "onnx")
-    # A linear with one row per sequence is a Gemm, which is quantised transposed; recorded shapes would contradict it.
-    graph = onnx.load(plain, load_external_data=False)
-    graph.graph.ClearField("value_info")
-    onnx.save(graph, plain)
-    large = any(plain.parent.glob("*.data"))
-    with _quiet():
-        how: dict[str, Any] = {"weight_type": quantization.QuantType.QInt8, "per_channel": True, "reduce_range": True}
-        how["nodes_to_exclude"] = [] if in_float is None else _products(graph, in_float)
-        quantization.quantize_dynamic(plain, file, use_external_data_format=large, **how)
-    _remove(plain)
-
-
-def _products(graph: Any, sizes: tuple[int, int]) -> list[str]:
-    """Names of the products of an ONNX graph with a constant of so many inputs and outputs."""
-    weights = {tensor.name: tuple(tensor.dims) for tensor in graph.graph.initializer}
-    found = []
-    for node in graph.graph.node:
-        if node.op_type in ("MatMul", "Gemm") and node.input[1] in weights:
-            turned = any(a.name == "transB" and a.i for a in node.attribute)
-            if weights[node.input[1]] == (sizes[::-1] if turned else sizes):
-                found.append(node.name)
-    return found
-
-
-def _quantise_openvino(graph: Any, in_float: tuple[int, int] | None = None) -> None:
-    """Replace float weights by int8 weights and scales, as NNCF's `compress_weights` without its telemetry; linears of
-    `in_float` inputs and outputs stay."""
-    ops = library("openvino.opset13", "openvino")
-    for node in graph.get_ops():
-        kind = node.get_type_name()
-        # A linear multiplies by a constant [K, N] or [N, K]; an embedding gathers rows of one.
-        if (place := {"MatMul": 1, "Gather": 0}.get(kind)) is None:
-            continue
-        source = node.input_value(place).get_node()
-        if source.get_type_name() != "Constant":
-            continue
-        weight = source.get_data()
-        if weight.ndim != 2 or weight.dtype != np.float32:
-            continue
-        summed = 0 if kind == "MatMul" and not node.get_attributes()["transpose_b"] else 1
-        if kind == "MatMul" and in_float == (weight.shape if summed == 0 else weight.shape[::-1]):
-            continue
-        scale = np.abs(weight).max(axis=summed, keepdims=True) / 127
-        scale = np.where(scale > 0, scale, 1).astype(np.float32)
-        low = ops.constant(np.round(weight / scale).astype(np.int8))
-        restored = ops.multiply(ops.convert(low, np.float32), ops.constant(scale))
-        node.input(place).replace_source_output(restored.output(0))
-    graph.set_rt_info(str(ACTIVATION_GROUP), ["runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE"])
-
-
 def _compare(
-    whole: _Whole, inputs: Sequence[str], outputs: Sequence[str], call: Caller, precision: str
+    whole: _Whole, inputs: Sequence[str], outputs: Sequence[str], call: Caller, precision: str, limit: float
 ) -> tuple[float, float]:
     """Run a file and torch on the same batches; returns the largest absolute difference and the relative error. Raises
     MachineError: they differ by more than the precision explains."""
@@ -245,9 +222,8 @@ def _compare(
     reference, other = (np.concatenate(side) for side in zip(*pairs, strict=True))
     max_abs, relative = difference(reference, other)
     exact = EXACT * max(1.0, float(np.abs(reference).max())) if precision == "fp32" else math.inf
-    limit = math.inf if whole.pool is not None and precision == "int8" else LIMITS[precision]
     # Written so that NaN fails.
-    if not (max_abs <= exact and relative <= limit):
+    if not (max_abs <= exact and relative <= limit) or not math.isfinite(relative):
         raise MachineError(
             f"the exported {type(model).__name__} does not compute what torch does: {max_abs:.2e} absolute, "
             f"{relative:.2e} relative; allowed for {precision}: {exact:.1e} and {limit:g}",
@@ -262,13 +238,14 @@ def _outputs_of(whole: _Whole, call: Caller, outputs: Sequence[str], batch: Batc
     with torch.no_grad():
         result = whole(**batch)
         by_torch = [result[name].float().cpu().numpy() for name in outputs]
+    return _real(outputs, by_torch, batch), _real(outputs, by_file, batch)
+
+
+def _real(names: Sequence[str], arrays: Sequence[Array], batch: Batch) -> Array:
+    """Outputs without padding, as one vector."""
     mask_BL = batch["attention_mask"].cpu().numpy().astype(bool)
-    by_token = [name not in BY_ROW or x.ndim == 3 for name, x in zip(outputs, by_torch, strict=True)]
-    torch_side, file_side = (
-        np.concatenate([(x[mask_BL] if tokens else x).ravel() for x, tokens in zip(side, by_token, strict=True)])
-        for side in (by_torch, by_file)
-    )
-    return torch_side, file_side
+    tokens = [name not in BY_ROW or x.ndim == 3 for name, x in zip(names, arrays, strict=True)]
+    return np.concatenate([(x[mask_BL] if t else x).ravel() for x, t in zip(arrays, tokens, strict=True)])
 
 
 def _batch(model: PreTrainedModel, inputs: Sequence[str], rows: int, length: int) -> Batch:

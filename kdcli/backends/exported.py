@@ -9,22 +9,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from kdcli.backends.runners import Runner, engine_runner
-from kdcli.backends.sessions import library, onnx_caller, openvino_caller
+from kdcli.backends.export import FILES, RUNTIMES
+from kdcli.backends.runners import Runner, file_runner
+from kdcli.backends.sessions import library
 from kdcli.errors import UsageError
 from kdcli.models.load import load_config
 
 FACTS = "export.json"
-FILES = {"onnx": "model.onnx", "openvino": "model.xml"}  # format -> the file to load
 EMBEDDING = "embedding"
-"""Kind of an export with vectors of texts; its file lies where sentence-transformers and transformers.js look."""
-EMBEDDING_FILES = {
-    ("onnx", "fp32"): "onnx/model.onnx",
-    ("onnx", "int8"): "onnx/model_quantized.onnx",
-    ("openvino", "fp32"): "openvino/openvino_model.xml",
-    ("openvino", "int8"): "openvino/openvino_model_qint8_quantized.xml",
-}
-RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}
+"""Kind of an export with vectors of texts."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +36,7 @@ class Export:
 
     @property
     def precision(self) -> str:
-        """`fp32` or `int8`."""
+        """`fp32`, `fp16`, `int8` or `q4`."""
         return str(self.facts["precision"])
 
     @property
@@ -63,11 +56,10 @@ class Export:
     def runner(self, threads: int) -> Runner:
         """The file, loaded; outputs in the order of `kdcli.backends.export.OUTPUTS`. Raises MachineError: the runtime
         is missing; UsageError: it cannot load the file."""
-        file, name = self.file, RUNTIMES[self.format]
+        file, name = self.file, RUNTIMES[self.format][-1]
         library(name, self.format)
-        load = onnx_caller if self.format == "onnx" else openvino_caller
         try:
-            return engine_runner(load(file, threads=threads))
+            return file_runner(file, threads=threads)
         except Exception as error:  # noqa: BLE001  # the runtimes raise types of their own
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise UsageError(f"{name} cannot load {file}: {reason}", "export the model again") from None
@@ -76,8 +68,7 @@ class Export:
 def file_in(facts: Mapping[str, Any]) -> str:
     """The place in an export's directory of the file to load, by its export.json. Raises KeyError: an unknown format or
     precision."""
-    embeds = facts.get("kind") == EMBEDDING
-    return EMBEDDING_FILES[facts["format"], facts["precision"]] if embeds else FILES[facts["format"]]
+    return FILES[facts["format"], facts["precision"]]
 
 
 def is_export(source: str) -> bool:
@@ -93,8 +84,8 @@ def open_export(source: str, device: torch.device | None = None) -> Export:
         raise UsageError(f"{source} is an export, which runs on the CPU only, not on {device}", "add --device cpu")
     try:
         facts = json.loads((folder / FACTS).read_text("utf-8"))
-        sizes, file_format = dict(facts["files"]), facts["format"]
-        if file_format not in FILES or facts["precision"] not in ("fp32", "int8") or file_in(facts) not in sizes:
+        sizes = dict(facts["files"])
+        if (facts["format"], facts["precision"]) not in FILES or file_in(facts) not in sizes:
             raise ValueError("it names another format")
         if not isinstance(facts["outputs"], list):
             raise ValueError("it names no outputs")
@@ -104,7 +95,7 @@ def open_export(source: str, device: torch.device | None = None) -> Export:
         raise UsageError(f"{folder / FACTS} is of an earlier kdcli: it does not describe the model", again)
     for name, size in sizes.items():
         # A name is a file of the directory, not a path out of it.
-        inside = Path(name).parent.name if Path(name).parent.name in FILES else ""
+        inside = Path(name).parent.name if Path(name).parent.name in RUNTIMES else ""
         file = folder / inside / Path(name).name
         found = file.stat().st_size if file.is_file() else None
         if found != size:

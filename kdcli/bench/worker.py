@@ -23,7 +23,7 @@ from kdcli.backends.runners import LIMITS, Runner, agreement, runner
 from kdcli.bench.old_machines.measure_encoders import interleaved, speedup, summary, timed
 from kdcli.bench.shapes import config_of
 from kdcli.models.shape import is_shape
-from kdcli.sparse.load import is_compact, load
+from kdcli.sparse.load import has_own_encoder, load
 from kdcli.training.memory import is_out_of_memory, peak_of
 from kdcli.types import Batch
 
@@ -99,7 +99,7 @@ def _load(request: Mapping[str, Any], device: torch.device, folder: Path, send: 
 
 def _model(source: str, trust_remote_code: bool) -> PreTrainedModel:
     model: PreTrainedModel
-    if is_compact(source):
+    if has_own_encoder(source):
         model = load(source).base_model
     elif is_shape(source):
         torch.manual_seed(0)

@@ -7,7 +7,7 @@ from kdcli.cli.app import app, main
 
 __all__ = ["app", "main"]
 
-FIRST = ("distill", "prune", "cotrain", "finetune", "evaluate", "benchmark", "export", "mask", "tokenize")
+FIRST = ("compress", "distill", "prune", "cotrain", "finetune", "evaluate", "benchmark", "export", "mask", "tokenize")
 """The order of the verbs in help; a verb that is not named here follows."""
 
 # Every folder of kdcli/commands with a cli.py is a verb; importing it adds the verb to the application.

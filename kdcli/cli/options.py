@@ -7,12 +7,13 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from kdcli.cli.complete import complete_recipe, complete_task
 from kdcli.errors import UsageError
 
 TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
@@ -25,7 +26,14 @@ def _shared(
         Path | None, typer.Option("--output-dir", "-o", help="Output directory.", rich_help_panel=RUN)
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option("--recipe", "-r", help="A shipped recipe or a YAML file.", rich_help_panel=TRAIN)
+        str | None,
+        typer.Option(
+            "--recipe",
+            "-r",
+            help="A shipped recipe or a YAML file.",
+            rich_help_panel=TRAIN,
+            autocompletion=complete_recipe,
+        ),
     ] = None,
     sets: Annotated[
         list[str] | None,
@@ -52,6 +60,9 @@ def _shared(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Estimate size, memory and time; write nothing.")] = False,
     report_to: Annotated[str, typer.Option(help=f"none, all, {', '.join(TRACKERS)}.", rich_help_panel=SHOW)] = "none",
+    push_to_hub: Annotated[
+        str | None, typer.Option(metavar="REPO", help="Then push the model to this private repository.")
+    ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
     ] = False,
@@ -68,24 +79,31 @@ def _shared(
 
 PRINTING = ("json", "quiet", "verbose")
 LOADING = ("output_dir", "overwrite", "trust_remote_code", *PRINTING)
+MAKING = ("push_to_hub", *LOADING)
 JUDGING = ("recipe", "sets", "data", "device", *LOADING)
 TRAINING = tuple(inspect.signature(_shared).parameters)
 MEASURING = ("max_latency_ms", "min_speedup", "strict", "project", "task", "baseline", "backend", "padding")
 CONFLICTS = (
-    *(("epochs", "max_steps"), ("resume", "overwrite"), ("quiet", "verbose")),
+    *(("epochs", "max_steps"), ("resume", "overwrite"), ("quiet", "verbose"), ("dry_run", "push_to_hub")),
+    *(("int8", "fp16"), ("int8", "q4"), ("fp16", "q4")),
     *(("vocab_size", "base"), ("vocab_size", "community")),
     *(("no_augment", name) for name in ("augment_model", "glove", "augment_only")),
-    *(("augment_only", name) for name in ("ablate", "resume")),
+    *(("augment_only", name) for name in ("ablate", "resume", "push_to_hub")),
     *(("compare", name) for name in ("portable", "models", "preset", "batch_size", "seq_len", *MEASURING)),
     *(("portable", name) for name in MEASURING),
 )
 """Options that contradict each other, by parameter; `no_augment` is a flag that was turned off."""
-POSITIVE = ("max_latency_ms", "min_speedup", "processes", "workers")
+POSITIVE = ("max_latency_ms", "max_mb", "min_speedup", "processes", "workers")
 MOST_PROCESSES = 1_024
 
 Task = Annotated[
     str | None,
-    typer.Option(help="sst2, mnli, squad …; 'own' for your own files.", metavar="TASK", rich_help_panel=TRAIN),
+    typer.Option(
+        help="sst2, mnli, squad …; 'own' for your own files.",
+        metavar="TASK",
+        rich_help_panel=TRAIN,
+        autocompletion=complete_task,
+    ),
 ]
 
 Pooling = Annotated[
@@ -95,6 +113,15 @@ Pooling = Annotated[
 
 EvalTask = Annotated[
     list[str] | None, typer.Option(metavar="TASK", help="Also compare all models on this task; may be repeated.")
+]
+
+TrimVocab = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SOURCE|N",
+        help="Keep only the tokens of this text, or the N most frequent ones; may be repeated.",
+        rich_help_panel=TRAIN,
+    ),
 ]
 
 Metric = Annotated[
@@ -107,18 +134,39 @@ Metric = Annotated[
 ]
 
 
+def trim_options(given: Sequence[str] | None) -> dict[str, Any]:
+    """The recipe keys of `--trim-vocab`: sources of text, and at most one number. Raises UsageError: two numbers."""
+    sizes = [value for value in given or () if value.isdecimal()]
+    if len(sizes) > 1:
+        raise UsageError(f"--trim-vocab was given two sizes: {', '.join(sizes)}", "give one number, and any text")
+    text = [value for value in given or () if not value.isdecimal()]
+    return {"trim.text": text or None, "trim.size": int(sizes[0]) if sizes else None}
+
+
 def with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add these options of `_shared` behind a verb's own, and configure the libraries before it runs."""
 
-    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+    def decorate(verb: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(verb)
-        def ready(**given: Any) -> None:
+        def ready(**given: Any) -> Any:
+            from kdcli.disk import COMMITS
+
+            # Python may run several verbs in this process.
+            COMMITS.clear()
             prepare_libraries(given.get("quiet", False), given.get("verbose", False))
             if "processes" in given:
                 _join()
             check_conflicts(given)
             check_numbers(given)
-            verb(**given)
+            if given.get("push_to_hub") is None:
+                return verb(**given)
+            from kdcli.report.publish import check_repository, publish
+
+            check_repository(given["push_to_hub"])
+            result = verb(**given)
+            if result is not None:
+                typer.echo(publish(result.folder, given["push_to_hub"]).sentence, err=True)
+            return result
 
         # Typer reads options from evaluated annotations, not from strings.
         parameters = inspect.signature(verb, eval_str=True).parameters.values()
@@ -230,15 +278,17 @@ _WAITING = _Waiting()
 RETRIES = re.compile(r"thrown while requesting|Retrying in|before retry|Trying to resume|Max retries exceeded")
 
 
-def show(result: Any, *, as_json: bool) -> None:
-    """Print a result, as JSON or for a terminal; None was printed by another process."""
-    if result is None:
-        return
+def show(result: Any, *, as_json: bool | None) -> Any:
+    """Print a result, as JSON or for a terminal, and return it; None was printed by another process. Nothing is printed
+    where `as_json` is None, as from Python."""
+    if result is None or as_json is None:
+        return result
     if as_json:
         typer.echo(result.to_json())
-        return
+        return result
     from rich.console import Console
 
     console = Console()
     for part in result.renderables():
         console.print(part)
+    return result

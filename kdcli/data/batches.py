@@ -28,6 +28,10 @@ class BatchOrder:
         passes, places = np.divmod(np.arange((step - 1) * self.batch_size, step * self.batch_size), self.n)
         return np.concatenate([permuted(places[passes == p], self.n, self.seed, int(p)) for p in np.unique(passes)])
 
+    def passes(self, step: int) -> Indices:
+        """The pass of each example of a step, from 0, [batch_size] int64."""
+        return np.arange((step - 1) * self.batch_size, step * self.batch_size) // self.n
+
 
 def permuted(places: Indices, n: int, *key: int) -> Indices:
     """What a permutation of `range(n)`, drawn from `key`, has at these places: computed for each of them alone, by a
@@ -64,6 +68,15 @@ class BucketOrder:
     group: int
     seed: int
     pool: int = 64
+
+    @property
+    def n(self) -> int:
+        """Examples of one pass."""
+        return len(self.lengths)
+
+    def passes(self, step: int) -> int:
+        """The pass of a step, from 0."""
+        return (step - 1) // self.steps_of_pass
 
     @property
     def steps_of_pass(self) -> int:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from kdcli.data.demo import demo_documents, demo_identity
-from kdcli.disk import user_path
+from kdcli.disk import COMMITS, user_path
 from kdcli.errors import UsageError
 
 CONLL = ("conll", "conllu", "bio", "iob", "iob2")
@@ -40,6 +40,7 @@ NAMES_LISTED = 12
 NO_COLUMN = "set data.column (--column of `kdcli tokenize`) to the column of the text"
 SAMPLE_BYTES, MOST_UNPACKED = 1 << 18, 1 << 22  # Of a piece
 LOG_SECONDS = 10.0  # Between log lines of progress.
+HUB_SECONDS = 10.0  # Timeout of the question which commit of a data set is the present one.
 HUB_ID = re.compile(r"((?:[\w.-]+/)?[\w.-]+)(?::([^:@]*))?(?::([\w.-]+))?(?:@([\w./-]+))?")
 # What file systems call that which changes with a file's content, the first that one has.
 VERSIONS = ("ETag", "blob_id", "oid", "LastModified", "last_modified", "mtime")
@@ -76,6 +77,25 @@ class HubId(NamedTuple):
     config: str | None = None
     split: str | None = None
     revision: str | None = None
+
+    def commit(self) -> str | None:
+        """The commit of its revision, which it asks the hub for; None without a network. A present one is kept for the
+        recipe of the run."""
+        from huggingface_hub import HfApi
+        from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # its client, whichever version that is
+
+        try:
+            found = HfApi().dataset_info(self.name, revision=self.revision, timeout=HUB_SECONDS).sha
+        except (OSError, httpx.HTTPError):
+            return None
+        if self.revision is None and found:
+            COMMITS[self.source] = found
+        return found
+
+    @property
+    def source(self) -> str:
+        """As it is named where no revision is given."""
+        return f"{self.name}:{self.config or ''}:{self.split or ''}".rstrip(":")
 
 
 class Piece(NamedTuple):
@@ -542,7 +562,9 @@ def _hub_splits(hub: HubId) -> list[str]:
 def _hub_stream(hub: HubId, split: str) -> Any:
     import datasets
 
-    return datasets.load_dataset(hub.name, hub.config, split=hub.split or split, revision=hub.revision, streaming=True)
+    # What was asked before stays, so that all that a run reads is of one commit.
+    revision = hub.revision or COMMITS.get(hub.source) or hub.commit()
+    return datasets.load_dataset(hub.name, hub.config, split=hub.split or split, revision=revision, streaming=True)
 
 
 def _hub_size(hub: HubId, split: str) -> tuple[int, int]:

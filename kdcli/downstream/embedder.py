@@ -41,7 +41,8 @@ ROLES = {"query": ("query",), "document": ("document", "passage", "corpus"), "":
 @dataclass(frozen=True)
 class Embedder:
     """An encoder in float32, or an export, with its tokenizer and what makes vectors of its states; `note` says where
-    that is from. `runner` computes in place of torch; `outputs` are the names of what it gives."""
+    that is from. `runner` computes in place of torch; `outputs` are the names of what it gives. `dimensions` cuts its
+    vectors to their first so many components."""
 
     source: str
     model: PreTrainedModel
@@ -50,6 +51,7 @@ class Embedder:
     note: str
     runner: Runner | None = None
     outputs: Sequence[str] = ("last_hidden_state",)
+    dimensions: int | None = None
 
     @classmethod
     def open(
@@ -123,7 +125,7 @@ class Embedder:
             for begin in range(0, len(rows), FORWARD_ROWS):
                 indices = by_length[begin : begin + FORWARD_ROWS]
                 found[indices] = self._by_runner(self.runner, rows.batch(indices), rows.pad_id, pool)
-            return found
+            return self._cut(found)
         module = self.captured()
         module.to(session.device).eval()
         budget = TOKENS_AT_ONCE.get(session.device.type, TOKENS_AT_ONCE["cuda"])
@@ -142,7 +144,21 @@ class Embedder:
                 budget //= 2
                 continue
             begin += len(indices)
-        return found
+        return self._cut(found)
+
+    def cuts(self, name: str, dimensions: Sequence[int]) -> "dict[str, Embedder]":
+        """Name -> this model with its vectors cut to each of `dimensions`; itself without any. Raises UsageError: more
+        than there are."""
+        width = self.format.width(self.model.config.hidden_size)
+        if dimensions and max(dimensions) > width:
+            raise UsageError(f"{self.source} has vectors of {width} numbers: dimensions={max(dimensions)} is too many")
+        return {f"{name}, {d} numbers": replace(self, dimensions=d) for d in dimensions} or {name: self}
+
+    def _cut(self, v_ND: Array) -> Array:
+        cut_ND = v_ND[:, : self.dimensions]
+        if self.dimensions is None or not self.format.normalize:
+            return cut_ND
+        return np.asarray(cut_ND / np.maximum(np.linalg.norm(cut_ND, axis=1, keepdims=True), 1e-12))
 
     def _by_runner(self, made: Runner, batch: Batch, pad_id: int, pool: Pool) -> Array:
         """The vectors of a batch: pooled by the file itself, or here from its last hidden states."""

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.labelled.features import Array, Encoded, encode
 from kdcli.data.labelled.spans import Windows, decode, windows
+from kdcli.data.labelled.targets import encode_targets
 from kdcli.metrics import scorer
 from kdcli.metrics.bootstrap import Scorer, paired_bootstrap
 from kdcli.metrics.classification import confusion, per_class
@@ -29,7 +30,7 @@ class Prediction:
     """A model's prediction for one example. `value`: in the format of the task's metrics, see `kdcli.metrics.scorer`.
     `shown`: the same for people and for prediction files. `scores`: class probabilities, if there are classes; for
     `span` the margin of no answer over the best span. `error`: a loss, an absolute error, or the share of wrong words;
-    0 for `span` and where the label is withheld."""
+    0 for `span` and `text` and where the label is withheld."""
 
     value: Any
     shown: Any
@@ -45,6 +46,7 @@ class Features:
     examples: list[Example]
     rows: Encoded
     windows: Windows | None
+    tokenizer: PreTrainedTokenizerBase | None = None  # of `text`
 
     @classmethod
     def of(
@@ -56,8 +58,13 @@ class Features:
         max_length: int,
         stride: int,
         token_types: bool,
+        target: Mapping[str, int] | None = None,
     ) -> Features:
-        """Tokenise examples; see `encode` and `windows`."""
+        """Tokenise examples; see `encode`, `windows` and, of which `target` are two arguments, `encode_targets`."""
+        if task.kind == "text":
+            assert target is not None
+            rows = encode_targets(examples, tokenizer, max_length=max_length, token_types=token_types, **target)
+            return cls(task, examples, rows, None, tokenizer)
         if task.kind == "span":
             cut = windows(examples, tokenizer, max_length=max_length, stride=stride, token_types=token_types)
             return cls(task, examples, cut.rows, cut)
@@ -87,6 +94,10 @@ class Features:
     def _prediction(self, example: Example, row: int, output: Array) -> Prediction:
         task, error = self.task, 0.0
         label: Any = example.label
+        if task.kind == "text":
+            assert self.tokenizer is not None
+            text = str(self.tokenizer.decode(output.astype(np.int64), skip_special_tokens=True)).strip()
+            return Prediction(text, text, [])
         if task.kind == "class":
             logs = log_softmax(output.astype(np.float64))
             index = int(logs.argmax())
@@ -220,6 +231,11 @@ def _worst_examples(task: Task, pairs: Sequence[tuple[Example, Prediction]], lan
         error, label, shown = prediction.error, shown_label(task, example), prediction.shown
         if task.kind == "span" and label is not None:
             error = 1.0 - score_answer(shown, label, language)[1]
+        elif task.kind == "text" and label is not None:
+            # Imported by kind, as metrics are.
+            from kdcli.metrics.generation import rouge
+
+            error = 1.0 - rouge(shown, label)[2]
         # A loss is above 0 for a right answer too.
         if error <= 0 or (task.kind in ("class", "multi") and prediction.value == reference(task, example)):
             continue
@@ -245,7 +261,7 @@ def summed_up(by_set: Mapping[str, Mapping[str, float]], choose_on: str | None) 
 def reference(task: Task, example: Example) -> Any:
     """An example's label in the format of the task's metrics; None if it is withheld."""
     label: Any = example.label
-    if label is None or task.kind in ("class", "score"):
+    if label is None or task.kind in ("class", "score", "text"):
         return label
     if task.kind == "multi":
         return [int(i in label) for i in range(len(task.labels))]
@@ -257,7 +273,7 @@ def reference(task: Task, example: Example) -> Any:
 def shown_label(task: Task, example: Example) -> Any:
     """An example's label for people and for prediction files; None if it is withheld."""
     label: Any = example.label
-    if label is None or task.kind == "score":
+    if label is None or task.kind in ("score", "text"):
         return label
     if task.kind == "span":
         return [answer.text for answer in label]

@@ -21,6 +21,7 @@ from kdcli.downstream.rankings import ranked
 from kdcli.downstream.reranker import METRICS, activation_of, per_query, read_by, scores_of, tokens_of_row
 from kdcli.downstream.settings import RerankRecipe
 from kdcli.downstream.task import freeze_unused
+from kdcli.downstream.vocabulary import texts_of, trimmed
 from kdcli.errors import UsageError
 from kdcli.losses.ranking import label_loss, padded, score_loss
 from kdcli.models.capture import capture
@@ -82,15 +83,21 @@ def set_activation(model: PreTrainedModel, name: str) -> None:
     model.config.sentence_transformers = {"activation_fn": name}
 
 
-def student_of(recipe: RerankRecipe, source: str, session: Session) -> Callable[[], TaskModel]:
+def student_of(
+    recipe: RerankRecipe, source: str, session: Session, train: Lists
+) -> tuple[Callable[[], TaskModel], list[str]]:
     """Makes a model of a source's weights in the recipe's shape, with the source's head where it fits, else one drawn
-    from the seed. Raises UsageError: unusable model or shape."""
+    from the seed; and notes on a cut vocabulary. Raises UsageError: unusable model or shape."""
     seed, trusted = recipe.train.seed, session.trust_remote_code
     origin = load_for_task(source, RERANK, new_head=True, seed=seed, trust_remote_code=trusted)
     activation = activation_of(origin)
     if activation is not None:
         set_activation(origin.model, activation)
-    Progress.log(f"{source}: {origin.note}")
+    notes: list[str] = []
+    if recipe.trim.use:
+        origin, _, notes = trimmed(origin, recipe.trim, texts_of(train.examples))
+    for note in (f"{source}: {origin.note}", *notes):
+        Progress.log(note)
     full, to = shape_of(origin.model.config), recipe.student.to
     shape = full if to is None else parse_shape(to, full)
 
@@ -107,7 +114,7 @@ def student_of(recipe: RerankRecipe, source: str, session: Session) -> Callable[
             model.load_state_dict(head, strict=False)
         return replace(origin, model=model.eval(), tokenizer=copy.deepcopy(origin.tokenizer))
 
-    return make
+    return make, notes
 
 
 @dataclass(frozen=True)

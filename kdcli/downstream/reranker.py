@@ -24,6 +24,7 @@ from kdcli.models.embedder import PROMPTS, beside_model
 from kdcli.models.heads import TaskModel
 from kdcli.models.load import load_config
 from kdcli.models.shape import positions_of
+from kdcli.models.training_rows import NO_ROWS
 from kdcli.training.evaluation import evaluate
 from kdcli.training.launch import Session
 from kdcli.training.progress import Progress
@@ -73,7 +74,7 @@ def judged_lists(settings: LabelledSettings, trained: Mapping[str, RowHashes]) -
     if settings.source is None:
         raise UsageError("task rerank needs --data", "a file or directory of queries with their passages")
     _, lists, split = read_lists(settings.source, seed=settings.split_seed, log=Progress.log)
-    known_R = np.isin(hashes_of(lists.examples), np.concatenate(list(trained.values())))
+    known_R = np.isin(hashes_of(lists.examples), np.concatenate([NO_ROWS, *trained.values()]))
     known_Q = np.logical_or.reduceat(known_R, lists.ends - lists.sizes)
     if not known_Q.any() or settings.judge_trained_rows:
         return lists, f"{split}, {known_Q.sum():,} of {len(lists):,} trained a model" if known_Q.any() else split

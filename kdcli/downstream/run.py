@@ -1,13 +1,17 @@
 """One fine-tuning in its own directory: a `Stage` that trains, saves and reports."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kdcli.bench.latency import Latency, Subject
+from kdcli.disk import write_atomic
 from kdcli.downstream import task as downstream
+from kdcli.downstream.predictions import Prediction
 from kdcli.downstream.settings import FinetuneRecipe, TaskRecipe
 from kdcli.downstream.task import PreparedTask, TrainedModel, order_and_schedule
+from kdcli.metrics.bootstrap import Scorer
 from kdcli.models.card import describe
 from kdcli.models.heads import AUTO_CLASS, TaskModel
 from kdcli.models.load import save_model
@@ -21,6 +25,7 @@ from kdcli.training.run_dir import RunDir
 from kdcli.types import Outcome
 
 WEIGHTS = "model.safetensors"
+PREDICTIONS = "predictions.json"  # the predicted value of every judged example
 WORST = 20  # mistakes of a model that its report shows
 
 
@@ -28,7 +33,8 @@ WORST = 20  # mistakes of a model that its report shows
 class FinetuneStage:
     """A fine-tuning of one model; see `kdcli.report.stages.Stage`. `headed`: the loaded model; None loads it in
     `build`. Dropped when the stage is done. `timed`: measure latency as the recipe says; False measures none.
-    `repeats`: see `StageJob`. `source`: where the model is, if the recipe names it relative to `folder`."""
+    `repeats`: see `StageJob`. `source`: where the model is, if the recipe names it relative to `folder`; `predictions`
+    then stay in the directory, to compare models by."""
 
     task: PreparedTask
     resolved: Resolved[FinetuneRecipe]
@@ -54,6 +60,9 @@ class FinetuneStage:
         """Predict, save and report."""
         assert self.headed is not None
         trained, self.headed = downstream.trained_model(self.task, self.headed, outcome), None
+        if self.source is not None and self.task.session.is_main:
+            values = [prediction.value for prediction in trained.predictions]
+            write_atomic(self.folder / PREDICTIONS, json.dumps(values))
         finish_claimed(self.task, self.resolved.recipe, self.folder, trained, timed=self.timed)
 
 
@@ -79,6 +88,11 @@ def run_inside(task: PreparedTask, resolved: Resolved[FinetuneRecipe], folder: P
     done."""
     run_stage(task.session, FinetuneStage(task, resolved, folder, source=source))
     return RunResult.read(folder)
+
+
+def scorers_of(task: PreparedTask, folder: Path) -> dict[str, Scorer]:
+    """Set -> the scorer of the predictions that a run inside another left in its directory."""
+    return task.evaluator.scorers([Prediction(v, v, []) for v in json.loads((folder / PREDICTIONS).read_text("utf-8"))])
 
 
 def drop_weights(folder: Path) -> None:

@@ -12,6 +12,7 @@ from kdcli.data.labelled.features import Array, Encoded
 from kdcli.downstream.predictions import Evaluator, Prediction
 from kdcli.downstream.task import predict
 from kdcli.errors import UsageError
+from kdcli.models.generation import load_generator
 from kdcli.models.heads import TaskModel, check_head, load_for_task, tokenizer_for, tuned_length
 from kdcli.models.shape import positions_of
 from kdcli.models.training_rows import training_rows
@@ -28,6 +29,8 @@ def load_judged(
     """A fine-tuned model, or an export, whose `model` is then an `Export`. Raises UsageError: see `load_for_task` and
     `open_export`; a `label_map` for an export."""
     how = {"trust_remote_code": trust_remote_code}
+    if task.kind == "text":
+        return load_generator(source, task, new_head=False, **how)
     if not is_export(source):
         return load_for_task(source, task, label_map=label_map, new_head=False, compacted=True, **how)
     export = open_export(source)

@@ -57,6 +57,35 @@ class FinetuneTrainSettings(TrainSettings):
     pool: int = Field(64, gt=0, le=10**4)
 
 
+class TrimSettings(Section):
+    """`trim:`, a vocabulary cut to the tokens that `text` needs: sources that count alike, however long; none are the
+    run's own training text. `size` keeps the most frequent ones only. `column` null reads every text of a row. Without
+    `text` and `size` nothing is cut."""
+
+    text: list[str] = Field(default_factory=list)
+    size: int | None = Field(None, gt=0)
+    column: str | None = None
+
+    @property
+    def use(self) -> bool:
+        return bool(self.text) or self.size is not None
+
+
+class GenerationSettings(Section):
+    """`generation:`, of tasks whose targets are texts. In training `masked` is the share of a target's tokens that are
+    masked and predicted; `label_smoothing` spreads that share of each over the vocabulary. Decoding: `beams` 1 is
+    greedy; a beam's log probability is divided by its length to the power of `length_penalty`; `no_repeat_ngram` 0
+    allows repetition; a target has `min_tokens` before its end token and `max_tokens` with it."""
+
+    masked: float = Field(0.7, gt=0, lt=1)
+    label_smoothing: float = Field(0.1, ge=0, lt=1)
+    beams: int = Field(5, gt=0, le=100)
+    length_penalty: float = Field(1.0, ge=-10, le=10)
+    no_repeat_ngram: int = Field(0, ge=0, le=100)
+    min_tokens: int = Field(0, ge=0, le=10_000)
+    max_tokens: int = Field(48, gt=1, le=10_000)
+
+
 class OnTask(Section):
     """The sections of every verb that trains on a task. `keep` selects the last weights or those of the best
     evaluation. `choose_on` names the set that decides among evaluations and runs; null is the mean over all sets."""
@@ -75,6 +104,7 @@ class TaskRecipe(OnTask):
 
     verb: Literal["finetune", "prune"]
     model: str | None = None
+    trim: TrimSettings = TrimSettings()
 
 
 class FinetuneRecipe(TaskRecipe):
@@ -83,6 +113,7 @@ class FinetuneRecipe(TaskRecipe):
     `train.seed` on."""
 
     verb: Literal["finetune"] = "finetune"
+    generation: GenerationSettings = GenerationSettings()
     seeds: int = Field(1, gt=0, le=1_000)
     metrics: list[str] = Field(default_factory=list)
     grid: dict[str, Any] = Field(default_factory=dict)
@@ -127,6 +158,7 @@ class RerankRecipe(Section):
     data: RerankData = RerankData()
     keep: Literal["last", "best"] = "last"
     train: FinetuneTrainSettings = FinetuneTrainSettings()
+    trim: TrimSettings = TrimSettings()
     measure: MeasureSettings = MeasureSettings()
     cache_gb: float = Field(8.0, gt=0)
 
@@ -134,11 +166,12 @@ class RerankRecipe(Section):
 class DownstreamSettings(Section):
     """`eval:`, the tasks on which a report compares models, each fine-tuned alike. `source` is a directory with a
     folder per task, or the data of the only task; null is each task's own data. `overrides` are keys of `finetune` set
-    over the task's recipe."""
+    over the task's recipe. `seeds`: runs of every fine-tuning, of which the report shows mean and deviation."""
 
     tasks: list[str] = Field(default_factory=list)
     source: str | None = None
     overrides: dict[str, Any] = Field(default_factory=dict)
+    seeds: int = Field(1, gt=0, le=100)
 
 
 class VectorSettings(Section):

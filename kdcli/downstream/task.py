@@ -16,16 +16,20 @@ from kdcli.data.labelled.checks import looked_over
 from kdcli.data.labelled.spans import check_answers, misplaced
 from kdcli.data.labelled.task_data import Labelled, check_training, open_labelled
 from kdcli.data.tasks import OWN
+from kdcli.downstream.generation import check_no_text, generation_job, set_decoding
 from kdcli.downstream.predictions import Evaluator, Features, Prediction
-from kdcli.downstream.settings import FinetuneRecipe, LabelledSettings, TaskRecipe
+from kdcli.downstream.settings import FinetuneRecipe, GenerationSettings, LabelledSettings, TaskRecipe
+from kdcli.downstream.vocabulary import cut, texts_of, trimmed
 from kdcli.errors import UsageError
 from kdcli.losses.hard import counted, hard_loss
 from kdcli.models.capture import Capture, capture, params_without_grad
+from kdcli.models.generation import load_generator
 from kdcli.models.heads import GENERIC, TaskModel, load_for_task
 from kdcli.models.label_words import load_with_label_words
 from kdcli.models.load import load_config, location
 from kdcli.models.shape import positions_of
 from kdcli.models.training_rows import training_rows
+from kdcli.models.trim import Array
 from kdcli.training.evaluation import evaluate
 from kdcli.training.launch import Session, make_schedule
 from kdcli.training.progress import Progress
@@ -52,7 +56,8 @@ MISPLACED_ALLOWED = 0.01  # share of answers missing from their context; above i
 
 @dataclass(frozen=True)
 class PreparedTask:
-    """A task tokenised for models with one tokenizer; `max_length` is the row limit in tokens."""
+    """A task tokenised for models with one tokenizer; `max_length` is the row limit in tokens, `kept` the tokens that
+    stay of a cut vocabulary."""
 
     session: Session
     data: Labelled
@@ -60,10 +65,12 @@ class PreparedTask:
     evaluator: Evaluator
     notes: list[str]
     max_length: int
+    kept: Array | None = None
 
     def load(self, recipe: TaskRecipe) -> TaskModel:
-        """The recipe's model, see `load_model`."""
-        return load_model(recipe, self.data.task, trust_remote_code=self.session.trust_remote_code)
+        """The recipe's model, see `load_model`, its vocabulary cut if the recipe says so."""
+        headed = load_model(recipe, self.data.task, trust_remote_code=self.session.trust_remote_code)
+        return headed if self.kept is None or not recipe.trim.use else cut(headed, self.kept)
 
 
 @dataclass(frozen=True)
@@ -76,24 +83,36 @@ class TrainedModel:
 
 
 def prepare(
-    recipe: TaskRecipe, session: Session, *, new_head: bool = True, beside: Mapping[str, RowHashes] | None = None
+    recipe: TaskRecipe,
+    session: Session,
+    *,
+    new_head: bool = True,
+    beside: Mapping[str, RowHashes] | None = None,
+    generates: bool = False,
 ) -> tuple[PreparedTask, TaskModel]:
     """Check a task's data and model and tokenise; return the task and the model. Arguments and errors as of
     `check_task_data`."""
-    data, headed, notes = check_task_data(recipe, session, new_head=new_head, beside=beside)
+    data, headed, notes = check_task_data(recipe, session, new_head=new_head, beside=beside, generates=generates)
+    kept = None
+    if recipe.trim.use:
+        others = {f"{data.split} {name}".strip(): texts_of(examples) for name, examples in data.sets.items()}
+        headed, kept, said = trimmed(headed, recipe.trim, texts_of(data.train), others=others)
+        for note in said:
+            Progress.log(note)
+        notes = [*notes, *said]
     how = features_of(recipe.data, data.task, headed)
     train = Features.of(data.task, data.train, headed.tokenizer, **how)
     evaluator = Evaluator.of(data.task, data.sets, headed.tokenizer, choose_on=recipe.choose_on, **how)
     if isinstance(recipe, FinetuneRecipe):
         evaluator = evaluator.with_metrics(recipe.metrics, trust_remote_code=session.trust_remote_code)
-    cut = train.rows.truncated / len(data.train)
+    truncated = train.rows.truncated / len(data.train)
     verb = "need more than one window of" if data.task.kind == "span" else "were cut at"
-    found = [f"{cut:.1%} of the training examples {verb} {how['max_length']} tokens"]
+    found = [f"{truncated:.1%} of the training examples {verb} {how['max_length']} tokens"]
     if data.split != "validation":
         found.append(f"judged on {data.split}")
     for note in found:
         Progress.log(note)
-    return PreparedTask(session, data, train, evaluator, [*notes, *found], how["max_length"]), headed
+    return PreparedTask(session, data, train, evaluator, [*notes, *found], how["max_length"], kept), headed
 
 
 def read_by(task: PreparedTask, settings: LabelledSettings, headed: TaskModel) -> PreparedTask:
@@ -107,15 +126,21 @@ def read_by(task: PreparedTask, settings: LabelledSettings, headed: TaskModel) -
 
 
 def check_task_data(
-    recipe: TaskRecipe, session: Session, *, new_head: bool = True, beside: Mapping[str, RowHashes] | None = None
+    recipe: TaskRecipe,
+    session: Session,
+    *,
+    new_head: bool = True,
+    beside: Mapping[str, RowHashes] | None = None,
+    generates: bool = False,
 ) -> tuple[Labelled, TaskModel, list[str]]:
     """Load and check a task's data and model without tokenising; also return notes on them. `new_head`: create a head
     for the task if the model has none; False requires a fine-tuned model. `beside`: further models that the run judges
-    or learns from -> the rows that trained them. Raises UsageError: unusable data or model; too many answers missing
-    from their contexts."""
+    or learns from -> the rows that trained them. `generates`: the verb takes tasks that generate text. Raises
+    UsageError: unusable data or model; too many answers missing from their contexts."""
     trained = {str(recipe.model): training_rows(location(str(recipe.model))), **(beside or {})}
     how = recipe.data.model_dump(include=DATA_KEYS) | {"trained": trained, "log": Progress.log}
     data = open_labelled(str(recipe.task), train_source=recipe.data.train, train_rows=recipe.data.train_rows, **how)
+    check_no_text(data.task, generates)
     check_training(data)
     notes = [*data.notes, *(looked := looked_over(data.task, data.train))]
     for line in looked:
@@ -157,6 +182,10 @@ def load_model(recipe: TaskRecipe, task: Task, *, new_head: bool = True, trust_r
     `kdcli.models.heads.load_for_task` and `kdcli.models.label_words.load_with_label_words`."""
     source, head = str(recipe.model), recipe.head
     how: dict[str, Any] = {"seed": recipe.train.seed, "trust_remote_code": trust_remote_code}
+    if isinstance(recipe, FinetuneRecipe) and task.kind == "text":
+        headed = load_generator(source, task, new_head=new_head, **how)
+        set_decoding(headed.model, recipe.generation)
+        return headed
     if head.kind in ("embedding", "mlm"):
         return load_with_label_words(source, task, kind=head.kind, words=head.words, **how)
     return load_for_task(source, task, label_map=head.label_map, new_head=new_head, **how)
@@ -176,7 +205,11 @@ def features_of(settings: LabelledSettings, task: Task, headed: TaskModel, *, as
     if positions is not None and positions < length:
         Progress.log(f"{headed.source} reads at most {positions} tokens, so data.max_length is {positions}")
         length = positions
-    return {"max_length": length, "stride": settings.stride, "token_types": headed.token_types}
+    found: dict[str, Any] = {"max_length": length, "stride": settings.stride, "token_types": headed.token_types}
+    if task.kind == "text":
+        decoding: Any = headed.model.generation_config
+        found["target"] = {"target_length": decoding.max_new_tokens, "end_id": decoding.eos_token_id}
+    return found
 
 
 def without_misplaced(data: Labelled) -> tuple[Labelled, list[str]]:
@@ -207,7 +240,11 @@ def build_job(task: PreparedTask, recipe: TaskRecipe, headed: TaskModel) -> tupl
     assert task.train is not None
     rows, (order, schedule) = task.train.rows, order_and_schedule(task, recipe)
     best = task.evaluator.task.metrics[0] if recipe.keep == "best" else None
-    job = _job(task.evaluator, headed, rows, order, best)
+    if isinstance(recipe, FinetuneRecipe) and task.evaluator.task.kind == "text":
+        seed = recipe.train.seed
+        job = generation_job(task.evaluator, headed, rows, order, recipe.generation, seed=seed, best=best)
+    else:
+        job = _job(task.evaluator, headed, rows, order, best)
     # Weight decay would shrink what the head does not read, such as a pooler below a token head.
     freeze_unused(job.modules["model"], job.step(rows.batch(np.arange(min(2, len(rows))))).total)
     return job, schedule
@@ -253,7 +290,11 @@ def trained_model(task: PreparedTask, headed: TaskModel, outcome: Outcome) -> Tr
 def predict(session: Session, evaluator: Evaluator, headed: TaskModel) -> list[Prediction]:
     """A model's predictions for all evaluated examples."""
     rows = evaluator.features.rows
-    job = _job(evaluator, headed, rows, BatchOrder(max(1, len(rows)), 1, 0), None)
+    order = BatchOrder(max(1, len(rows)), 1, 0)
+    if evaluator.task.kind == "text":
+        job = generation_job(evaluator, headed, rows, order, GenerationSettings(), decodes=True)
+    else:
+        job = _job(evaluator, headed, rows, order, None)
     return evaluator.features.predictions(evaluate(session, job).outputs)
 
 

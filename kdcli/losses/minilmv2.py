@@ -28,10 +28,10 @@ KD = {"weight": 1.0, "temperature": 1.0}
 
 class Settings(Section):
     """`relation_heads: null` is heads of the teacher's width / 16 (48 for base, 64 for large); `teacher_layer: null` is
-    the last one, or 21 of 24. `masked_lm_weight` is that of `kdcli.losses.minilm`."""
+    the last one, or 21 of 24; below 0 counts from the last. `masked_lm_weight` is that of `kdcli.losses.minilm`."""
 
     relation_heads: int | None = Field(None, gt=0)
-    teacher_layer: int | None = Field(None, gt=0)
+    teacher_layer: int | None = None
     query_weight: float = Field(1.0, ge=0)
     key_weight: float = Field(1.0, ge=0)
     value_weight: float = Field(1.0, ge=0)
@@ -48,9 +48,10 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
                 f"{heads} relation heads do not divide the {name}'s width {width}; set loss.relation_heads to one of "
                 f"{', '.join(map(str, common[-4:]))}"
             )
-    n, m = settings.teacher_layer or (21 if teacher.layers == 24 else teacher.layers), student.layers
-    if n > teacher.layers:
-        raise ValueError(f"loss.teacher_layer is {n}, but the teacher has layers 1 to {teacher.layers}")
+    asked, m = settings.teacher_layer, student.layers
+    n = (21 if teacher.layers == 24 else teacher.layers) if asked is None else asked + teacher.layers * (asked < 0)
+    if not 0 < n <= teacher.layers:
+        raise ValueError(f"loss.teacher_layer is {asked}, but the teacher has layers 1 to {teacher.layers}")
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
         named = {}

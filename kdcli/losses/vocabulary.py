@@ -26,12 +26,13 @@ def labels_of(signals: Signals) -> Tensor:
     return signals.labels.flatten()[signals.labelled]
 
 
-def masked_ce(logits_PV: Tensor, labels_P: Tensor) -> Tensor:
-    """Mean cross-entropy of P positions, a float32 scalar; 0 where P is 0. Raises ValueError: not as many labels as
-    rows of logits."""
+def masked_ce(logits_PV: Tensor, labels_P: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Mean cross-entropy of P positions, a float32 scalar; 0 where P is 0. `smoothing`: the share of each target that
+    is spread evenly over the vocabulary (Szegedy et al. 2015). Raises ValueError: not as many labels as rows of
+    logits."""
     if logits_PV.shape[:-1] != labels_P.shape:
         raise ValueError(f"logits {list(logits_PV.shape)} do not fit labels {list(labels_P.shape)}")
-    loss: Tensor = _Chunked.apply(logits_PV, None, labels_P, 1.0)  # type: ignore[no-untyped-call]
+    loss: Tensor = _Chunked.apply(logits_PV, None, labels_P, 1.0, smoothing)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -42,7 +43,7 @@ def soft_kl(teacher_PV: Tensor, student_PV: Tensor, temperature: float) -> Tenso
     if teacher_PV.shape != student_PV.shape:
         shapes = f"teacher {list(teacher_PV.shape)}, student {list(student_PV.shape)}"
         raise ValueError(f"logits of two shapes cannot be compared: {shapes}")
-    loss: Tensor = _Chunked.apply(student_PV, teacher_PV.detach(), None, temperature)  # type: ignore[no-untyped-call]
+    loss: Tensor = _Chunked.apply(student_PV, teacher_PV.detach(), None, temperature, 0.0)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -50,7 +51,9 @@ class _Chunked(torch.autograd.Function):
     """Logits -> scalar against soft targets or labels; the forward pass makes its gradient T · (p - target) / P."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, teacher: Tensor | None, labels: Tensor | None, temperature: float) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, teacher: Tensor | None, labels: Tensor | None, temperature: float, smoothing: float
+    ) -> Tensor:
         rows, words = logits.shape
         ctx.scale = temperature / max(1, rows) / KEPT
         gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
@@ -68,10 +71,14 @@ class _Chunked(torch.autograd.Function):
                         gradient[chunk] = p.mul_(KEPT / z[:, None]).sub_(p_t.mul_(KEPT / z_t[:, None]))
                 elif labels is not None:
                     of_label = labels[chunk, None]
-                    total += (z.log() - x.gather(1, of_label)[:, 0]).sum()
+                    total += (z.log() - (1 - smoothing) * x.gather(1, of_label)[:, 0]).sum()
+                    if smoothing:
+                        total -= smoothing * x.mean(1).sum()
                     if gradient is not None:
-                        p.mul_(KEPT / z[:, None])
-                        gradient[chunk] = p.scatter_add_(1, of_label, p.new_full(of_label.shape, -KEPT))
+                        p.mul_(KEPT / z[:, None]).sub_(smoothing * KEPT / words)
+                        gradient[chunk] = p.scatter_add_(
+                            1, of_label, p.new_full(of_label.shape, (smoothing - 1) * KEPT)
+                        )
         if gradient is not None:
             ctx.save_for_backward(gradient)
         return (total * (temperature**2 / max(1, rows))).float()
@@ -84,7 +91,7 @@ class _Chunked(torch.autograd.Function):
         for chunk in _chunks(len(gradient), gradient.shape[1], gradient.device.type):
             # In float32: the factor alone may be too small for float16.
             gradient[chunk] = gradient[chunk].float() * factor
-        return gradient, None, None, None
+        return gradient, None, None, None, None
 
 
 def _softmax(logits_CV: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:

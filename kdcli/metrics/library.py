@@ -28,6 +28,7 @@ FORMATS: dict[Kind, tuple[Any, Any]] = {
         {"id": Value("string"), "text": Value("string"), "no_answer": Value("float64")},
         {"id": Value("string"), "answers": List(Value("string"))},
     ),
+    "text": (Value("string"), Value("string")),
 }
 """Kind -> format of one prediction and of one reference."""
 

@@ -20,6 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from kdcli.models.layout import layout_for
+from kdcli.models.modeling_unilm import mask_argument
 from kdcli.types import Batch, Needs, Signals, labelled_places
 
 INTERFACE = "kd_capture"
@@ -141,13 +142,8 @@ class Capture(nn.Module):
         if mask is not None and mask.dim() == 4:
             if self.layout.leaks:
                 raise ValueError(f"{config.model_type} cannot keep documents apart: {self.layout.leaks}")
-            if self.layout.local:
-                at = torch.arange(mask.shape[-1], device=mask.device)
-                near = (at[:, None] - at[None, :]).abs() <= config.sliding_window
-                inputs["attention_mask"] = {"full_attention": mask, "sliding_attention": mask & near}
-            elif not self.layout.interface:
-                smallest = torch.finfo(self.model.dtype).min
-                inputs["attention_mask"] = torch.zeros_like(mask, dtype=self.model.dtype).masked_fill(~mask, smallest)
+            of_type = {"interface": self.layout.interface, "dtype": self.model.dtype}
+            inputs["attention_mask"] = mask_argument(config, mask, **of_type)
         if "position_ids" in inputs and self.layout.position_offset:
             # Not always the configuration's padding token: MPNet's padding index is 1 whatever that is.
             embeddings: Any = self.model.base_model.get_submodule("embeddings")

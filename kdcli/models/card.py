@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from kdcli.models.layout import layout_for
-from kdcli.models.load import location
-from kdcli.models.shape import shape_of
+from kdcli.models.load import commit_of, location
+from kdcli.models.shape import positions_of, shape_of
 
 _DTYPES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}  # names of dtypes in safetensors -> in kdcli
 TOKENS = 128  # length of the sequence that `multiply_adds` counts
@@ -25,7 +25,7 @@ TOKENS = 128  # length of the sequence that `multiply_adds` counts
 def describe_source(model: PreTrainedModel, source: str) -> dict[str, Any]:
     """The CARD of an encoder as it was loaded; without its files where the source is no directory."""
     folder = Path(location(source))
-    return describe(model, source, folder if folder.is_dir() else None)
+    return describe(model, source, folder if folder.is_dir() else None) | {"revision": commit_of(source)}
 
 
 def describe(model: PreTrainedModel, name: str, folder: Path | None) -> dict[str, Any]:
@@ -67,11 +67,12 @@ def weights_hash(model: PreTrainedModel) -> str:
 
 
 def multiply_adds(model: PreTrainedModel) -> int:
-    """Multiply-adds of a forward pass over one sequence of 128 tokens, matrix and attention products alike. "FLOPs" in
-    papers are mostly twice this number."""
+    """Multiply-adds of a forward pass over one sequence of 128 tokens, or as many as the model has positions, of matrix
+    and attention products alike. "FLOPs" in papers are mostly twice this number."""
     attention, was_training = model.config._attn_implementation, model.training
     half = model.config.vocab_size // 2
-    ids_BL = torch.arange(TOKENS, device=next(model.parameters()).device)[None] % half + half
+    length = min(TOKENS, positions_of(model.config) or TOKENS)
+    ids_BL = torch.arange(length, device=next(model.parameters()).device)[None] % half + half
     # The counter's hooks fail on a parameter that is passed to a module (DeBERTa's table of positions).
     weights = {name: p.detach() for name, p in model.named_parameters()}
     model.set_attn_implementation("eager")

@@ -1,5 +1,6 @@
-"""Models of the classes in `kdcli.models.modeling_kdcli`, which transformers does not have."""
+"""Models of the classes in `modeling_*.py` of this folder, which transformers does not have."""
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,27 +10,33 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.errors import UsageError
-from kdcli.models import modeling_kdcli
+from kdcli.models import modeling_kdcli, modeling_unilm
 
-CODE = Path(str(modeling_kdcli.__file__))  # the file that is copied beside such a model's weights
 COMPACT = "compact_layers"
 """Configuration key of a compacted model: by layer and matrix, columns read, rows written, columns and rows kept."""
 LABEL_WORDS = "label_words"
 """Configuration key of a model that classifies with its masked-language-model head: `ids` of the words, in the order of
 the labels, and the `auto_class` whose output it gives."""
+EMBEDDING_RANK = "embedding_rank"
+"""Configuration key of a model with a factorised table of tokens."""
+UNILM = "unilm"
+"""Configuration key of a model that generates, see `_UniLM` in `kdcli.models.modeling_unilm`."""
+FORGOTTEN = (COMPACT, LABEL_WORDS, UNILM)  # A factorised table stays one whatever class takes over the weights
+KEYS = (*FORGOTTEN, EMBEDDING_RANK)
 HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM", "MultipleChoice")
 
 
 def class_named(name: str) -> type[PreTrainedModel] | None:
     """The custom class of a name; None if there is none."""
-    named: type[PreTrainedModel] | None = getattr(modeling_kdcli, name, None)
+    module = modeling_unilm if name.startswith("UniLM") else modeling_kdcli
+    named: type[PreTrainedModel] | None = getattr(module, name, None)
     return named if isinstance(named, type) and issubclass(named, PreTrainedModel) else None
 
 
 def custom_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """The custom class that a configuration needs; None if a class of transformers does. Raises UsageError: it needs a
     custom class but names none."""
-    if not (hasattr(config, COMPACT) or hasattr(config, LABEL_WORDS)):
+    if not any(hasattr(config, key) for key in KEYS):
         return None
     name = (config.architectures or [""])[0]
     if (named := class_named(name)) is None:
@@ -38,6 +45,14 @@ def custom_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
             "is its config.json as it was written?",
         )
     return named
+
+
+def class_for(auto_class: Any, config: PreTrainedConfig) -> Any:
+    """`auto_class`, or where the table of tokens is factorised the class of that kind with such a table."""
+    stock = getattr(auto_class, "_model_mapping", {})
+    if not hasattr(config, EMBEDDING_RANK) or type(config) not in stock:
+        return auto_class
+    return class_named(f"Factorised{stock[type(config)].__name__}")
 
 
 def is_custom(model: PreTrainedModel) -> bool:
@@ -67,16 +82,23 @@ def load_tensors(model: PreTrainedModel, tensors: Mapping[str, Tensor], like: nn
 
 def forget_custom_classes(config: PreTrainedConfig) -> None:
     """Remove a custom class's keys from a configuration, for another class that takes over its weights."""
-    if hasattr(config, COMPACT) or hasattr(config, LABEL_WORDS):
-        for name in (COMPACT, LABEL_WORDS, "auto_map"):
+    if any(hasattr(config, key) for key in FORGOTTEN):
+        for name in (*FORGOTTEN, "auto_map"):
             config.__dict__.pop(name, None)
+
+
+def code_of(model: PreTrainedModel) -> Path:
+    """The file with a custom model's class, which is copied beside its weights."""
+    return Path(inspect.getfile(type(model)))
 
 
 def describe_code(model: PreTrainedModel) -> None:
     """Write `auto_map` into a custom model's configuration: the classes in the file beside its weights."""
     config: Any = model.config
-    name, base = type(model).__name__, type(model.base_model).__name__.removeprefix("Compact")
+    name, base = type(model).__name__, type(model.base_model).__name__
+    base = base.removeprefix("Compact").removeprefix("Factorised")
     words = getattr(config, LABEL_WORDS, None)
     heads = [words["auto_class"]] if words else [f"AutoModelFor{h}" for h in HEADS if name.endswith(f"For{h}")]
-    classes = ({"AutoModel": f"Compact{base}"} if hasattr(config, COMPACT) else {}) | dict.fromkeys(heads, name)
-    config.auto_map = {auto: f"{CODE.stem}.{of}" for auto, of in classes.items()}
+    bare = f"{'Compact' * hasattr(config, COMPACT)}{'Factorised' * hasattr(config, EMBEDDING_RANK)}{base}"
+    classes = ({"AutoModel": bare} if class_named(bare) is not None else {}) | dict.fromkeys(heads, name)
+    config.auto_map = {auto: f"{code_of(model).stem}.{of}" for auto, of in classes.items()}

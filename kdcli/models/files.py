@@ -21,13 +21,15 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from kdcli.disk import read_json
 from kdcli.errors import UsageError, shortened
-from kdcli.models.custom_class import COMPACT, LABEL_WORDS
+from kdcli.models.custom_class import COMPACT, EMBEDDING_RANK, LABEL_WORDS, UNILM
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
 TOKENIZER_BYTES = 100_000_000
-KINDS = {"architectures": list, "auto_map": dict, "id2label": dict, "label2id": dict, COMPACT: list, LABEL_WORDS: dict}
+KINDS: dict[str, type] = {"architectures": list, "auto_map": dict, "id2label": dict, "label2id": dict, COMPACT: list}
+KINDS |= {LABEL_WORDS: dict, EMBEDDING_RANK: int, UNILM: dict}
+NAMED: dict[type, str] = {dict: "a JSON object", list: "a list", int: "a whole number"}
 FLAGS = ("output_hidden_states", "output_attentions", "use_cache", "tie_word_embeddings", "is_decoder")
 SIZE = re.compile(r".*(dim|_size|layers|heads|embeddings|positions|groups|group_num|networks|buckets|num_labels)")
 REPEATED = re.compile(r".*(layers|groups|group_num|networks)")  # sizes that count modules
@@ -60,12 +62,17 @@ def check_config(raw: Mapping[str, Any], source: object) -> None:
 
     for name, kind in KINDS.items():
         if not isinstance(raw.get(name), kind | None):
-            refuse(name, "a JSON object" if kind is dict else "a list")
+            refuse(name, NAMED[kind])
     if not all(isinstance(name, str) for name in raw.get("architectures") or ()):
         refuse("architectures", "a list of names")
     words = raw.get(LABEL_WORDS)
     if words is not None and not (isinstance(words.get("ids"), list) and isinstance(words.get("auto_class"), str)):
         refuse(LABEL_WORDS, "a JSON object with ids and auto_class")
+    # True is an int too.
+    if (unilm := raw.get(UNILM)) is not None and not all(
+        isinstance(unilm.get(key), int) for key in ("mask_token_id", "position_offset", "interface")
+    ):
+        refuse(UNILM, "a JSON object with mask_token_id, position_offset and interface")
     for name, value in raw.items():
         if name in FLAGS and not isinstance(value, bool | None):
             refuse(name, "true or false")

@@ -17,7 +17,7 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTraine
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from kdcli.errors import UsageError
-from kdcli.models.custom_class import LABEL_WORDS, class_named, custom_class, forget_custom_classes
+from kdcli.models.custom_class import LABEL_WORDS, class_for, class_named, custom_class, forget_custom_classes
 from kdcli.models.files import CONFIG, config_errors
 from kdcli.models.load import load_config, load_tokenizer, load_weights, location
 from kdcli.models.training_rows import NO_ROWS, training_rows
@@ -27,6 +27,7 @@ AUTO_CLASS: dict[Kind, Any] = {
     **dict.fromkeys(("class", "multi", "score"), transformers.AutoModelForSequenceClassification),
     "tokens": transformers.AutoModelForTokenClassification,
     "span": transformers.AutoModelForQuestionAnswering,
+    "text": transformers.AutoModelForMaskedLM,
 }
 PROBLEM: dict[Kind, str] = {
     "class": "single_label_classification",
@@ -88,7 +89,7 @@ def load_for_task(
     if own is None and type(config) not in auto._model_mapping:
         what = _what(task.kind)
         raise UsageError(f"{config.model_type} has no head for {what} in transformers, as {task.name} needs")
-    misfit = _misfit(source, config, task, label_map) if own_head else "a new one was requested"
+    misfit = misfit_of(source, config, task, label_map) if own_head else "a new one was requested"
     if misfit is not None and not new_head:
         raise _unfit(source, task, misfit)
     if misfit is not None and label_map is not None:
@@ -115,12 +116,14 @@ def load_for_task(
 
 def check_head(source: str, config: PreTrainedConfig, task: Task) -> None:
     """Raise a UsageError unless the head that a configuration describes can serve a task; see `load_for_task`."""
-    if (misfit := _misfit(source, config, task, None)) is not None:
+    if (misfit := misfit_of(source, config, task, None)) is not None:
         raise _unfit(source, task, misfit)
 
 
 def _unfit(source: str, task: Task, misfit: str) -> UsageError:
-    return UsageError(f"{source} cannot do task {task.name}: {misfit}", "fine-tune it first: kdcli finetune")
+    pairs = task.kind == "score" and len(task.texts) == 2
+    vectors = ", or judge its vectors: kdcli evaluate --pooling mean" if pairs else ""
+    return UsageError(f"{source} cannot do task {task.name}: {misfit}", f"fine-tune it first: kdcli finetune{vectors}")
 
 
 def tuned_length(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, task: Task) -> int | None:
@@ -148,7 +151,7 @@ def _what(kind: Kind) -> str:
     return {"tokens": "token classification", "span": "question answering"}.get(kind, "sequence classification")
 
 
-def _misfit(source: str, config: PreTrainedConfig, task: Task, label_map: Sequence[int] | None) -> str | None:
+def misfit_of(source: str, config: PreTrainedConfig, task: Task, label_map: Sequence[int] | None) -> str | None:
     """Why the checkpoint's own head cannot serve the task; None when it can. Raises UsageError: its labels are the
     task's in another order, or `label_map` is no permutation."""
     named = (config.architectures or ["none"])[0]
@@ -220,8 +223,12 @@ def with_new_head(
     describe_task(config, task)
     torch.manual_seed(seed)
     auto = AUTO_CLASS[task.kind]
+    model: PreTrainedModel
     with config_errors(f"the {CONFIG} of {source}"):
-        model: PreTrainedModel = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
+        if (of_class := class_for(auto, config)) is auto:
+            model = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
+        else:
+            model = of_class(config)
     missing = model.base_model.load_state_dict(encoder.state_dict(), strict=False).missing_keys
     # Only one of the two classes may have a pooler; one that only the head's class has is drawn (Nomic's).
     lost = [name for name in missing if not name.startswith("pooler.")]

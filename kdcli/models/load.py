@@ -3,17 +3,19 @@
 A source is a hub id, a directory, or `demo` (the teacher inside the package).
 """
 
+import functools
 import importlib.resources
+import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import list_repo_files, try_to_load_from_cache
+from huggingface_hub import list_repo_files, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError
 from safetensors import SafetensorError
 from transformers import AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -22,7 +24,7 @@ from transformers.utils.hub import extract_commit_hash
 
 from kdcli.disk import fill_dir, read_json, user_path
 from kdcli.errors import UsageError
-from kdcli.models.custom_class import CODE, COMPACT, describe_code, forget_custom_classes, is_custom
+from kdcli.models.custom_class import COMPACT, class_for, code_of, describe_code, forget_custom_classes, is_custom
 from kdcli.models.files import (
     CONFIG,
     HUB_ERRORS,
@@ -41,7 +43,10 @@ from kdcli.types import ModelShape, RowHashes
 
 transformers_logging.disable_progress_bar()  # its bars would break ours
 
-DEMO = "demo"
+DEMO, CARD = "demo", "README.md"
+PINNED = re.compile(r"((?:[\w.-]+/)?[\w.-]+)@([\w./-]+)")  # A model of the hub at a branch, a tag or a commit
+MODEL_FILES = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py", "*.md", "*.npy"]
+OTHER_FILES = ["onnx/*", "openvino/*", "checkpoints/*"]
 AS_LOADED = "kdcli_as_loaded"  # Attribute of a tokenizer: truncation and padding before any call
 OPTIONAL = ("pooler.", "contact_head.", "embeddings.position_ids")  # what a base model's checkpoint may lack
 
@@ -58,10 +63,34 @@ class LoadedModel:
 
 
 def location(source: str) -> str:
-    """The argument of `from_pretrained` for a source. Raises UsageError: see `kdcli.disk.user_path`."""
+    """The argument of `from_pretrained` for a source; of `OWNER/NAME@REVISION` the directory of that commit, downloaded
+    into the cache of the hub if need be. Raises UsageError: no such revision; see `kdcli.disk.user_path`."""
     if source == DEMO:
         return str(importlib.resources.files("kdcli") / "data" / "demo_teacher")
+    if (pinned := PINNED.fullmatch(source)) and not Path(source).exists():
+        return _snapshot(*pinned.groups())
     return str(user_path(source)) if source.startswith("~") else source
+
+
+def commit_of(source: str) -> str | None:
+    """The commit of the hub that a source, which was loaded, is at; None for a directory or `demo`."""
+    try:
+        commit: str | None = extract_commit_hash(str(file_of(location(source), CONFIG)), None)
+    except (*HUB_ERRORS, ValueError):
+        return None  # A shape, or a model that this run made
+    return commit
+
+
+@functools.cache
+def _snapshot(name: str, revision: str) -> str:
+    try:
+        return snapshot_download(name, revision=revision, allow_patterns=MODEL_FILES, ignore_patterns=OTHER_FILES)
+    except (*HUB_ERRORS, ValueError) as error:
+        raise UsageError(
+            f"model '{name}' was not found at revision '{revision}', neither in the cache nor on the hub: "
+            f"{_first_line(error)}",
+            "check the revision (a branch, a tag or a commit) and the network",
+        ) from None
 
 
 def load_encoder(source: str, *, trust_remote_code: bool = False) -> LoadedModel:
@@ -113,7 +142,7 @@ def save_model(
     with fill_dir(folder, last=CONFIG) as aside:
         model.save_pretrained(aside)
         if custom:
-            shutil.copyfile(CODE, aside / CODE.name)
+            shutil.copy(code_of(model), aside)
         save_tokenizer(tokenizer, aside)
         write_training_rows(aside, rows)
         mode = (aside / CONFIG).stat().st_mode
@@ -220,8 +249,9 @@ def load_weights(
     unreadable, damaged or incomplete weights."""
     settings |= {"trust_remote_code": trust_remote_code, "use_safetensors": True, "dtype": torch.float32}
     where, config = location(source), load_config(source, trust_remote_code=trust_remote_code, compacted=True)
+    auto_class = class_for(auto_class, config)
     # On the hub: what is checked is of the commit that is loaded.
-    settings["revision"] = extract_commit_hash(str(file_of(where, CONFIG)), None)
+    settings["revision"] = None if Path(where).is_dir() else commit_of(source)
     try:
         with _quietly(), torch.random.fork_rng(devices=[]):
             files = weight_files(where, settings["revision"])
@@ -241,6 +271,8 @@ def load_weights(
         # The message of transformers about sizes points to a table that is not shown.
         reason = "tensors of other sizes" if "ignore_mismatched_sizes" in str(error) else _first_line(error)
         raise UsageError(f"the weights of {source} do not fit its config.json: {reason}") from None
+    with suppress(*HUB_ERRORS):
+        file_of(where, CARD, settings["revision"])  # Into the cache: what is made of the model inherits its licence
     if not is_custom(model):
         forget_custom_classes(model.config)
     # Under a head, the encoder's tensors have its prefix, and a pooler is needed because the head reads it.

@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 
 from kdcli.errors import UsageError
+from kdcli.models.custom_class import EMBEDDING_RANK
 from kdcli.models.load import LoadedModel, load_config, load_encoder, load_tokenizer, load_weights, location
 from kdcli.models.reduce import copy_head
 from kdcli.models.shape import InitializedStudent, shape_of
@@ -17,12 +18,15 @@ def load_masked_lm(source: str, *, otherwise: str, bare: bool = False, trust_rem
     without such a head as an encoder. Raises UsageError: see `load_encoder`; or the type or checkpoint has no such
     head, with `otherwise` as hint."""
     config = load_config(source, trust_remote_code=trust_remote_code)
+    if hasattr(config, EMBEDDING_RANK):
+        raise UsageError(f"{source} has a factorised table of tokens, to which no head is tied", otherwise)
     if type(config) not in AutoModelForMaskedLM._model_mapping:
         raise UsageError(f"{config.model_type} has no masked-language-model head in transformers", otherwise)
     expected = AutoModelForMaskedLM._model_mapping[type(config)].__name__
     named = (config.architectures or [expected])[0]
-    # A `ForPreTraining` checkpoint has this head beside others (BERT) or another one instead (ELECTRA).
-    if named != expected and not named.endswith("ForPreTraining"):
+    # A `ForPreTraining` checkpoint has this head beside others (BERT) or another one instead (ELECTRA); one that
+    # generates is its subclass.
+    if named.removeprefix("UniLM") != expected and not named.endswith("ForPreTraining"):
         if bare:
             return load_encoder(source, trust_remote_code=trust_remote_code)
         raise UsageError(f"{source} is {named}, without a masked-language-model head", otherwise)

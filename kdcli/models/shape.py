@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from kdcli.errors import UsageError
+from kdcli.models.factorise import factorise
 from kdcli.models.layout import layout_for
 from kdcli.models.reduce import copy_reduced
 from kdcli.types import ModelShape
@@ -122,13 +123,14 @@ def build_student(
     init: str = "teacher",
     layers: list[int] | None = None,
     dropout: float | None = None,
+    embedding_rank: int | None = None,
     seed: int = 0,
 ) -> InitializedStudent:
     """Make a student of a shape from a base encoder. `init`: `teacher` copies weights (`kdcli.models.reduce`); `random`
     draws them as the model type does, from `seed`. `layers`: teacher layers 1 ... N to copy, one per student layer;
     None for evenly spaced ones with the last. `dropout`: rate of every dropout in memory; the saved configuration keeps
-    the teacher's. Raises UsageError: `layers` has the wrong count or names a layer that the teacher lacks; see
-    `student_config`."""
+    the teacher's. `embedding_rank`: of a factorised table of tokens. Raises UsageError: `layers` has the wrong
+    count or names a layer that the teacher lacks; see `student_config`."""
     source = shape_of(teacher.config)
     chosen = layers or evenly_spaced_layers(source.layers, shape.layers)
     if len(chosen) != shape.layers or not all(1 <= n <= source.layers for n in chosen):
@@ -137,16 +139,25 @@ def build_student(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         student = type(teacher)(student_config(teacher.config, shape, chosen)).float()
-    if dropout is not None:
-        set_dropout(student, dropout)
     if init == "random":
-        return InitializedStudent(student, ["initialised at random"])
+        return _finished(student, ["initialised at random"], dropout, embedding_rank)
     left = copy_reduced(teacher, student, layout_for(teacher.config), chosen)
     notes = [f"initialised from teacher layers {', '.join(map(str, chosen))}"]
     if shape.hidden < source.hidden:
         notes[0] += f", width {source.hidden} reduced to {shape.hidden}"
     if left:
         notes.append(f"{len(left)} tensors have no counterpart and start at random, for example {left[0]}")
+    return _finished(student, notes, dropout, embedding_rank)
+
+
+def _finished(
+    student: PreTrainedModel, notes: list[str], dropout: float | None, embedding_rank: int | None
+) -> InitializedStudent:
+    if embedding_rank is not None:
+        student, note = factorise(student, embedding_rank)
+        notes = [*notes, note]
+    if dropout is not None:
+        set_dropout(student, dropout)
     return InitializedStudent(student, notes)
 
 

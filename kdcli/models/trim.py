@@ -12,10 +12,11 @@ Special tokens and single characters or bytes always stay, so other text becomes
 """
 
 import copy
+import functools
 import itertools
 import json
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,26 +48,30 @@ def check_trimmable(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
             raise UsageError(f"the BPE of {source} has {name}={model[name]!r}, with which no vocabulary is cut")
 
 
-def with_needed(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> Array:
-    """The ids to keep so that texts of `ids` are segmented as before, sorted: these, what BPE makes them of, added and
-    special tokens, single characters and bytes."""
+def needed_by(tokenizer: PreTrainedTokenizerBase) -> Callable[[Iterable[int]], Array]:
+    """A function from ids to those to keep so that texts of these are segmented as before, sorted: these, what BPE
+    makes them of, added and special tokens, single characters and bytes."""
     whole = _description(tokenizer)
     model, number = whole["model"], tokenizer.get_vocab()
-    kept = {added["id"] for added in whole["added_tokens"]} | set(tokenizer.all_special_ids)
+    always = {added["id"] for added in whole["added_tokens"]} | set(tokenizer.all_special_ids)
     prefix = model.get("continuing_subword_prefix") or ""
-    kept |= {n for token, n in number.items() if len(token.removeprefix(prefix)) == 1 or _is_byte(token)}
-    kept |= {int(n) for n in ids}
+    always |= {n for token, n in number.items() if len(token.removeprefix(prefix)) == 1 or _is_byte(token)}
     if model["type"] == "Unigram":
-        kept |= {min(range(len(model["vocab"])), key=lambda n: model["vocab"][n][1]), model["unk_id"]} - {None}
-    if model["type"] == "BPE":
-        ranks = {pair: rank for rank, pair in enumerate(_merges(model))}
-        names = {n: token for token, n in number.items()}
-        kept |= {number[part] for n in sorted(kept) for part in _parts(names[n], ranks) if part in number}
-    return np.array(sorted(kept), dtype=np.int64)
+        always |= {min(range(len(model["vocab"])), key=lambda n: model["vocab"][n][1]), model["unk_id"]} - {None}
+    if model["type"] != "BPE":
+        return lambda ids: np.array(sorted(always.union(map(int, ids))), dtype=np.int64)
+    ranks = {pair: rank for rank, pair in enumerate(_merges(model))}
+    names = {n: token for token, n in number.items()}
+
+    @functools.cache
+    def way(token: int) -> set[int]:
+        return {token, *(number[part] for part in _parts(names[token], ranks) if part in number)}
+
+    return lambda ids: np.array(sorted(set().union(*map(way, always.union(map(int, ids))))), dtype=np.int64)
 
 
 def cut_tokenizer(tokenizer: PreTrainedTokenizerBase, kept: Array) -> PreTrainedTokenizerBase:
-    """The tokenizer of some of the tokens, numbered in the order of `kept`, the ids of `with_needed`."""
+    """The tokenizer of some of the tokens, numbered in the order of `kept`, ids of `needed_by`."""
     whole, place = _description(tokenizer), {int(old): new for new, old in enumerate(kept)}
     model = whole["model"]
     if model["type"] == "Unigram":

@@ -177,6 +177,11 @@ def shipped(verb: str) -> dict[str, Path]:
     return {p.stem: p for p in sorted(folder.glob("*.yaml"))}
 
 
+def recipe_names() -> list[str]:
+    """Names of all shipped recipes, which take no settings model to list."""
+    return sorted({p.stem for p in _recipes_folder().glob("*/*.yaml") if p.parent.name != "ablations"})
+
+
 def _recipes_folder() -> Path:
     """`recipes/` inside the package in a wheel, beside it in a checkout or an editable install."""
     package = Path(__file__).parents[1]

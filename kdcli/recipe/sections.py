@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from kdcli.errors import UsageError
+
 MOST = 10**9
 BatchSize = Annotated[int, Field(gt=0, le=10**6)]
 Epochs = Annotated[float, Field(gt=0, le=10**6)]
@@ -99,4 +101,13 @@ class Invocation:
     overwrite: bool = False
     dry_run: bool = False
     report_to: str = "none"
+    push_to_hub: str | None = None
     trust_remote_code: bool = False
+
+    def check_pushed(self, models: int) -> None:
+        """Raise a UsageError if a run of several models is to be pushed: a repository holds one."""
+        if self.push_to_hub is not None and models > 1:
+            raise UsageError(
+                f"--push-to-hub pushes one model, and this run makes {models}",
+                "leave it out, and push one of them afterwards: kdcli push DIR REPO",
+            )

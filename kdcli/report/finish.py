@@ -6,17 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+from markupsafe import escape
 from pydantic import ValidationError
 
 from kdcli.bench.environment import environment, versions
 from kdcli.bench.latency import Latency, Protocol, Subject, measure_latency
-from kdcli.disk import MOST_REPORT, read_json, write_atomic
+from kdcli.disk import COMMITS, MOST_REPORT, read_json, write_atomic
 from kdcli.errors import UsageError
 from kdcli.recipe.sections import MeasureSettings
+from kdcli.report.frame import frame
 from kdcli.report.published import published_for
 from kdcli.report.schema import Report, Training
 from kdcli.report.sections.evaluations import set_name
-from kdcli.report.views import model_card, short, terminal, write_views
+from kdcli.report.views import html, model_card, short, terminal, write_views
 from kdcli.training.launch import Session
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import REPORT, RunDir
@@ -37,6 +40,14 @@ class RunResult:
 
     def to_json(self) -> str:
         return self.report.to_json()
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row a model, see `kdcli.report.frame`."""
+        return frame(self.report)
+
+    def _repr_html_(self) -> str:
+        """report.html with its pictures, as a notebook shows it."""
+        return f'<iframe srcdoc="{escape(html(self.report))}" width="100%" height="640" frameborder="0"></iframe>'
 
     def renderables(self) -> Iterable[Any]:
         yield from terminal(self.report)
@@ -95,6 +106,7 @@ def write_report(
     projections: Iterable[Mapping[str, Any]] = (),
     pruning: Iterable[Mapping[str, Any]] = (),
     beside: Mapping[str, RunResult] | None = None,  # Runs whose curves the report shows too, by name
+    compression: Mapping[str, Any] | None = None,
 ) -> RunResult:
     """Write the report and the model cards, drop the checkpoints; the log of `run` gives the curve. What has no comment
     is as in `kdcli.report.schema`."""
@@ -122,15 +134,18 @@ def write_report(
             "agreements": latency.agreements,
             "projections": list(projections),
             "published": published_for(shapes, command, recipe),
-            "notes": list(notes),
+            "notes": [*notes, *(f"data {source}: commit {commit}" for source, commit in COMMITS.items())],
             "evaluations": evaluations,
             "comparisons": list(comparisons),
             "selection": selection,
             "pruning": list(pruning),
+            "compression": compression,
         }
     )
     for name, folder in (folders or {}).items():
-        card = model_card(report, name, auto_class, own_code=any(folder.glob("modeling_*.py")))
+        of_folder = {"own_code": any(folder.glob("modeling_*.py"))}
+        of_folder["generates"] = (folder / "generation_config.json").is_file()
+        card = model_card(report, name, auto_class, **of_folder)
         write_atomic(folder / "README.md", card)
     write_views(run.path, report)
     run.drop_checkpoints()

@@ -7,13 +7,24 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
+def published_shapes() -> list[str]:
+    """Every shape that has a row, the largest first."""
+    rows = tomllib.loads(_text())["row"]
+    shapes = {shape for row in rows for shape in row["shapes"]}
+    return sorted(shapes, key=lambda shape: [-int(part) for part in shape.split("x")])
+
+
+def _text() -> str:
+    return (importlib.resources.files("kdcli") / "report" / "published.toml").read_text("utf-8")
+
+
 def published_for(
     shapes: Iterable[str], command: str = "", recipe: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
     """The rows of published.toml that belong to any of the shapes (`6x384`), to a verb and to its recipe: on a task
-    with its columns alone, of a pruning at the density of one of its runs."""
-    text = (importlib.resources.files("kdcli") / "report" / "published.toml").read_text("utf-8")
-    wanted, content, recipe = set(shapes), tomllib.loads(text), recipe or {}
+    with its columns alone, of a pruning at the density of one of its runs; and those by set of the tasks that it
+    judges."""
+    wanted, content, recipe = set(shapes), tomllib.loads(_text()), recipe or {}
     task, densities = recipe.get("task"), [1 - sparsity for sparsity in recipe.get("sparsity") or ()]
     rows = []
     for row in content["row"]:
@@ -24,10 +35,12 @@ def published_for(
             or row.get("command", command) != command
             or (at is not None and not any(math.isclose(at, density) for density in densities))
             or (task is None and row.get("on_task", False))
+            or (row.get("variants", False) and not recipe.get("variants"))
             or (task is not None and not of_task)
         ):
             continue
         values = row["values"] if task is None else own
         found = {"row": row["row"], "source": row["source"]}
         rows.append(found | {"values": {name: float(value) for name, value in values.items()}})
-    return rows
+    judged = {task, *((recipe.get("eval") or {}).get("tasks") or ())}
+    return rows + [row for row in content["by_set"] if row["task"] in judged]

@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 # Names of models: what `distill` compares with, the one between teacher and student, the one model of `finetune`.
 TEACHER, ASSISTANT, FINETUNED = "teacher", "assistant", "finetuned"
 UNDISTILLED = " undistilled"  # Suffix of the name under which a student's quality before training stands
+AT = " at step "  # Between the name of a student and a step after which it was scored too
 
 # JSON cannot hold the outputs of a broken backend, which are not numbers.
 FiniteOrNone = Annotated[float | None, BeforeValidator(lambda v: v if v is None or math.isfinite(v) else None)]
@@ -18,10 +19,11 @@ class _Part(BaseModel):
 
 
 class Card(_Part):
-    """A model: `bytes` of its weights on disk, of type `held_in`; `multiply_adds` of one sequence of 128 tokens; the
-    `paper_` counts as papers take them."""
+    """A model: `revision` is the commit of the hub that it was loaded from; `bytes` of its weights on disk, of type
+    `held_in`; `multiply_adds` of one sequence of 128 tokens; the `paper_` counts as papers take them."""
 
     id: str
+    revision: str | None = None
     model_type: str
     layers: int
     hidden: int
@@ -129,11 +131,13 @@ class Projection(_Part):
 
 
 class PublishedRow(_Part):
-    """A row of a paper, to read beside ours."""
+    """A row of a paper, to read beside ours: a value a column; or of a metric of a task a value a set, in per cent."""
 
     row: str
     source: str
     values: dict[str, float]
+    task: str | None = None
+    metric: str | None = None
 
 
 class CurvePoint(_Part):
@@ -173,7 +177,8 @@ class Mistake(_Part):
 
 class Evaluation(_Part):
     """Scores of one model on one set of a task; `set` is empty when the task has only one. `rows_sha256` is of the
-    examples, whatever their order; None in reports of earlier versions."""
+    examples, whatever their order; None in reports of earlier versions. Of several fine-tunings `metrics` are means
+    over the `seeds` and `deviations` their sample standard deviations."""
 
     model: str
     task: str
@@ -185,6 +190,8 @@ class Evaluation(_Part):
     per_class: dict[str, ClassScore]
     worst: list[Mistake]
     rows_sha256: str | None = None
+    seeds: int = 1
+    deviations: dict[str, float] = Field(default_factory=dict)
 
 
 class Comparison(_Part):
@@ -259,6 +266,34 @@ class Pruning(_Part):
     histograms: list[Histogram]
 
 
+class Candidate(_Part):
+    """A candidate of a compression: `score` with the ends of its paired interval, `ms` and `speedup` of one sequence of
+    128 tokens, `mb` of its files; without numbers where it was left out. `outcome` says what became of it."""
+
+    name: str
+    score: float | None = None
+    low: float | None = None
+    high: float | None = None
+    ms: float | None = None
+    speedup: float | None = None
+    mb: float | None = None
+    outcome: str
+
+
+class Compression(_Part):
+    """What `compress` tried, the teacher first; `goal` holds the limits that were given, `max_drop` in points."""
+
+    task: str
+    metric: str
+    rows: int
+    goal: dict[str, float]
+    strict: bool
+    met: bool
+    chosen: str
+    sentence: str
+    candidates: list[Candidate]
+
+
 class Report(_Part):
     """report.json. `beside` has the curves of runs that this one is compared with, by name."""
 
@@ -285,6 +320,7 @@ class Report(_Part):
     failures: list[Failure] = Field(default_factory=list)
     agreements: list[Agreement] = Field(default_factory=list)
     projections: list[Projection] = Field(default_factory=list)
+    compression: Compression | None = None
 
     def to_json(self) -> str:
         return self.model_dump_json(indent=2, by_alias=True) + "\n"

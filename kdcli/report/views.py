@@ -1,7 +1,6 @@
 """The views of a report: terminal, Markdown, one HTML file, and the card of a model. All show the same sections."""
 
 import functools
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from kdcli.disk import write_atomic
+from kdcli.report.front import EMBEDDER, PIPELINES, RERANKED, front_matter
 from kdcli.report.schema import FINETUNED, TEACHER, UNDISTILLED, Report
 from kdcli.report.sections.contents import sections
 from kdcli.report.sections.evaluations import MOST_LABELS, scores
@@ -26,13 +26,6 @@ __all__ = ["FINETUNED", "TEACHER", "UNDISTILLED", "html", "markdown", "model_car
 
 SHORT, LONG = 8, 24  # Characters of words and of numbers up to which a column is not folded on a terminal
 FEW_EXAMPLES = 5  # Items with quotations that Markdown shows of a section
-EMBEDDER = "SentenceTransformer"  # Loads an embedding model
-PIPELINES = {  # What the hub calls the task of a class
-    "AutoModelForSequenceClassification": "text-classification",
-    "AutoModelForTokenClassification": "token-classification",
-    "AutoModelForQuestionAnswering": "question-answering",
-    EMBEDDER: "sentence-similarity",
-}
 
 
 def write_views(folder: Path, report: Report) -> None:
@@ -180,24 +173,33 @@ def drawn(section: Section) -> list[tuple[str, Markup]]:
     return [(p.caption, Markup(p.svg)) for p in section.draw()]  # noqa: S704
 
 
-def model_card(report: Report, name: str, auto_class: str = "AutoModel", *, own_code: bool = False) -> str:
+def model_card(
+    report: Report, name: str, auto_class: str = "AutoModel", *, own_code: bool = False, generates: bool = False
+) -> str:
     """README.md of a model directory: what it is, how it was made, results, how to repeat it. `auto_class` loads the
     model with its head, `AutoModel` one without, `EMBEDDER` one that embeds; with `own_code` its class is in a file
-    beside its weights."""
+    beside its weights; one that `generates` has the method."""
     card, source, embeds = report.models[name], origin(report), auto_class == EMBEDDER
     has_head, tags = auto_class not in ("AutoModel", EMBEDDER), ["kdcli", report.command, card.model_type]
-    front: dict[str, object] = {"library_name": "sentence-transformers" if embeds else "transformers", "tags": tags}
-    if auto_class in PIPELINES:
-        front["pipeline_tag"] = PIPELINES[auto_class]
-    if re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source) and source != "demo" and not Path(source).exists():
-        front["base_model"] = source
-    classes = [e.confusion.labels if e.confusion else list(e.per_class) for e in report.evaluations if e.model == name]
+    task, judged = report.recipe.get("task"), [e for e in report.evaluations if e.model == name]
+    front = front_matter(
+        f"{Path(source).name or card.model_type}-{name}".replace(" ", "-"),
+        base=source,
+        relation="finetune",
+        library="sentence-transformers" if embeds else "transformers",
+        tags=tags,
+        pipeline="text-ranking" if task == RERANKED else "text-generation" if generates else PIPELINES.get(auto_class),
+        task=task if isinstance(task, str) else None,
+        data=(report.recipe.get("data") or {}).get("source"),
+        scores=[e.model_dump() for e in judged],
+    )
+    classes = [e.confusion.labels if e.confusion else list(e.per_class) for e in judged]
     results = (scores(report, name) if has_head else []) or [models_section(report)]
     if report.selection:
         results.append(Section("How it was chosen", sentences=[how_chosen(report.selection)]))
     return _template("model_card.md.jinja").render(
         report=report,
-        front=yaml.safe_dump(front, sort_keys=False).strip(),
+        front=front,
         what=title(report) if has_head else f"{card.layers}x{card.hidden} {card.model_type}",
         parameters=count(card.params_total),
         embedding=count(card.params_embedding),
@@ -205,6 +207,7 @@ def model_card(report: Report, name: str, auto_class: str = "AutoModel", *, own_
         auto_class=auto_class,
         own_code=own_code,
         has_head=has_head,
+        generates=generates,
         embeds=embeds,
         labels=next(filter(None, classes), []),
         most=MOST_LABELS,

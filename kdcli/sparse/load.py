@@ -12,7 +12,7 @@ from transformers import AutoModel, PreTrainedModel
 
 from kdcli.disk import read_json
 from kdcli.errors import UsageError
-from kdcli.models.custom_class import COMPACT, class_named, custom_class, empty_model, load_tensors
+from kdcli.models.custom_class import COMPACT, EMBEDDING_RANK, class_named, custom_class, empty_model, load_tensors
 from kdcli.models.files import CONFIG, SIZE, check_config, config_errors
 from kdcli.models.label_words import load_with_label_words
 from kdcli.models.load import load_config, load_weights
@@ -93,10 +93,15 @@ def head_of(info: MaskInfo) -> str:
     return f"task {info.task}, {info.architecture}, frozen label words {words}"
 
 
-def is_compact(source: str) -> bool:
-    """Whether a directory holds a compacted model."""
+def is_compact(source: str, *others: str) -> bool:
+    """Whether a directory holds a compacted model, or one with any of the `others` among its settings."""
     file = Path(source) / CONFIG
-    return file.is_file() and COMPACT in read_json(file)
+    return file.is_file() and not read_json(file).keys().isdisjoint((COMPACT, *others))
+
+
+def has_own_encoder(source: str) -> bool:
+    """Whether a directory holds an encoder that no class of transformers can load: compacted or factorised."""
+    return is_compact(source, EMBEDDING_RANK)
 
 
 def task_part(model: PreTrainedModel, base: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, Any]]:

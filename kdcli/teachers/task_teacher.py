@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kdcli.downstream.settings import LabelledSettings
 from kdcli.downstream.task import PreparedTask, read_by
+from kdcli.downstream.vocabulary import cut
 from kdcli.errors import UsageError
 from kdcli.losses.hard import counted
 from kdcli.losses.soft_targets import soft_loss
@@ -47,6 +48,11 @@ def load_teacher(
     may read `own_tokens`."""
     trusted = task.session.trust_remote_code
     teacher = load_for_task(source, task.data.task, label_map=label_map, new_head=False, trust_remote_code=trusted)
+    if task.kept is not None and not own_tokens:
+        kept, ids = task.kept.tolist(), list(range(len(task.kept)))
+        # Its ids are those of the student before its vocabulary was cut.
+        if teacher.tokenizer.convert_ids_to_tokens(kept) == tokenizer.convert_ids_to_tokens(ids):
+            teacher = cut(teacher, task.kept)
     if not own_tokens:
         check_vocabulary(teacher, tokenizer, student)
     Progress.log(f"teacher {source}: {teacher.note}")

@@ -13,9 +13,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from kdcli.errors import Interrupted, MachineError, Stopped
@@ -150,7 +151,36 @@ def fan_out(arguments: Sequence[str], count: int, *, on_cpu: bool) -> int:
     return _wait(children)
 
 
-def _wait(children: list[subprocess.Popen[bytes]]) -> int:
+def run_verb(arguments: Sequence[str], *, until: Callable[[], bool] | None = None) -> tuple[int, str, str]:
+    """Run `kdcli ARGUMENTS` as a process of its own; returns its exit code, its standard output and the first line of
+    its error. Its standard error is shown. Once `until` is true it is asked to stop with a checkpoint. Signals are
+    forwarded. Raises MachineError: another signal ended the process."""
+    command, found = [sys.executable, "-P", "-m", "kdcli", *arguments], list[str]()
+
+    def show() -> None:
+        assert child.stderr is not None
+        for line in child.stderr:
+            sys.stderr.write(text := line.decode("utf-8", "replace"))
+            sys.stderr.flush()
+            found.extend([text.removeprefix("error: ").strip()] if text.startswith("error: ") else [])
+
+    with tempfile.TemporaryFile() as output:
+        child = subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE)
+        shower = threading.Thread(target=show, daemon=True)
+        shower.start()
+        try:
+            code = _wait([child], until)
+        except MachineError:
+            # It was stopped before it could say so itself.
+            if child.returncode not in (-signal.SIGTERM, -signal.SIGINT):
+                raise
+            code = Stopped.exit_code
+        shower.join()
+        output.seek(0)
+        return code, output.read().decode("utf-8", "replace"), (found or [""])[0]
+
+
+def _wait(children: list[subprocess.Popen[bytes]], until: Callable[[], bool] | None = None) -> int:
     def pass_on(signum: int, frame: FrameType | None) -> None:
         for child in children:
             # Ctrl-C on a terminal already reached every process of its group.
@@ -166,6 +196,9 @@ def _wait(children: list[subprocess.Popen[bytes]]) -> int:
                 # One that was killed before those that end for want of it.
                 fallen = min((code > 0, rank) for rank, code in enumerate(codes) if code)[1]
                 limit = time.monotonic() + (SAVE_SECONDS if codes[fallen] == Stopped.exit_code else END_SECONDS)
+            if until is not None and until():
+                pass_on(signal.SIGTERM, None)
+                until = None
             if None not in codes:
                 break
             time.sleep(POLL_SECONDS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,14 +16,27 @@ from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
+from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kdcli.disk import MOST_REPORT, atomic_dir, check_writable, disk_errors, fsync, read_json, remove, write_atomic
+from kdcli.disk import (
+    COMMITS,
+    MOST_REPORT,
+    atomic_dir,
+    check_writable,
+    disk_errors,
+    fsync,
+    read_json,
+    remove,
+    write_atomic,
+)
 from kdcli.errors import MachineError, UsageError
 from kdcli.recipe.yaml import read_yaml
 
+MODEL = re.compile(r"(?<![\w./@-])\w[\w.-]*(?:/[\w.-]+)?(?![\w./@:-])")  # What may be a model of the hub
+COMMIT = re.compile(r"@[0-9a-f]{40}")
 RECIPE, LOG, CHECKPOINTS, REPORT = "recipe.yaml", "log.jsonl", "checkpoints", "report.json"
 BEST = "best.safetensors"
 LOCK = ".lock"
@@ -84,6 +98,7 @@ class RunDir:
             UsageError: see `check`; another process uses the directory.
             MachineError: the directory cannot be written.
         """
+        recipe_yaml = pinned(recipe_yaml)
         run, how = cls(path), {"resume": resume, "overwrite": overwrite}
         run.check(recipe_yaml, **how)
         with disk_errors(path):
@@ -143,7 +158,7 @@ class RunDir:
         differing = [
             key
             for key in {**before, **now}
-            if before.get(key, ABSENT) != now.get(key, ABSENT) and not key.startswith(NOT_OF_TRAINING)
+            if not _same(before.get(key, ABSENT), now.get(key, ABSENT)) and not key.startswith(NOT_OF_TRAINING)
         ]
         if differing:
             lines = [f"  {key}: was {before.get(key, ABSENT)}, is {now.get(key, ABSENT)}" for key in differing]
@@ -251,6 +266,28 @@ def _of_torn_claim(path: Path) -> bool:
     """True for what a kill in the middle of `claim` leaves: the lock, an empty log, an unfinished file."""
     unfinished = path.name in (LOCK, f".{LOG}.part", f".{RECIPE}.part")
     return unfinished or (path.name == LOG and path.is_file() and path.stat().st_size == 0)
+
+
+def pinned(recipe_yaml: str) -> str:
+    """A recipe whose models and data of the hub are named with the commit that was loaded, so that it repeats the run
+    after the hub moved on."""
+
+    def pin(name: re.Match[str]) -> str:
+        file = try_to_load_from_cache(name[0], "config.json")
+        return f"{name[0]}@{Path(file).parent.name}" if isinstance(file, str) else name[0]
+
+    def line(text: str) -> str:
+        value, mark, comment = text.partition("#")
+        for source, commit in COMMITS.items():
+            value = re.sub(rf"(?<![\w./@:-]){re.escape(source)}(?![\w./@:-])", f"{source}@{commit}", value)
+        return "".join((MODEL.sub(pin, value), mark, comment))
+
+    return "\n".join(map(line, recipe_yaml.split("\n")))
+
+
+def _same(before: str, now: str) -> bool:
+    """Whether two values are the same; of a model that is not yet loaded the commit is not known."""
+    return before == now or ("@" not in now and COMMIT.sub("", before) == now)
 
 
 def leaves(recipe_yaml: str) -> dict[str, str]:

@@ -9,12 +9,13 @@ import transformers
 from encoders import tiny_config, tiny_encoder
 
 from kdcli.backends import export
-from kdcli.backends.export import EXACT, LIMITS, export_onnx, export_openvino
+from kdcli.backends.export import EXACT, FILES, LIMITS, export_model, recorded
+from kdcli.backends.quantise import keys_of, linears
 from kdcli.backends.sessions import Caller, onnx_caller, openvino_caller
 from kdcli.errors import MachineError, UsageError
 from kdcli.models.layout import LAYOUTS
 
-EXPORTS = {"onnx": (export_onnx, onnx_caller), "openvino": (export_openvino, openvino_caller)}
+CALLERS = {"onnx": onnx_caller, "openvino": openvino_caller}
 MAIN = ("bert", "modernbert", "deberta-v2")
 HEADS = {
     "sequence": (transformers.AutoModelForSequenceClassification, ("logits",)),
@@ -29,6 +30,16 @@ def small(model_type: str):
     return layers.get(model_type, {"num_hidden_layers": 1}) | {"initializer_range": 0.3}
 
 
+def files_in(folder):
+    return sorted(f.relative_to(folder).as_posix() for f in folder.rglob("*") if f.is_file())
+
+
+def parts(engine, precision):
+    """The files of an export; OpenVINO's weights lie beside the graph."""
+    file = FILES[engine, precision]
+    return [file] if engine == "onnx" else [file.replace(".xml", ".bin"), file]
+
+
 def padded(rows: int, length: int, types: bool = False) -> dict[str, torch.Tensor]:
     """Row i lacks i tokens."""
     ids_BL = torch.randint(5, 64, (rows, length), generator=torch.Generator().manual_seed(rows))
@@ -39,7 +50,7 @@ def padded(rows: int, length: int, types: bool = False) -> dict[str, torch.Tenso
 
 def gap(model, file, batch, engine: str) -> float:
     """Largest difference from torch over real tokens, relative to the largest output where that exceeds 1."""
-    call = EXPORTS[engine][1](file.path, threads=1)
+    call = CALLERS[engine](file.path, threads=1)
     with torch.no_grad():
         expected = model(**batch)
     real = batch["attention_mask"].bool().numpy()
@@ -53,7 +64,6 @@ def gap(model, file, batch, engine: str) -> float:
 
 
 LATER = [pytest.param("onnx", t, marks=pytest.mark.long) for t in sorted(set(LAYOUTS) - set(MAIN))]
-FILES = {"onnx": ["model.onnx"], "openvino": ["model.bin", "model.xml"]}
 
 
 @pytest.mark.parametrize(
@@ -62,8 +72,9 @@ FILES = {"onnx": ["model.onnx"], "openvino": ["model.bin", "model.xml"]}
 def test_every_type_can_be_exported_at_any_size(engine, kind, tmp_path):
     torch.manual_seed(0)
     model = tiny_encoder(kind, **small(kind))
-    file = EXPORTS[engine][0](model, tmp_path / "new")
-    assert (file.outputs, sorted(f.name for f in file.path.parent.iterdir())) == (("last_hidden_state",), FILES[engine])
+    file = export_model(model, tmp_path / "new", engine)
+    assert file.outputs == ("last_hidden_state",)
+    assert files_in(tmp_path / "new") == parts(engine, "fp32")
     assert file.relative <= LIMITS["fp32"]
     for rows, length in ((1, 1), (1, 7), (5, 33), (2, 131)):
         assert gap(model, file, padded(rows, length), engine) <= 10 * EXACT
@@ -76,7 +87,7 @@ def test_heads(head, engine, tmp_path):
     auto, outputs = HEADS[head]
     torch.manual_seed(0)
     model = auto.from_config(tiny_config("bert", num_labels=2 if head == "questions" else 3, **small("bert"))).eval()
-    file = EXPORTS[engine][0](model, tmp_path / "export")
+    file = export_model(model, tmp_path / "export", engine)
     assert (file.outputs, file.inputs) == (outputs, ("input_ids", "attention_mask", "token_type_ids"))
     # As many tokens as classes: a shape alone does not say which axis is which.
     for rows, length in ((2, 3), (4, 20)):
@@ -88,21 +99,38 @@ def test_heads(head, engine, tmp_path):
 
 
 @pytest.mark.parametrize("head", [None, "sequence"])
-@pytest.mark.parametrize("engine", EXPORTS)
-def test_int8_is_smaller_and_near(engine, head, tmp_path):
+@pytest.mark.parametrize(("engine", "precision"), [each for each in FILES if each[1] != "fp32"])
+def test_fewer_bits_are_smaller_and_near(engine, precision, head, tmp_path):
     torch.manual_seed(0)
     config = tiny_config("bert", vocab_size=2000, hidden_size=64, intermediate_size=512, **small("bert"))
     model = (transformers.BertModel(config) if head is None else HEADS[head][0].from_config(config)).eval()
-    files = {int8: EXPORTS[engine][0](model, tmp_path / f"{int8}", int8=int8) for int8 in (False, True)}
-    assert sorted(f.name for f in (tmp_path / "True").iterdir()) == FILES[engine]
-    large, little = ((file.path.parent / FILES[engine][0]).stat().st_size for file in files.values())
-    assert little < 0.5 * large
-    assert files[False].relative < 1e-5 < 1e-3 < files[True].relative <= LIMITS["int8"]
+    with recorded(model, tmp_path, engine, precision) as graph:
+        little = graph.write()
+        large = graph.plain.stat().st_size
+    assert files_in(tmp_path) == parts(engine, precision)
+    assert sum(f.stat().st_size for f in little.path.parent.iterdir()) < 0.6 * large
+    assert 1e-5 < little.relative <= LIMITS[precision]
+
+
+@pytest.mark.parametrize(("engine", "precision"), [("onnx", "int8"), ("onnx", "q4"), ("openvino", "int8")])
+def test_products_stay_in_float_by_name(engine, precision, tmp_path):
+    torch.manual_seed(0)
+    config = tiny_config("bert", hidden_size=64, intermediate_size=512, num_labels=3, **small("bert"))
+    model = HEADS["sequence"][0].from_config(config).eval()
+    with torch.no_grad():
+        for embedding in (m for m in model.modules() if isinstance(m, torch.nn.Embedding)):
+            embedding.weight.copy_(embedding.weight.sign())  # Embeddings that every precision holds exactly
+    with recorded(model, tmp_path, engine, precision) as graph:
+        rounded = graph.write().relative
+        one = graph.write(keys_of(model, ["bert.encoder.layer.0.output.dense"])).relative
+        none = graph.write(keys_of(model, list(linears(model)))).relative
+    assert none < 1e-5 < rounded
+    assert none < one != rounded
 
 
 def test_a_single_token_type_is_no_input_and_few_positions_are_not_exceeded(tmp_path):
     model = tiny_encoder("roberta", type_vocab_size=1, max_position_embeddings=26, **small("roberta"))
-    file = export_onnx(model, tmp_path / "export")
+    file = export_model(model, tmp_path / "export", "onnx")
     assert file.inputs == ("input_ids", "attention_mask")
     assert file.relative <= LIMITS["fp32"]
 
@@ -111,12 +139,12 @@ def test_a_single_token_type_is_no_input_and_few_positions_are_not_exceeded(tmp_
 def test_missing_library_names_the_line_that_installs_it(engine, lacking, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, lacking, None)
     with pytest.raises(MachineError, match=lacking) as caught:
-        EXPORTS[engine][0](tiny_encoder("bert", **small("bert")), tmp_path / "export")
+        export_model(tiny_encoder("bert", **small("bert")), tmp_path / "export", engine)
     assert caught.value.hint == f"pip install 'kdcli[{engine}]'"
 
 
 @pytest.fixture(scope="module")
-def recorded():
+def traced():
     """A model and its graph, recorded once."""
     torch.manual_seed(0)
     model = tiny_encoder("bert", **small("bert"))
@@ -133,7 +161,7 @@ def recorded():
     [(lambda x: x + 0.01, False), (lambda x: x * np.nan, False), (lambda x: x[..., ::-1], True)],
     ids=["shifted", "nan", "mirrored"],
 )
-def test_wrong_file_is_refused(spoil, int8, recorded, tmp_path, monkeypatch):
+def test_wrong_file_is_refused(spoil, int8, traced, tmp_path, monkeypatch):
     """The engine's output is changed; for int8 only that of the second file, after the float32 one."""
     loaded = []
 
@@ -144,16 +172,16 @@ def test_wrong_file_is_refused(spoil, int8, recorded, tmp_path, monkeypatch):
         return Caller(right.names, lambda fed: [spoil(x) for x in right(fed)]) if wrong else right
 
     monkeypatch.setattr(export, "onnx_caller", spoilt)
-    monkeypatch.setattr(torch.onnx, "export", lambda *a, **k: recorded[1])
+    monkeypatch.setattr(torch.onnx, "export", lambda *a, **k: traced[1])
     with pytest.raises(MachineError, match="does not compute what torch does"):
-        export_onnx(recorded[0], tmp_path / "new" / "export", int8=int8)
-    assert loaded == (["float.onnx", "model.onnx"] if int8 else ["model.onnx"])
+        export_model(traced[0], tmp_path / "new" / "export", "onnx", "int8" if int8 else "fp32")
+    assert loaded == (["graph.onnx", "model_quantized.onnx"] if int8 else ["model.onnx"])
 
 
-def test_file_of_other_weights_is_refused(recorded, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.onnx, "export", lambda *a, **k: recorded[1])
+def test_file_of_other_weights_is_refused(traced, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.onnx, "export", lambda *a, **k: traced[1])
     with pytest.raises(MachineError, match="does not compute"):
-        export_onnx(tiny_encoder("bert", **small("bert")), tmp_path)
+        export_model(tiny_encoder("bert", **small("bert")), tmp_path, "onnx")
 
 
 class Undecided(transformers.BertModel):
@@ -168,4 +196,4 @@ class Undecided(transformers.BertModel):
 def test_what_torch_cannot_export_is_refused(tmp_path):
     model = Undecided(tiny_config("bert", **small("bert"))).eval()
     with pytest.raises(UsageError, match=r"torch cannot export Undecided \(bert\) to ONNX: \S"):
-        export_onnx(model, tmp_path / "export")
+        export_model(model, tmp_path / "export", "onnx")

@@ -10,7 +10,7 @@ from encoders import tiny_encoder
 
 from kdcli.backends import runners as backends
 from kdcli.backends import sessions as engines
-from kdcli.backends.export import export_onnx
+from kdcli.backends.export import export_model
 from kdcli.backends.runners import BACKENDS, LIMITS, agreement, check_backend, runner
 from kdcli.errors import MachineError, UsageError
 
@@ -52,7 +52,8 @@ def test_backend_agrees_with_torch(name, precision, model, batch, tmp_path):
     assert near["relative"] <= LIMITS[precision]
     # Lower precision is really lower; float32 really is float32.
     assert (near["relative"] > 1e-4) == (precision != "fp32")
-    assert near["cosine"] > 0.99
+    # A weight of 4 bits is one of sixteen values.
+    assert near["cosine"] > (0.95 if precision == "q4" else 0.99)
     # The next call changes neither this output nor the model.
     kept = found.copy()
     made.call(made.prepare({k: v[:, :7].contiguous() for k, v in batch.items()}))
@@ -95,7 +96,7 @@ def test_missing_compiler_is_named(model, monkeypatch):
 
 
 def test_onnx_uses_the_threads_it_is_given(model, batch, tmp_path):
-    file = export_onnx(model, tmp_path).path
+    file = export_model(model, tmp_path, "onnx").path
 
     def started(threads):
         before = psutil.Process().num_threads()
@@ -135,7 +136,7 @@ def test_a_mask_the_batch_lacks_is_filled_in(model, batch, tmp_path):
     ("name", "precision", "message"),
     [
         ("onx", "fp32", "unknown backend 'onx'; did you mean 'onnx'?"),
-        ("onnx", "bf16", "backend onnx has no precision 'bf16'"),
+        ("onnx", "bf16", "backend onnx has no precision 'bf16'; did you mean 'fp16'?"),
         ("torch", "fp61", "backend torch has no precision 'fp61'; did you mean 'fp16'?"),
         ("openvino", "fp16", "backend openvino has no precision 'fp16'; did you mean 'bf16'?"),
     ],

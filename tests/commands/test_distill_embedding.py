@@ -239,6 +239,27 @@ def test_models_are_judged_by_their_vectors(teacher, pairs, beir, tmp_path):
     assert kdcli("evaluate", teacher, "--task", "retrieval", "--data", beir, *gate).exit_code == 5
 
 
+def test_vectors_are_judged_when_cut(teacher, pairs, beir, tmp_path):
+    given = ["evaluate", teacher, "--task", "own", "--data", pairs, "--set", "data.columns={text: a, pair: b}"]
+    succeeds(*given, "--set", "dimensions=[32, 8]", "-o", tmp_path / "cut")
+    whole, cut = report_of(tmp_path / "cut").evaluations
+    rows = own_files.lines_of(pairs / "validation.jsonl")
+    model = SentenceTransformer(str(teacher), device="cpu", truncate_dim=8)
+    first, second = (model.encode([row[side] for row in rows], normalize_embeddings=True) for side in "ab")
+    cosines = np.corrcoef((first * second).sum(1), [n % 6 for n in range(60)])[0, 1]
+    assert cut.metrics["pearson"] == pytest.approx(cosines, abs=1e-6)
+    assert whole.metrics["pearson"] != cut.metrics["pearson"]
+    searched = ["evaluate", teacher, "--task", "retrieval", "--data", beir]
+    succeeds(*searched, "--set", "dimensions=[32, 8]", "-o", tmp_path / "searched")
+    assert [e.model for e in report_of(tmp_path / "searched").evaluations] == [
+        "teacher, 32 numbers",
+        "teacher, 8 numbers",
+    ]
+    assert "vectors of 32 numbers: dimensions=33" in refused(tmp_path, *searched, "--set", "dimensions=[33]")
+    plain = ["evaluate", teacher, "--task", "sst2", "--data", pairs, "--set", "dimensions=[8]"]
+    assert "judged by their scores" in refused(tmp_path, *plain)
+
+
 @pytest.mark.parametrize(
     ("name", "line", "message"),
     [

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelF
 
 from kdcli.backends import export as files
 from kdcli.commands.export import run as export
+from kdcli.commands.export.gate import Found
 from kdcli.errors import MachineError, UsageError
 from kdcli.models.load import save_model
 from kdcli.models.matrices import matrices
@@ -31,6 +33,7 @@ HEADS = {
     "span": (transformers.AutoModelForQuestionAnswering, {}),
     "none": (AutoModel, {}),
 }
+QUANTISED = "onnx/model_quantized.onnx"
 ONE = "A first text.", "A second and somewhat longer one."
 
 
@@ -48,8 +51,7 @@ def saved(tmp_path):
 
 
 def exported(source, folder, **changes):
-    options = {"format": "onnx", "int8": False, "overwrite": False, "trust_remote_code": False}
-    return export.run(str(source), output_dir=folder, **options | changes)
+    return export.run(str(source), output_dir=folder, **{"format": "onnx"} | changes)
 
 
 def code_of(folder):
@@ -96,18 +98,18 @@ def test_readme_prints_what_torch_computes(head, format, saved, tmp_path):
 def test_what_a_directory_holds(saved, tmp_path):
     source, rows = saved("class"), np.arange(5, dtype=np.uint64)
     write_training_rows(source, rows)
-    done = exported(source, tmp_path / "out", int8=True)
+    done = exported(source, tmp_path / "out", precision="int8")
     assert (training_rows(str(done.folder)) == rows).all()
     code = [sys.executable, "-c", code_of(done.folder)]
     alone = subprocess.run(code, cwd=done.folder, capture_output=True, text=True)
     assert (alone.returncode, alone.stdout.strip()) == (0, snippet(done.folder)), alone.stderr
     names = {f.name for f in done.folder.iterdir()}
-    assert names >= {"model.onnx", "config.json", "tokenizer.json", "tokenizer_config.json", "README.md", "export.json"}
+    assert names >= {"onnx", "config.json", "tokenizer.json", "tokenizer_config.json", "README.md", "export.json"}
     assert not any(name.startswith(".") or name.endswith(".part") for name in names)
     facts = json.loads((done.folder / "export.json").read_text("utf-8"))
     assert facts == json.loads(done.to_json())
     assert facts["precision"] == "int8"
-    assert facts["files"] == {"model.onnx": (done.folder / "model.onnx").stat().st_size}
+    assert facts["files"] == {QUANTISED: (done.folder / QUANTISED).stat().st_size}
     assert 0 < facts["relative"] <= facts["limits"]["relative"]
     assert AutoConfig.from_pretrained(done.folder).id2label == NAMES
     readme = (done.folder / "README.md").read_text("utf-8")
@@ -115,7 +117,7 @@ def test_what_a_directory_holds(saved, tmp_path):
     assert (alike["texts"], 0.5 < alike["same"] <= 1.0) == (64, True)
     assert f"{alike['same']:.1%} of the predictions are the same on 64 texts" in readme
     assert "relative error" not in readme
-    assert (facts["card"]["held_in"], facts["card"]["bytes"]) == ("int8", facts["files"]["model.onnx"])
+    assert (facts["card"]["held_in"], facts["card"]["bytes"]) == ("int8", facts["files"][QUANTISED])
     assert str(tmp_path) not in readme + done.to_json()
     table, where = list(done.renderables())
     assert "README.md" in where
@@ -161,10 +163,10 @@ def test_only_an_export_is_replaced(saved, tmp_path, monkeypatch):
     assert "--overwrite" in caught.value.hint
     quickly(monkeypatch)
     exported(source, out, overwrite=True)
-    assert (out / "model.onnx").read_text("utf-8") == "graph"
+    assert (out / "onnx" / "model.onnx").read_text("utf-8") == "graph"
     assert not (out / "mine.txt").exists()
     with pytest.raises(UsageError, match="is a file"):
-        export.check_folder(out / "model.onnx", overwrite=False)
+        export.check_folder(out / "onnx" / "model.onnx", overwrite=False)
 
 
 def test_into_the_current_directory(saved, tmp_path, monkeypatch):
@@ -173,7 +175,7 @@ def test_into_the_current_directory(saved, tmp_path, monkeypatch):
     monkeypatch.chdir(out)
     quickly(monkeypatch)
     exported(source, export.Path())
-    assert (out / "model.onnx").is_file()
+    assert (out / "onnx" / "model.onnx").is_file()
     assert sorted(f.name for f in tmp_path.iterdir()) == ["here", "source"]
 
 
@@ -184,18 +186,22 @@ def test_default_directory_is_numbered(saved, tmp_path, monkeypatch):
     both = [exported(source, None).folder.as_posix() for _ in range(2)]
     assert both == ["runs/export-source-onnx", "runs/export-source-onnx-2"]
     assert exported(source, None, overwrite=True).folder.name == "export-source-onnx-2"
-    assert exported(source, None, int8=True).folder.name == "export-source-onnx-int8"
+    assert exported(source, None, precision="int8").folder.name == "export-source-onnx-int8"
 
 
 def quickly(monkeypatch):
-    monkeypatch.setattr(export, "export_onnx", quick)
-    monkeypatch.setattr(export, "_compared", lambda *_: {"texts": 64, "cosine": 1.0, "least": 1.0})
-
-
-def quick(model, folder, *, int8):
     """An export that writes no real graph."""
-    (folder / "model.onnx").write_text("graph", "utf-8")
-    return files.ModelFile(folder / "model.onnx", ("input_ids", "attention_mask"), ("last_hidden_state",), 0.0, 0.0)
+
+    @contextlib.contextmanager
+    def quick(model, folder, *_, **__):
+        (folder / "onnx").mkdir()
+        (folder / "onnx" / "model.onnx").write_text("graph", "utf-8")
+        yield
+
+    made = files.ModelFile(Path("model.onnx"), ("input_ids", "attention_mask"), ("last_hidden_state",), 0.0, 0.0)
+    monkeypatch.setattr(export, "recorded", quick)
+    found = Found({"texts": 64, "cosine": 1.0, "least": 1.0})
+    monkeypatch.setattr(export, "write_gated", lambda *_: (made, found, {}))
 
 
 def test_a_wrong_file_leaves_nothing_behind(saved, tmp_path, monkeypatch):

@@ -68,15 +68,15 @@ def test_int8_is_judged_alike_by_both_verbs_and_by_its_runtime_alone(exported, t
 
 
 def bytes_in(folder):
-    return sum(f.stat().st_size for f in folder.iterdir() if f.name.startswith("model."))
+    return sum(f.stat().st_size for f in folder.glob("o*/*"))
 
 
 def session_of(runtime, folder):
     module = pytest.importorskip(runtime)
     if runtime == "openvino":
-        model = module.Core().compile_model(folder / "model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        model = module.Core().compile_model(open_export(str(folder)).file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         return lambda inputs: next(iter(model({i.any_name: inputs[i.any_name] for i in model.inputs}).values()))
-    made = module.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    made = module.InferenceSession(open_export(str(folder)).file, providers=["CPUExecutionProvider"])
     return lambda inputs: made.run(None, {i.name: inputs[i.name] for i in made.get_inputs()})[0]
 
 
@@ -102,13 +102,13 @@ def test_an_export_as_baseline_is_the_baseline_of_the_table(exported, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: (f / "model.onnx").write_bytes(b"cut"), "model.onnx has 3 bytes, not"),
-        (lambda f: (f / "model.onnx").unlink(), "model.onnx is missing"),
+        (lambda f: (f / "onnx" / "model.onnx").write_bytes(b"cut"), "model.onnx has 3 bytes, not"),
+        (lambda f: (f / "onnx" / "model.onnx").unlink(), "model.onnx is missing"),
         (lambda f: (f / "export.json").write_text("{"), "export.json cannot be read"),
         (lambda f: edit(f, card=None), "is of an earlier kdcli"),
         (lambda f: edit(f, format="pickle"), "it names another format"),
-        (lambda f: edit(f, files={"../model.onnx": 3, "model.onnx": 3}), "bytes, not 3"),
-        (lambda f: spoil(f / "model.onnx"), "onnxruntime cannot load"),
+        (lambda f: edit(f, files={"../onnx/model.onnx": 3, "onnx/model.onnx": 3}), "bytes, not 3"),
+        (lambda f: spoil(f / "onnx" / "model.onnx"), "onnxruntime cannot load"),
     ],
 )
 def test_a_damaged_export_is_refused(exported, tmp_path, change, message):

@@ -262,7 +262,7 @@ def test_rerankers_on_lists_of_different_lengths(folder, tmp_path, loss):
     lists, judged, split = read_lists(str(file), seed=0, log=lambda line: None)
 
     def make():
-        student = student_of(resolved.recipe, str(folder / "encoder"), session())
+        student, _ = student_of(resolved.recipe, str(folder / "encoder"), session(), lists)
         run = RerankRun(resolved, Invocation(), tmp_path, session(), "finetune", student, None, lists, judged, split)
         return run.build().job
 

@@ -27,8 +27,9 @@ def test_a_model_with_a_head_gives_the_same_outputs(text, tmp_path):
     write_training_rows(before, np.arange(3, dtype=np.uint64))
     result = succeeds("trim", before, "--data", text, "-o", tmp_path / "out")
     assert "10 of 64 tokens kept; they cover 100.000% of the text" in said_by(result)
-    assert "of 2 other texts (validation split) 1 are segmented otherwise, 50.0%" in said_by(result)
+    assert "text (validation split): 1 of 2 texts are segmented otherwise, 50.0%" in said_by(result)
     assert "'w9', in 1 of them: w9 -> [UNK]" in said_by(result)
+    assert "mean state beside that with the whole vocabulary: cosine 0." in said_by(result)
     models = [AutoModelForSequenceClassification.from_pretrained(path).eval() for path in (before, tmp_path / "out")]
     tokenizers = [AutoTokenizer.from_pretrained(path) for path in (before, tmp_path / "out")]
     assert models[1].config.vocab_size == len(tokenizers[1]) == 10

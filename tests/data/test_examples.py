@@ -10,7 +10,7 @@ from kdcli.errors import UsageError
 from kdcli.types import Answer, Task
 
 COLA, STSB, MNLI = task_of("cola"), task_of("stsb"), task_of("mnli")
-SQUAD, SQUAD2 = task_of("squad"), task_of("squad_v2")
+SQUAD, SQUAD2, ASK = task_of("squad"), task_of("squad_v2"), task_of("squad-qg")
 TOPICS = Task("topics", "multi", ("text",), ("micro_f1",), ("sport", "art", "war"))
 TAGS = Task("tags", "tokens", ("tokens",), ("f1",), ("O", "B-PER", "I-PER"), label="ner_tags")
 STARS = Task("own", "class", ("text",), ("accuracy",), ("1", "2", "5"))
@@ -23,6 +23,7 @@ RIGHT = {
     "score": (STSB, {"sentence1": "w1", "sentence2": "w2", "label": 2.5}),
     "tokens": (TAGS, {"tokens": ["w1", "w2"], "ner_tags": [1, 0]}),
     "span": (SQUAD, {"question": "w1", "context": "w2 w3", "answers": {"text": ["w3"], "answer_start": [3]}}),
+    "text": (ASK, {"context": "w2 w3", "answers": {"text": ["w3", "w2"], "answer_start": [3, 0]}, "question": "w1"}),
 }
 
 
@@ -44,6 +45,7 @@ READ = {
     "score": (("w1", "w2"), 2.5),
     "tokens": (("w1", "w2"), (1, 0)),
     "span": (("w1", "w2 w3"), (Answer("w3", 3),)),
+    "text": (("w2 w3", "w3"), "w1"),
 }
 
 
@@ -84,8 +86,10 @@ NO_TEXTS += [("tokens", wrong) for wrong in ([], "w1 w2", ["w1", 2], ["w1", None
 def test_a_text_of_another_type_is_refused(kind, wrong):
     task, row = RIGHT[kind]
     column = task.texts[-1]
-    what = "a list of words" if kind == "tokens" else ""
-    assert f"'{column}' must hold {what}" in refused(task, row | {column: wrong})
+    what = "hold a list of words" if kind == "tokens" else "hold "
+    # Answers as in SQuAD are a text of the source.
+    what = "be " if kind == "text" and isinstance(wrong, dict) else what
+    assert f"'{column}' must {what}" in refused(task, row | {column: wrong})
 
 
 @pytest.mark.parametrize("kind", RIGHT)
@@ -207,6 +211,8 @@ def test_a_withheld_label_is_none_but_only_where_labels_are_withheld(kind, label
     assert read(task, row | {task.label: label}, withheld=True).label is None
     if kind == "score" and label is not None:
         assert read(task, row | {task.label: label}).label == -1.0
+    elif kind == "text" and isinstance(label, str):
+        assert read(task, row | {task.label: label}).label == label
     else:
         refused(task, row | {task.label: label})
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from kdcli.data.batches import BatchOrder
+from kdcli.data.batches import BatchOrder, BucketOrder
 from kdcli.data.text.masking import Masked, PassOrder, tokens_of
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED
@@ -251,3 +251,29 @@ def test_a_tokenizer_without_a_mask_token_is_named_with_the_methods_that_need_no
 def test_a_share_outside_0_and_1_is_refused(share):
     with pytest.raises(UsageError, match="must lie between 0 and 1"):
         masked(share=share)
+
+
+def test_of_a_generated_text_only_the_target_is_masked_its_end_too():
+    class Targets(Rows):
+        def batch(self, indices):
+            mask = torch.ones(len(indices), 42, dtype=torch.int64)
+            mask[:, 40:] = 0
+            return super().batch(indices) | {"attention_mask": mask, "sources": torch.full((len(indices),), 20)}
+
+    rows = Targets(ids=[[CLS, *range(5, 23), SEP, *range(23, 42), SEP, PAD, PAD]] * 40)
+    batch = masked(rows, share=0.7).batch(np.arange(40))
+    chosen = batch["labels"] != IGNORED
+    assert chosen.sum(1).tolist() == [14] * 40
+    assert not chosen[:, :20].any()
+    assert not chosen[:, 40:].any()
+    assert 0 < chosen[:, 39].sum() < 40
+    assert (batch["input_ids"][:, :20] == rows.ids[:, :20]).all()
+
+
+def test_passes_of_buckets_follow_each_other():
+    order = BucketOrder(np.arange(1, 11), batch_size=4, group=2, seed=0)
+    steps = [PassOrder(order).indices(step) for step in range(1, 7)]
+    for number in (0, 1):
+        of_pass = np.concatenate(steps[3 * number : 3 * number + 3])
+        assert sorted(of_pass % 10) == list(range(10))
+        assert set(of_pass // 10) == {number}

@@ -46,6 +46,7 @@ def answered(*answers):
 ONE = {"text": ["w1"], "answer_start": [0]}
 NONE = {"text": [], "answer_start": []}
 METRICS = {"class": ("accuracy", "macro_f1"), "score": ("pearson", "spearman", "mse"), "span": ("exact", "f1")}
+METRICS |= {"text": ("rougeL", "rouge1", "rouge2", "bleu", "exact")}
 METRICS |= {"multi": ("micro_f1", "macro_f1", "exact"), "tokens": ("f1", "precision", "recall", "accuracy")}
 STARS = table(" comment stars", (0, "a", 5), (1, "b", 1), (2, "c", 3))
 
@@ -64,6 +65,11 @@ FLAT = {
     "booleans": (
         table("query passage answer", ("is it", "it is", True), ("is it", "it was", False)),
         "class query passage -> answer False True",
+    ),
+    "texts to generate": (table("id source target", (0, "a b", "c"), (1, "d", "c")), "text source -> target"),
+    "a target of a text from a source": (
+        table("source text target", ("web", "a b", "x"), ("book", "d", "y")),
+        "class text -> target x y",
     ),
     "negative numbers": (table("text label", ("a", 10), ("b", -1), ("c", 9)), "class text -> label -1 9 10"),
     "a frame of pandas": (STARS, "class comment -> stars 1 3 5"),

@@ -68,6 +68,20 @@ def test_questions_and_answers_are_squads(name, hub, train, impossible, sets):
     assert task.max_length >= 384
 
 
+GENERATION = {
+    "squad-qg": (("context", "answers"), "question", 512, "bleu"),
+    "xsum": (("document",), "summary", 512, "rougeL"),
+    "cnn_dailymail": (("article",), "highlights", 768, "rougeLsum"),
+}
+
+
+@pytest.mark.parametrize("name", GENERATION)
+def test_texts_are_generated_from_the_columns_of_the_hub(name):
+    task = task_of(name)
+    assert (task.kind, task.texts, task.label, task.max_length, task.metrics[0]) == ("text", *GENERATION[name])
+    assert task.hub is not None
+
+
 def test_xnli_is_trained_on_english_and_judged_in_fifteen_languages():
     task = task_of("xnli")
     assert (list(task.sets), task.texts) == (XNLI, ("premise", "hypothesis"))
@@ -84,7 +98,7 @@ def test_demo_tasks_need_no_hub_and_name_every_label_of_theirs(name):
 
 def test_every_row_is_filed_under_its_own_name_and_is_whole():
     known = tasks()
-    assert set(known) == {*GLUE, "squad", "squad_v2", "mlqa", "xnli", *DEMO_TASKS}
+    assert set(known) == {*GLUE, "squad", "squad_v2", "mlqa", "xnli", *GENERATION, *DEMO_TASKS}
     for name, task in known.items():
         assert task.name == name
         assert task.metrics

@@ -163,9 +163,10 @@ def test_minilmv2_bridges_other_head_counts():
     assert set(made.terms(*pair(made, student))) == {"query", "key", "value"}
 
 
-@pytest.mark.parametrize(("layers", "expected"), [(12, 12), (24, 21), (6, 6)])
-def test_minilmv2_default_teacher_layer(layers, expected):
-    assert build_objective("minilmv2", {}, ModelShape(layers, 32, 64, 4), STUDENT).teacher_needs.q == {expected}
+@pytest.mark.parametrize(("layers", "asked", "expected"), [(12, None, 12), (24, None, 21), (6, None, 6), (6, -1, 5)])
+def test_minilmv2_teacher_layer(layers, asked, expected):
+    made = build_objective("minilmv2", {"teacher_layer": asked}, ModelShape(layers, 32, 64, 4), STUDENT)
+    assert made.teacher_needs.q == {expected}
 
 
 # Methods on masked text.
@@ -235,6 +236,8 @@ def test_distilbert_without_hidden_states_takes_another_width():
         ("minilm", {"hidden_weight": "1"}, STUDENT, "'loss.hidden_weight' .*number"),
         ("minilmv2", {"relation_heads": 5}, STUDENT, "set loss.relation_heads"),
         ("minilmv2", {"teacher_layer": 9}, STUDENT, "1 to 4"),
+        ("minilmv2", {"teacher_layer": 0}, STUDENT, "1 to 4"),
+        ("minilmv2", {"teacher_layer": -4}, STUDENT, "1 to 4"),
         ("distilbert", {}, STUDENT, r"32 wide, the student 16\. Give the student 2x32.*loss\.hidden_weight=0"),
         ("distilbert", dict.fromkeys(("soft_weight", "mlm_weight", "hidden_weight"), 0.0), AS_WIDE, "nothing is left"),
         ("distilbert", {"temperature": 0.0}, AS_WIDE, "'loss.temperature' .*greater than 0, got 0.0"),

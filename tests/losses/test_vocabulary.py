@@ -22,6 +22,12 @@ def ce_reference(x, y):
     return torch.stack([-row.double().softmax(-1)[label].log() for row, label in zip(x, y, strict=True)]).mean()
 
 
+def smoothed_reference(x, y, smoothing):
+    p = torch.full(x.shape, smoothing / x.shape[1], dtype=torch.float64)
+    p[torch.arange(len(y)), y] += 1 - smoothing
+    return -(p * x.double().log_softmax(-1)).sum(-1).mean()
+
+
 def kl_reference(t, s, temperature):
     p, q = (t.double() / temperature).softmax(-1), (s.double() / temperature).softmax(-1)
     return temperature**2 * (p * (p.log() - q.log())).sum() / len(t)
@@ -41,6 +47,7 @@ def test_values_and_gradients_equal_the_float64_references(rows, words, chunk, t
         patch.setitem(vocabulary.CHUNK_LOGITS, "cpu", chunk)
         for loss, reference in (
             (lambda x: masked_ce(x, y), lambda x: ce_reference(x, y)),
+            (lambda x: masked_ce(x, y, 0.1), lambda x: smoothed_reference(x, y, 0.1)),
             (lambda x: soft_kl(t, x, temperature), lambda x: kl_reference(t, x, temperature)),
         ):
             x = logits(rows, words, seed).requires_grad_()

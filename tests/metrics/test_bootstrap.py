@@ -166,5 +166,6 @@ def test_the_same_seed_gives_the_same_interval():
 def test_what_cannot_be_compared_is_refused():
     with pytest.raises(ValueError, match="1000 times from 0 examples"):
         paired_bootstrap(accuracy_of([1]), accuracy_of([1]), 0)
+    assert paired_bootstrap(accuracy_of([1]), accuracy_of([0]), 1, resamples=1) == {"accuracy": (1.0, 1.0, 1.0)}
     with pytest.raises(ValueError, match=r"metrics \['accuracy'\] of the model, \['mse'\] of the baseline"):
         paired_bootstrap(accuracy_of([1]), lambda indices: {"mse": 0.0}, 1)

@@ -25,11 +25,12 @@ def test_parameters_of_a_bert_by_hand():
     assert (card["layers"], card["hidden"], card["ffn"], card["heads"]) == (2, WIDTH, FFN, 4)
 
 
-def test_multiply_adds_of_a_bert_by_hand():
-    linears = LENGTH * (4 * WIDTH * WIDTH + 2 * WIDTH * FFN)
-    attention = 2 * LENGTH * LENGTH * WIDTH
+@pytest.mark.parametrize(("positions", "length"), [(160, LENGTH), (24, 24)])
+def test_multiply_adds_of_a_bert_by_hand(positions, length):
+    linears = length * (4 * WIDTH * WIDTH + 2 * WIDTH * FFN)
+    attention = 2 * length * length * WIDTH
     pooler = WIDTH * WIDTH
-    model = tiny_encoder("bert")
+    model = tiny_encoder("bert", max_position_embeddings=positions)
     # Compacting takes nothing out of a model without empty rows.
     assert multiply_adds(model) == multiply_adds(compact(model)) == 2 * (linears + attention) + pooler
 

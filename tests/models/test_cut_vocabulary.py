@@ -15,7 +15,7 @@ from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 from kdcli.errors import UsageError
 from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import load_tokenizer
-from kdcli.models.trim import check_trimmable, counted, cut_model, cut_tokenizer, named_in, with_needed
+from kdcli.models.trim import check_trimmable, counted, cut_model, cut_tokenizer, named_in, needed_by
 
 TEXTS = [
     "the quick brown fox jumps over the lazy dogs",
@@ -78,7 +78,7 @@ some_words = st.lists(st.sampled_from([*WORDS, "w3", "w58"]) | st.text(max_size=
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_texts_of_kept_tokens_are_segmented_as_before(tokenizer, corpus, others):
     corpus = [*corpus, "w3 quick"]
-    kept = with_needed(tokenizer, np.flatnonzero(counted(tokenizer, corpus)))
+    kept = needed_by(tokenizer)(np.flatnonzero(counted(tokenizer, corpus)))
     cut = cut_tokenizer(tokenizer, kept)
     assert len(cut) == len(kept)
     assert cut.get_vocab() == {tokenizer.convert_ids_to_tokens(int(old)): new for new, old in enumerate(kept)}
@@ -98,7 +98,7 @@ def test_bpe_keeps_the_way_to_a_token_but_no_other_merge():
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=byte_level(("a", "b"), ("ab", "c"), ("b", "c"), ("bc", "d")), pad_token="<pad>"
     )
-    kept = with_needed(tokenizer, [tokenizer.convert_tokens_to_ids("abc")])
+    kept = needed_by(tokenizer)([tokenizer.convert_tokens_to_ids("abc")])
     cut = cut_tokenizer(tokenizer, kept)
     assert {"ab", "abc"} <= cut.get_vocab().keys()
     assert not {"bc", "bcd"} & cut.get_vocab().keys()

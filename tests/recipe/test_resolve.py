@@ -351,7 +351,7 @@ class TestVerbOf:
 
     def test_a_verb_that_there_is_not(self, write):
         file = write("verb: finetun\n")
-        said = f"{file} is a recipe of 'finetun'; did you mean 'finetune'?; known: benchmark, cotrain, "
+        said = f"{file} is a recipe of 'finetun'; did you mean 'finetune'?; known: benchmark, compress, cotrain, "
         assert said in refusal(verb_of, file)
 
     def test_no_two_verbs_ship_a_recipe_of_one_name(self):

@@ -15,7 +15,9 @@ from reports import (
     words,
 )
 
+from kdcli.data.tasks import task_of
 from kdcli.report.pictures.charts import pictures
+from kdcli.report.published import published_for
 from kdcli.report.schema import Evaluation, Selection
 from kdcli.report.sections.evaluations import MEAN, MOST_LABELS, MOST_TEXT, comparisons, details, matrix, scores
 from kdcli.report.sections.overview import overview, title
@@ -86,6 +88,29 @@ def test_one_metric_of_several_models_is_a_column_a_model_and_a_missing_set_has_
     assert section.table.header[:3] == ["set", "bert-base-uncased", "all-MiniLM-L6-v2"]
     (section,) = scores(made(values, evaluations=values["evaluations"][:-1]))
     assert section.table.rows[-1][1:3] == ["0.9250", ""]
+
+
+def test_published_scores_by_language_stand_behind_ours():
+    judged = published_for([], "distill", {"eval": {"tasks": ["xnli"]}})
+    assert published_for([], "evaluate", {"task": "xnli"}) == judged
+    ours, papers = scores(made(evaluate_values(("de", "en"), "xnli"), published=judged))
+    assert papers.title == "Published on xnli, accuracy"
+    columns = [list(column) for column in zip(*[papers.table.header, *papers.table.rows], strict=True)]
+    assert columns[0] == ["set", *[row[0] for row in ours.table.rows]] == ["set", "de", "en", MEAN]
+    assert ["MiniLM 6x384 with assistant", "0.7030", "0.7920", "0.7475"] in columns
+    assert "table 11, test" in papers.table.note
+
+
+def test_means_of_published_sets_are_those_of_the_papers():
+    rows = published_for([], "", {"eval": {"tasks": ["xnli", "mlqa"]}})
+    means = {(r["row"], r["metric"]): round(sum(r["values"].values()) / len(r["values"]), 1) for r in rows}
+    assert means["MiniLM 12x384", "accuracy"] == 71.1
+    assert means["MiniLM 6x384 with assistant", "accuracy"] == 68.0
+    assert (means["MiniLM 12x384", "f1"], means["MiniLM 12x384", "exact"]) == (63.2, 44.7)
+    assert (means["MiniLM 6x384 with assistant", "f1"], means["mBERT", "exact"]) == (53.7, 41.6)
+    for row in rows:
+        assert set(row["values"]) == set(task_of(row["task"]).sets)
+        assert row["metric"] in task_of(row["task"]).metrics
 
 
 def test_differences(compared):

@@ -15,7 +15,18 @@ from kdcli.report.published import published_for
 from kdcli.report.schema import Card, LatencyRow, PublishedRow, Report
 
 CARD = (
-    *("id", "model_type", "layers", "hidden", "ffn", "heads", "params_total", "params_embedding", "params_transformer"),
+    *(
+        "id",
+        "revision",
+        "model_type",
+        "layers",
+        "hidden",
+        "ffn",
+        "heads",
+        "params_total",
+        "params_embedding",
+        "params_transformer",
+    ),
     *("params_nonzero", "multiply_adds", "bytes", "held_in", "sha256", "paper_params_embedding"),
     "paper_params_transformer",
 )
@@ -32,7 +43,7 @@ def test_round_trip(report):
     assert set(raw) == {
         *("schema", "command", "status", "created", "versions", "environment", "recipe", "models", "training"),
         *("curve", "quality", "latency", "speedup", "published", "notes", "evaluations", "comparisons", "selection"),
-        *("beside", "pruning", "failures", "agreements", "projections"),
+        *("beside", "pruning", "failures", "agreements", "projections", "compression"),
     }
 
 

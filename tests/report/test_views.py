@@ -5,6 +5,7 @@ import re
 
 import pytest
 import yaml
+from huggingface_hub import ModelCard
 from reports import HOSTILE, Page, card, evaluation, finetune_values, made, missing, printed, views, words
 from rich.console import Console
 
@@ -168,8 +169,21 @@ HEADS = [("SequenceClassification", "text-classification"), ("TokenClassificatio
 @pytest.mark.parametrize(("head", "pipeline"), [*HEADS, ("QuestionAnswering", "question-answering")])
 def test_card_of_a_model_with_a_head(grid, head, pipeline):
     text = model_card(grid, "finetuned", f"AutoModelFor{head}")
-    tags = {"tags": ["kdcli", "finetune", "bert"], "pipeline_tag": pipeline, "base_model": MODEL}
-    assert front_matter(text) == {"library_name": "transformers"} | tags
+    front = front_matter(text)
+    (entry,) = front.pop("model-index")
+    assert front == {
+        "library_name": "transformers",
+        "tags": ["kdcli", "finetune", "bert"],
+        "pipeline_tag": pipeline,
+        "base_model": MODEL,
+        "base_model_relation": "finetune",
+        "datasets": ["nyu-mll/glue"],
+        "metrics": ["accuracy"],
+    }
+    (result,) = ModelCard(text).data.eval_results
+    assert (result.metric_type, result.dataset_type, result.dataset_split) == ("accuracy", "nyu-mll/glue", "validation")
+    assert f"{result.metric_value:.4f}" == "0.9174"
+    assert entry["name"] == f"{MODEL.split('/')[-1]}-finetuned"
     absent = ["no task head", "distilled"]
     assert absent == missing(
         text,
@@ -181,8 +195,13 @@ def test_card_of_a_model_with_a_head(grid, head, pipeline):
 
 def test_card_of_a_model_without_a_head(report, hostile):
     text = model_card(report, "3x384")
-    tags = {"tags": ["kdcli", "distill", "bert"], "base_model": "google-bert/bert-base-uncased"}
-    assert front_matter(text) == {"library_name": "transformers"} | tags
+    assert front_matter(text) == {
+        "library_name": "transformers",
+        "tags": ["kdcli", "distill", "bert"],
+        "pipeline_tag": "feature-extraction",
+        "base_model": "google-bert/bert-base-uncased",
+        "base_model_relation": "finetune",
+    }
     assert not missing(
         text,
         *("AutoModel.from_pretrained", "with minilm on corpus.txt: 200 steps", "| 3x384 |"),
@@ -190,6 +209,16 @@ def test_card_of_a_model_without_a_head(report, hostile):
     )
     assert "base_model" not in front_matter(model_card(hostile, HOSTILE))
     assert "<script" not in model_card(hostile, HOSTILE).split("---", 2)[2]
+
+
+def test_licence_and_languages_are_the_base_s_and_a_directory_names_the_model_it_came_from(values, tmp_path):
+    base = {"license": "apache-2.0", "language": ["en"], "datasets": ["org/texts"], "base_model": "org/first"}
+    (tmp_path / "README.md").write_text(f"---\n{yaml.safe_dump(base)}---\n# Base\n")
+    values["models"]["teacher"] = card(id=str(tmp_path))
+    front = front_matter(model_card(made(values), "3x384"))
+    assert {key: front[key] for key in base} == base
+    (tmp_path / "README.md").write_text("---\n- no: [card\n---\n")
+    assert "license" not in front_matter(model_card(made(values), "3x384"))
 
 
 def test_directories_stay_private(values, tmp_path):

@@ -15,7 +15,7 @@ from encoders import tiny_config, tiny_encoder, tiny_tokenizer
 from pruned import random_masks, structured_masks, with_biases
 from transformers import AutoModel, dynamic_module_utils
 
-from kdcli.backends.export import export_onnx
+from kdcli.backends.export import export_model
 from kdcli.backends.sessions import onnx_caller
 from kdcli.errors import UsageError
 from kdcli.models import modeling_kdcli
@@ -249,7 +249,7 @@ def test_exports_to_onnx_at_any_size(tmp_path):
     cut(model, ("D", 0, slice(0, 20)), ("U", 1, slice(0, 20)))
     small = compact(model)
     assert {"inputs", "outputs"} <= {n.rpartition(".")[2] for n, _ in small.named_buffers()}
-    call = onnx_caller(export_onnx(small, tmp_path / "onnx").path, threads=1)
+    call = onnx_caller(export_model(small, tmp_path, "onnx").path, threads=1)
     for rows, length in ((1, 1), (4, 20), (2, 131)):
         ids = torch.randint(5, 64, (rows, length), generator=DRAWN)
         real = (torch.arange(length) < length - length // 3).expand_as(ids)

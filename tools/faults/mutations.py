@@ -141,7 +141,7 @@ class Copy:
         for name in listed.stdout.splitlines():
             if (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(ROOT / name, folder / name)
+                shutil.copy(ROOT / name, folder / name)  # with its mode
 
     def passes(self, tests: Sequence[str]) -> str | None:
         """None where the tests pass here, else the first that fails."""

@@ -31,7 +31,7 @@ def benchmark(
     min_speedup: Annotated[float | None, typer.Option(help="Exit 5 below this speed-up in the first cell.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 6 when a measurement is unstable.")] = False,
     **shared: Any,
-) -> None:
+) -> Any:
     """Measure latency of models or shapes beside a baseline, interleaved, on several backends."""
     given = locals() | shared
     from kdcli.commands.benchmark.settings import BenchmarkRecipe
@@ -46,10 +46,9 @@ def benchmark(
     from kdcli.commands.benchmark import run as command
 
     if portable is not None:
-        show(command.write_runner(resolved, portable), as_json=shared["json"])
-    elif compare:
-        show(command.compare(resolved, invocation, compare), as_json=shared["json"])
-    else:
-        result = command.run(resolved, invocation)
-        show(result, as_json=shared["json"])
-        command.check_gates(result.report, result.folder, command.Gates(max_latency_ms, min_speedup, strict))
+        return show(command.write_runner(resolved, portable), as_json=shared["json"])
+    if compare:
+        return show(command.compare(resolved, invocation, compare), as_json=shared["json"])
+    result = show(command.run(resolved, invocation), as_json=shared["json"])
+    command.check_gates(result.report, result.folder, command.Gates(max_latency_ms, min_speedup, strict))
+    return result

@@ -39,7 +39,7 @@ from kdcli.report.schema import Report
 from kdcli.report.sections.latency import speedup_of
 from kdcli.report.text import duration
 from kdcli.report.views import short
-from kdcli.sparse.load import is_compact, load
+from kdcli.sparse.load import has_own_encoder, is_compact, load
 from kdcli.training.device import choose_device, choose_dtype
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir, numbered
@@ -225,7 +225,7 @@ def _card(model: str, invocation: Invocation) -> dict[str, Any]:
     if is_export(model):
         return open_export(model, choose_device(invocation.device)).card
     trusted = invocation.trust_remote_code
-    encoder = load(model).base_model if is_compact(model) else load_encoder(model, trust_remote_code=trusted).model
+    encoder = load(model).base_model if has_own_encoder(model) else load_encoder(model, trust_remote_code=trusted).model
     return describe_source(encoder, model)
 
 

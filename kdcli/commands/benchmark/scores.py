@@ -18,6 +18,7 @@ from kdcli.commands.benchmark.settings import BenchmarkRecipe
 from kdcli.data.labelled.task_data import Labelled
 from kdcli.downstream.embedder import Embedder, as_task_model, predict_pairs
 from kdcli.downstream.embedding_scores import RETRIEVAL, by_vectors, open_pairs
+from kdcli.downstream.generation import check_no_text
 from kdcli.downstream.predictions import Evaluator, Prediction, compared
 from kdcli.downstream.runtimes import load_judged, runner_predictions
 from kdcli.downstream.task import evaluator_of, open_judged
@@ -62,6 +63,7 @@ def open_task(
         data = open_pairs(str(recipe.task), recipe.data, trained)
         return data, {n: Embedder.open_judged(m, trust_remote_code=trusted) for n, m in models.items()}
     data = open_judged(str(recipe.task), recipe.data, first, trained, trust_remote_code=trusted)
+    check_no_text(data.task, taken=False)
     return data, {n: load_judged(m, data.task, trust_remote_code=trusted) for n, m in models.items()}
 
 

@@ -10,7 +10,7 @@ from kdcli.errors import UsageError
 
 
 @app.command()
-@with_options(*TRAINING)
+@with_options(*(name for name in TRAINING if name != "push_to_hub"))  # It makes two models
 def cotrain(
     teacher: Annotated[str | None, typer.Argument(help="LxH, hub id or directory.")] = None,
     student: Annotated[str | None, typer.Argument(help="LxH, hub id or directory.")] = None,
@@ -36,7 +36,7 @@ def cotrain(
     task: Task = None,
     eval_task: EvalTask = None,
     **shared: Any,
-) -> None:
+) -> Any:
     """Train two models in one loop that learn from each other: on unlabelled text, or on a task with --task."""
     given = locals() | shared
     from kdcli.commands.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
@@ -54,7 +54,7 @@ def cotrain(
     own |= {"task": task} if on_task else on_text
     model: type[CotrainRecipe | CotrainTaskRecipe] = CotrainTaskRecipe if on_task else CotrainRecipe
     resolved = resolve(model, recipe=shared["recipe"], sets=shared["sets"] or (), options=own)
-    show(run(resolved, invocation_of(given)), as_json=shared["json"])
+    return show(run(resolved, invocation_of(given)), as_json=shared["json"])
 
 
 def parse_weights(text: str | None) -> list[float] | None:

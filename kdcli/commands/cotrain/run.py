@@ -136,7 +136,9 @@ class PairRun:
         subjects = [Subject(name, str(source)) for name, source in sources.items()]
         sources |= {f"{name} {STANDALONE}": folder for stage in others for name, folder in stage.folders.items()}
         tasks = data.tasks if isinstance(data, OnText) else {}
-        scores = scored(session, tasks, sources, self.folder / DOWNSTREAM)
+        baselines = {name: f"{name} {STANDALONE}" for name in main.folders} if others else {}
+        seeds = self.resolved.recipe.eval.seeds if tasks else 1
+        scores = scored(session, tasks, sources, self.folder / DOWNSTREAM, seeds=seeds, baselines=baselines)
         if not session.is_main:
             return
         cards = {TEACHER: describe_source(community.model, community.source)} if community is not None else {}
@@ -155,7 +157,7 @@ class PairRun:
         if isinstance(data, OnText):
             main.notes += data.gains(self.folder, contents["quality"])
             main.notes += [f"{name}: {note}" for name, (task, _) in tasks.items() for note in task.notes]
-            contents |= {"evaluations": scores, "quality": quality_of(scores) | contents["quality"]}
+            contents |= scores | {"quality": quality_of(scores["evaluations"]) | contents["quality"]}
         main.write(measure(subjects, self.resolved.recipe.measure, session), beside)
 
 

@@ -8,24 +8,24 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
+from kdcli.cli.complete import complete_shape
 from kdcli.cli.options import (
     ON_TASK,
     TRAINING,
     EvalTask,
     Pooling,
     Task,
+    TrimVocab,
     invocation_of,
     show,
     training_options,
+    trim_options,
     with_options,
 )
 from kdcli.errors import UsageError
 from kdcli.recipe.methods import method_names
 
-TASK_ONLY = (
-    *("general", "corpus", "more_teachers", "soft_labels", "augment", "augment_model", "glove", "augment_only"),
-    "ablate",
-)
+TASK_ONLY = ("general", "corpus", "more_teachers", "soft_labels", "augment", "augment_model", "glove", "augment_only")
 on_task = partial(typer.Option, rich_help_panel=ON_TASK)
 
 
@@ -34,7 +34,12 @@ on_task = partial(typer.Option, rich_help_panel=ON_TASK)
 def distill(
     teacher: Annotated[str | None, typer.Argument(help="Hub id, directory, or 'demo'.")] = None,
     to: Annotated[
-        list[str] | None, typer.Option(metavar="LxH[:FFN][@HEADS]", help="Student shape, e.g. 6x768; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="LxH[:FFN][@HEADS]",
+            help="Student shape, e.g. 6x768; may be repeated.",
+            autocompletion=complete_shape,
+        ),
     ] = None,
     method: Annotated[
         str | None,
@@ -63,7 +68,7 @@ def distill(
     glove: Annotated[str | None, on_task(metavar="FILE", help="Word vectors for long words.")] = None,
     augment_only: Annotated[Path | None, on_task(metavar="FILE", help="Write the copies as jsonl and stop.")] = None,
     ablate: Annotated[
-        str | None, on_task(metavar="NAME", help="Also run the variants of this list; one table.")
+        str | None, typer.Option(metavar="NAME", help="Also run the variants of this list; one table.")
     ] = None,
     assistant: Annotated[str | None, typer.Option(help="Teacher assistant: auto, none or LxH.")] = None,
     eval_task: EvalTask = None,
@@ -71,34 +76,36 @@ def distill(
     teacher_vectors: Annotated[
         str | None, typer.Option(metavar="FILE", help="The teacher's vectors of the texts, as .npy or .parquet.")
     ] = None,
+    trim_vocab: TrimVocab = None,
     **shared: Any,
-) -> None:
+) -> Any:
     """Train a smaller student of an encoder: on unlabelled text (MiniLM, TinyBERT ...), or on a task with --task."""
     given = locals() | shared
     from kdcli.commands.distill.settings import DistillRecipe
     from kdcli.recipe.resolve import resolve, verb_of
 
     if task == "rerank" or (shared["recipe"] is not None and verb_of(shared["recipe"]) == "rerank"):
-        _distill_reranker(given)
-        return
+        return _distill_reranker(given)
     if task is not None or (shared["recipe"] is not None and verb_of(shared["recipe"]) == "distill-task"):
-        _distill_on_task(given)
-        return
+        return _distill_on_task(given)
     from kdcli.commands.distill.rerank import is_reranker_here
 
     if method is None and shared["recipe"] is None and is_reranker_here(teacher):
         from kdcli.training.progress import Progress
 
         Progress.log(f"{teacher} gives a pair one score: it is distilled as a reranker; --method distils its encoder")
-        _distill_reranker(given)
-        return
+        return _distill_reranker(given)
     for name in TASK_ONLY:
         if given[name]:
             option = "also-teacher" if name == "more_teachers" else name.replace("_", "-")
             raise UsageError(f"--{option} needs --task", "it belongs to distilling on a task")
-    own = {"teacher": teacher, "student.to": to, "method": method, "assistant": assistant, "eval.tasks": eval_task}
-    own["student.source"] = student
-    own |= {"embedding.pooling": pooling, "embedding.vectors": teacher_vectors}
+    own: dict[str, Any] = {"teacher": teacher, "student.to": to, "student.source": student, "method": method}
+    own |= {"assistant": assistant, "eval.tasks": eval_task}
+    own |= {"embedding.pooling": pooling, "embedding.vectors": teacher_vectors} | trim_options(trim_vocab)
+    if ablate is not None:
+        from kdcli.commands.distill.recipes import ablations
+
+        own["variants"] = ablations(ablate)
     resolved = resolve(
         DistillRecipe,
         recipe=shared["recipe"],
@@ -108,7 +115,7 @@ def distill(
     )
     from kdcli.commands.distill import run as command
 
-    show(command.run(resolved, invocation_of(given)), as_json=shared["json"])
+    return show(command.run(resolved, invocation_of(given)), as_json=shared["json"])
 
 
 def _demo_recipe(method: str | None, sets: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -123,8 +130,8 @@ def _demo_recipe(method: str | None, sets: Sequence[str]) -> dict[str, dict[str,
     return {f"recipe {name}": values}
 
 
-def _distill_reranker(given: Mapping[str, Any]) -> None:
-    for name in (*TASK_ONLY, "assistant", "eval_task", "pooling", "teacher_vectors", "method"):
+def _distill_reranker(given: Mapping[str, Any]) -> Any:
+    for name in (*TASK_ONLY, "ablate", "assistant", "eval_task", "pooling", "teacher_vectors", "method"):
         if given[name]:
             option = "also-teacher" if name == "more_teachers" else name.replace("_", "-")
             hint = "the loss is ranking.loss: margin-mse, listwise or pointwise" if name == "method" else None
@@ -137,12 +144,12 @@ def _distill_reranker(given: Mapping[str, Any]) -> None:
 
     own = {"teacher": given["teacher"], "student.source": given["student"]}
     own["student.to"] = given["to"][0] if given["to"] else None
-    options = own | training_options(given)
+    options = own | trim_options(given["trim_vocab"]) | training_options(given)
     resolved = resolve(RerankRecipe, recipe=given["recipe"], sets=given["sets"] or (), options=options)
-    show(rerank.run(resolved, invocation_of(given)), as_json=given["json"])
+    return show(rerank.run(resolved, invocation_of(given)), as_json=given["json"])
 
 
-def _distill_on_task(given: Mapping[str, Any]) -> None:
+def _distill_on_task(given: Mapping[str, Any]) -> Any:
     for name in ("assistant", "eval_task", "pooling", "teacher_vectors"):
         if given[name]:
             raise UsageError(f"--{name.replace('_', '-')} belongs to distilling on text, not on a task")
@@ -153,6 +160,7 @@ def _distill_on_task(given: Mapping[str, Any]) -> None:
     own |= {"augment.model": given["augment_model"], "augment.glove": given["glove"]}
     own["general.use"] = True if given["general"] or given["corpus"] else None
     own["augment.use"] = given["augment"] if given["augment"] is not None else copies
+    own |= trim_options(given["trim_vocab"])
     options = {"recipe": given["recipe"], "sets": given["sets"] or (), "options": own | training_options(given)}
     from kdcli.commands.distill.recipes import ablations, task_recipe
 
@@ -167,4 +175,4 @@ def _distill_on_task(given: Mapping[str, Any]) -> None:
         result = task.write_copies(resolved, invocation, given["augment_only"])
     else:
         result = run.run_variants(variants, invocation) if variants else run.run_on_task(resolved, invocation)
-    show(result, as_json=given["json"])
+    return show(result, as_json=given["json"])

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from kdcli.bench.latency import Subject
+from kdcli.commands.distill.plan import as_directory, short_name, student_shapes
 from kdcli.commands.distill.settings import DistillRecipe, EmbeddingSettings
 from kdcli.commands.distill.student import Student, distill_job, freeze_unused, relation_kernel, teacher_needs
-from kdcli.commands.distill.text import HELD_OUT, as_directory, held_out_losses, short_name, student_shapes
+from kdcli.commands.distill.text import HELD_OUT, held_out_losses
 from kdcli.data.labelled.features import Array, Encoded
 from kdcli.data.text.sentences import Texts, held_out_count, read_texts
 from kdcli.downstream.embedder import Embedder
 from kdcli.downstream.embedding_scores import Judged, judged_sets, scored
+from kdcli.downstream.vocabulary import trimmed
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective, check_settings
 from kdcli.models.card import describe, describe_source
@@ -31,9 +33,9 @@ from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.recipe.sections import Invocation
 from kdcli.report.finish import measure, quality_of, write_report
+from kdcli.report.front import EMBEDDER
 from kdcli.report.schema import TEACHER, UNDISTILLED
 from kdcli.report.stages import StageJob
-from kdcli.report.views import EMBEDDER
 from kdcli.teachers.given import read_vectors
 from kdcli.teachers.task_teacher import same_tokens
 from kdcli.teachers.teacher import Teacher
@@ -117,6 +119,7 @@ class EmbeddingRun:
     rows: Encoded  # of the students
     teacher_rows: Encoded
     judged: list[Judged]
+    trimming: list[str]
     given: Array | None  # vectors from a file
     students: dict[str, Student] = field(default_factory=dict)
     formats: dict[str, EmbeddingFormat] = field(default_factory=dict)
@@ -149,7 +152,9 @@ class EmbeddingRun:
             for note in built.notes:
                 Progress.log(f"{name}: {note}")
         needs = teacher_needs(self.students)
-        live = None if needs == Needs() else Teacher.frozen(self.teacher.source, self.teacher.model, needs, session)
+        # It reads the rows of the students, hence with a cut vocabulary where they have one.
+        reader = (self.teacher if recipe.student.source else self.origin).model
+        live = None if needs == Needs() else Teacher.frozen(self.teacher.source, reader, needs, session)
 
         def signals(batch: Batch) -> Signals:
             return signals_of(batch, anchors_RE, live)
@@ -157,11 +162,11 @@ class EmbeddingRun:
         train = Targets(self.rows, vectors, self.texts, everything[held:])
         held_out = Targets(self.rows, vectors, self.texts, everything[:held])
         # The students are on the CPU still.
-        self.teacher.model.cpu()
+        reader.cpu()
         batch = train.batch(np.arange(min(2, len(train))))
         of_teacher = signals(batch)
         freeze_unused(self.students, batch, of_teacher)
-        self.teacher.model.to(session.device)
+        reader.to(session.device)
         anchors_RE = anchors_RE.to(session.device)
         order, schedule = order_of_texts(recipe.train, self.rows.lengths[train.numbers])
         job = distill_job(self.students, signals, train, order, held_out)
@@ -234,7 +239,7 @@ class EmbeddingRun:
         return np.asarray(basis_ED @ (u @ v), dtype=np.float32)
 
     def _initialized(self, to: ModelShape) -> InitializedStudent:
-        how = self.resolved.recipe.student.model_dump(include={"init", "layers", "dropout"})
+        how = self.resolved.recipe.student.model_dump(include={"init", "layers", "dropout", "embedding_rank"})
         return build_student(self.origin.model.base_model, to, **how, seed=self.resolved.recipe.train.seed)
 
     def _report(self, outcome: Outcome) -> None:
@@ -253,8 +258,8 @@ class EmbeddingRun:
         cards |= {name: describe(self.students[name].encoder, str(f), f) for name, f in folders.items()}
         subjects = [Subject(TEACHER, location(teacher.source)), *(Subject(n, str(f)) for n, f in folders.items())]
         quality = quality_of(evaluations) | {HELD_OUT: held_out_losses(RunDir(self.folder), list(self.shapes))}
-        notes = [f"{teacher.source}: {teacher.note}", f"{len(self.texts):,} distinct texts"]
-        if origin is not teacher:
+        notes = [f"{teacher.source}: {teacher.note}", f"{len(self.texts):,} distinct texts", *self.trimming]
+        if recipe.student.source is not None:
             notes.append(f"the student starts from {origin.source} and reads with its tokenizer: {origin.note}")
         if recipe.embedding.vectors:
             notes.append(f"the student learnt the vectors in {recipe.embedding.vectors}, not the teacher's own")
@@ -284,6 +289,8 @@ def check_embedding(recipe: DistillRecipe) -> None:
         raise UsageError(f"teacher.shard: method {METHOD} reads its teacher once, in one process", "leave it out")
     if recipe.data.pack_isolated:
         raise UsageError("data.pack_isolated is for methods that read blocks of text, not for embedding")
+    if recipe.variants or recipe.eval.at:
+        raise UsageError(f"--ablate and eval.at are for methods that read blocks of text, not for {METHOD}")
 
 
 def prepare_embedding(resolved: Resolved[DistillRecipe], invocation: Invocation, session: Session) -> EmbeddingRun:
@@ -296,9 +303,11 @@ def prepare_embedding(resolved: Resolved[DistillRecipe], invocation: Invocation,
     origin = _origin(recipe, teacher, session) if recipe.student.source else teacher
     shape = shape_of(origin.model.config)
     shapes = student_shapes(recipe, shape) if recipe.student.to else {"student": shape}
+    invocation.check_pushed(len(shapes))
     for to in shapes.values():
         objective = build_objective(METHOD, recipe.loss, shape_of(teacher.model.config), to)
-        if objective.teacher_needs != Needs() and not same_tokens(teacher.tokenizer, origin.tokenizer):
+        other = recipe.student.source and (recipe.trim.use or not same_tokens(teacher.tokenizer, origin.tokenizer))
+        if objective.teacher_needs != Needs() and other:
             raise UsageError(
                 f"loss.relations_weight and loss.hidden_weight compare tokens, and {origin.source} has others than "
                 f"{teacher.source}",
@@ -316,11 +325,16 @@ def prepare_embedding(resolved: Resolved[DistillRecipe], invocation: Invocation,
     unit = "document" if settings.vectors else settings.unit
     texts = read_texts(data.source, column=data.column, unit=unit, rows=settings.rows, log=Progress.log)
     given = read_vectors(Path(settings.vectors), texts) if settings.vectors else None
+    notes: list[str] = []
+    if recipe.trim.use:
+        origin, _, notes = trimmed(origin, recipe.trim, texts.texts, prompts=origin.format.prompts.values())
+        for note in notes:
+            Progress.log(note)
     rows = origin.rows(texts.texts, texts.roles, data.max_length)
     of_teacher = rows if origin is teacher else teacher.rows(texts.texts, texts.roles, data.max_length)
     Progress.log(f"{len(rows):,} texts of {rows.lengths.mean():.0f} tokens")
     return EmbeddingRun(
-        resolved, invocation, folder, session, teacher, origin, shapes, texts, rows, of_teacher, judged, given
+        resolved, invocation, folder, session, teacher, origin, shapes, texts, rows, of_teacher, judged, notes, given
     )
 
 

@@ -18,11 +18,14 @@ SOFT_TARGETS = "soft-targets"
 def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
     """The stage on text: `general`, with the task's teacher, student and seed."""
     general, student = recipe.general, recipe.student
-    options: dict[str, Any] = {f"student.{key}": getattr(student, key) for key in ("to", "init", "layers")}
+    options: dict[str, Any] = {
+        f"student.{key}": getattr(student, key) for key in ("to", "init", "layers", "embedding_rank")
+    }
     options |= {f"train.{key}": getattr(recipe.train, key) for key in ("seed", "dtype")}
     options["relation.kernel"] = recipe.relation.kernel
     options |= {"teacher": general.teacher or recipe.teacher, "data.source": general.source, "measure.latency": False}
     options["teacher.shard"] = recipe.shard_teacher
+    options |= {f"trim.{key}": value for key, value in recipe.trim.model_dump().items() if value}
     if general.recipe is None:
         # No assistant: it is worth its steps where the student on text is the result.
         loss = {f"loss.{key}": value for key, value in recipe.loss.items()}

@@ -67,10 +67,10 @@ def prepare(resolved: Resolved[RerankRecipe], invocation: Invocation, session: S
             "name a teacher; or train on the labels alone: kdcli finetune MODEL --task rerank",
         )
     teacher = teacher_of(recipe, session, dry_run=invocation.dry_run) if recipe.teacher else None
-    make = student_of(recipe, recipe.student.source or str(recipe.teacher), session)
+    make, notes = student_of(recipe, recipe.student.source or str(recipe.teacher), session, train)
     said = f"the teacher is {recipe.teacher}" if teacher else f"the student learnt the scores in {recipe.data.source}"
     return RerankRun(
-        resolved, invocation, folder, session, "distill", make, teacher, train, held_out, split, notes=[said]
+        resolved, invocation, folder, session, "distill", make, teacher, train, held_out, split, notes=[said, *notes]
     )
 
 

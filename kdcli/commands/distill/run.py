@@ -44,6 +44,7 @@ def run_variants(variants: Mapping[str, Resolved[TaskDistillRecipe]], invocation
     report that compares them; None in a process that prints nothing."""
     variants = {name: as_trained(resolved, resolved.recipe.teacher) for name, resolved in variants.items()}
     first = next(iter(variants.values()))
+    invocation.check_pushed(len(variants))
     if invocation.dry_run:
         raise UsageError("--ablate and --dry-run do not go together", "estimate the recipe itself: leave --ablate out")
     for name, resolved in variants.items():

@@ -1,22 +1,24 @@
 """Keys of a recipe of `kdcli distill`."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kdcli.downstream.settings import DownstreamSettings, OnTask, RerankRecipe, VectorSettings
+from kdcli.downstream.settings import DownstreamSettings, OnTask, RerankRecipe, TrimSettings, VectorSettings
 from kdcli.recipe.sections import DataSettings, KdSettings, MeasureSettings, Section, ShardTeacher, TrainSettings
 
 
 class StudentSettings(Section):
     """`student:` of `distill`. `layers` are the teacher layers to copy, null evenly spaced ones; `dropout` sets every
     dropout rate while training. `source` is an encoder to start from in the teacher's place (`method: embedding`, or on
-    a task), which `to` makes smaller."""
+    a task), which `to` makes smaller. `embedding_rank` is the rank of a factorised table of
+    tokens, null keeps it whole."""
 
     to: list[str] = Field(default_factory=list)
     init: Literal["teacher", "random"] = "teacher"
     layers: list[int] | None = None
     dropout: float | None = Field(None, ge=0, lt=1)
+    embedding_rank: int | None = Field(None, gt=0)
     source: str | None = None
 
 
@@ -36,20 +38,29 @@ class EmbeddingSettings(VectorSettings):
     vectors: str | None = None
 
 
+class OnTextDownstream(DownstreamSettings):
+    """`eval:` of `distill` on text. After the steps of `at` the students are scored too."""
+
+    at: list[Annotated[int, Field(gt=0)]] = Field(default_factory=list)
+
+
 class DistillRecipe(Section):
-    """A recipe of `kdcli distill` on text; `loss` holds the keys of the method's `Settings`."""
+    """A recipe of `kdcli distill` on text; `loss` holds the keys of the method's `Settings`. `variants`: name -> the
+    keys of `method`, `assistant` and `loss` it changes; each trains students of its own in the teacher's one pass."""
 
     verb: Literal["distill"] = "distill"
     teacher: str | None = None
     shard_teacher: ShardTeacher = None
     method: str = "minilm"
     assistant: str = "auto"
+    variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
     student: StudentSettings = StudentSettings()
     loss: dict[str, Any] = Field(default_factory=dict)
     relation: RelationSettings = RelationSettings()
     data: DataSettings = DataSettings()
+    trim: TrimSettings = TrimSettings()
     train: TrainSettings = TrainSettings()
-    eval: DownstreamSettings = DownstreamSettings()
+    eval: OnTextDownstream = OnTextDownstream()
     measure: MeasureSettings = MeasureSettings()
     embedding: EmbeddingSettings = EmbeddingSettings()
 
@@ -107,6 +118,7 @@ class TaskDistillRecipe(OnTask):
     loss: dict[str, Any] = Field(default_factory=dict)
     relation: RelationSettings = RelationSettings()
     kd: KdSettings = KdSettings()
+    trim: TrimSettings = TrimSettings()
     general: GeneralSettings = GeneralSettings()
     augment: AugmentSettings = AugmentSettings()
     intermediate: dict[str, Any] = Field(default_factory=lambda: {"lr": 5e-5, "epochs": 20.0})

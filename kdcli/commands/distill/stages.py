@@ -36,6 +36,7 @@ from kdcli.models.heads import AUTO_CLASS, TaskModel
 from kdcli.models.load import load_encoder, location, save_model
 from kdcli.models.shape import build_student, set_dropout, shape_of
 from kdcli.models.training_rows import all_rows, training_rows
+from kdcli.models.trim import cut_model
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation, KdSettings
 from kdcli.report.finish import RunResult, measure, write_report
@@ -82,6 +83,7 @@ class TaskRun:
     folder: Path
     task: PreparedTask  # without copies of its examples
     teachers: list[TaskModel]  # the method's objective reads the first; none where a file teaches
+    given: list[TaskModel]  # the first teacher with its whole vocabulary, for its card and scores
     reader: TaskModel  # whose tokenizer the student has
     soft: GivenLogits | None  # of a file
     shape: ModelShape
@@ -123,15 +125,13 @@ class TaskRun:
 
     @cached_property
     def teacher_cards(self) -> dict[str, Any]:
-        if not self.teachers:
-            return {}
-        return {TEACHER: describe_source(self.teachers[0].model, self.teachers[0].source)}
+        return {TEACHER: describe_source(self.given[0].model, self.given[0].source)} if self.given else {}
 
     @cached_property
     def teacher_evaluations(self) -> list[dict[str, Any]]:
         """The teacher's scores, taken before its weights are cast to the compute dtype."""
         rows: list[dict[str, Any]] = []
-        for teacher in self.teachers[:1]:
+        for teacher in self.given:
             evaluator = self.task.evaluator
             if not same_tokens(teacher.tokenizer, self.reader.tokenizer):
                 evaluator = read_by(self.task, self.recipe.data, teacher).evaluator
@@ -191,7 +191,7 @@ class TaskRun:
         if not self.session.is_main:
             return
         rows = all_rows(self.rows, training_rows(location(str(self.start))))
-        save_model(encoder, self.teachers[0].tokenizer, folder, rows)
+        save_model(encoder, self.reader.tokenizer, folder, rows)
         quality = {HELD_OUT: held_out_losses(RunDir(folder), [STUDENT])}
         self._write(folder, encoder, outcome=outcome, quality=quality, notes=notes)
         delete_signals(self.folder)
@@ -239,7 +239,9 @@ class TaskRun:
         notes = [*self.task.notes, *self.augmented[1], *(f"teacher: {t.source}" for t in self.teachers[1:])]
         if recipe.soft_labels is not None:
             notes.append(f"the student learnt the soft labels in {recipe.soft_labels}; no teacher was read")
-        if self.teachers and self.reader is not self.teachers[0]:
+        if self.given and self.given[0] is not self.reader and self.recipe.trim.use:
+            notes.append("the teacher's scores are with its whole vocabulary")
+        elif self.teachers and self.reader is not self.teachers[0]:
             notes.append(f"{self.reader.source} and its teacher read the rows each with its own tokenizer")
         if recipe.general.use:
             notes.append(f"the student before the task: {self._named_start(folder)}")
@@ -279,12 +281,14 @@ class TaskRun:
     def _save_copy(self, folder: Path) -> None:
         if (folder / WEIGHTS).is_file():
             return
-        teacher, how = self.teachers[0], self.recipe.student.model_dump(include={"init", "layers"})
+        teacher, how = self.teachers[0], self.recipe.student.model_dump(include={"init", "layers", "embedding_rank"})
         model = load_encoder(teacher.source, trust_remote_code=self.session.trust_remote_code).model
+        if self.task.kept is not None:
+            model = cut_model(model, self.task.kept)
         built = build_student(model, self.shape, seed=self.recipe.train.seed, **how)
         for note in built.notes:
             Progress.log(f"{STUDENT}: {note}")
-        save_model(built.model, teacher.tokenizer, folder, teacher.rows)
+        save_model(built.model, self.reader.tokenizer, folder, teacher.rows)
 
     def _stage_job(self, job: Job, schedule: Schedule, cards: dict[str, Any], *, per_copy: bool) -> StageJob:
         """A stage's job; a dry run makes no copies but counts their steps if `per_copy`."""

@@ -70,6 +70,15 @@ def check_task(recipe: TaskDistillRecipe) -> None:
         )
     if not recipe.student.to and recipe.student.source is None:
         raise UsageError("no student given", "add --to LxH, for example --to 6x384, or --student DIR")
+    if recipe.student.embedding_rank is not None and recipe.student.source is not None:
+        raise UsageError(
+            "--student brings its table of tokens, so student.embedding_rank has no effect", "leave it out"
+        )
+    if recipe.trim.use and recipe.student.source is not None:
+        raise UsageError("--student brings a vocabulary of its own", f"kdcli trim {recipe.student.source} cuts it")
+    if recipe.trim.use and recipe.general.use and not recipe.trim.text:
+        hint = "name the text whose tokens stay: --trim-vocab SOURCE --trim-vocab N"
+        raise UsageError("the stage on text and the task would cut the vocabulary by texts of their own", hint)
     if recipe.general.use and recipe.student.source is not None:
         raise UsageError("--student brings a student, and the stage on text would make one", "leave one of them out")
     on_tasks(recipe.method)
@@ -103,7 +112,12 @@ def prepare_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, 
     name = f"distill-{Path(str(recipe.teacher or recipe.soft_labels)).name}-{recipe.task}-{name}".replace(":", "_")
     folder = choose_output_dir(name, resolved, invocation, session)
     task, reader = load_task(recipe, session)
-    teachers, soft = [reader], None
+    teachers, given, soft = [reader], reader, None
+    if recipe.trim.use:
+        whole = load_teacher(str(recipe.teacher), task, reader.tokenizer, "", recipe.head.label_map, own_tokens=True)
+        # Logits of whole rows are compared whatever the tokens; states need the student's.
+        by_row = recipe.method == SOFT_TARGETS and task.data.task.kind in ROW_KINDS
+        teachers, given = [whole if by_row else reader], whole
     if recipe.soft_labels is not None:
         labels_NC, how = read_soft_labels(Path(recipe.soft_labels), task.data.task, task.data.train)
         Progress.log(f"soft labels of {recipe.soft_labels}: {how}")
@@ -117,9 +131,10 @@ def prepare_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, 
         # `--overwrite` deletes a run inside the output directory; one elsewhere may serve other tasks too.
         anew = invocation.overwrite and start.resolve().is_relative_to(folder.resolve())
         inside = replace(invocation, output_dir=start, resume=not anew, overwrite=anew)
-        text = _prepare_general(general_recipe(recipe), start, inside, session, teachers[0])
+        text = _prepare_general(general_recipe(recipe), start, inside, session, given)
     words = open_words(recipe.augment, task, teachers[0], trust_remote_code=trusted) if recipe.augment.use else None
-    run = TaskRun(resolved, invocation, folder, task, teachers, reader, soft, shape, start, text, words)
+    judged = [given] if teachers else []
+    run = TaskRun(resolved, invocation, folder, task, teachers, judged, reader, soft, shape, start, text, words)
     for note in run.objective().notes:
         Progress.log(note)
     # The warm-up must leave steps in every stage; copies, whose number is not known yet, only add steps.
@@ -137,7 +152,7 @@ def load_task(recipe: TaskDistillRecipe, session: Session) -> tuple[PreparedTask
     if recipe.teacher is None:
         return prepare(as_finetune(recipe, str(recipe.student.source)), session)
     head = recipe.head.model_copy(update={"kind": None, "words": None})
-    teacher = as_finetune(recipe, str(recipe.teacher), head=head)
+    teacher = as_finetune(recipe, str(recipe.teacher), head=head).model_copy(update={"trim": recipe.trim})
     others = [*recipe.more_teachers, *filter(None, [recipe.student.source, recipe.general.run, recipe.general.teacher])]
     beside = {source: training_rows(location(str(source))) for source in map(str, others)}
     return prepare(teacher, session, new_head=False, beside=beside)

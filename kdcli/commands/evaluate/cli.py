@@ -29,7 +29,7 @@ def evaluate(
     metric: Metric = None,
     pooling: Pooling = None,
     **shared: Any,
-) -> None:
+) -> Any:
     """Evaluate fine-tuned models on a labelled task, or embedding models by their vectors, and compare them."""
     given = locals() | shared
     from kdcli.commands.evaluate.settings import EvaluateRecipe
@@ -46,3 +46,4 @@ def evaluate(
     show(result, as_json=shared["json"])
     if result is not None:
         check_gates(result, extras)
+    return result

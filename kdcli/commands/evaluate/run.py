@@ -81,6 +81,8 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
     trained = {source: training_rows(location(source)) for source in recipe.models}
     trained |= {file: open_mask(Path(file)).rows for file in recipe.masks if Path(file).suffix != PUBLISHED}
     embedders = not recipe.masks and by_vectors(str(recipe.task), recipe.models[0], recipe.pooling)
+    if recipe.dimensions and not embedders:
+        raise _heads_judged()
     if embedders:
         data = open_pairs(str(recipe.task), recipe.data, trained)
     else:
@@ -89,11 +91,13 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
     if extras.submission is not None:
         check_submission(data.task)
     # All are loaded before the first is evaluated, because the last may be unusable.
-    load_one = _load_embedder if embedders else _load
-    ready = [load_one(recipe, session, data, source) for source in sources]
-    predicted = [replace(of, predictions=_predictions(of, session)) for of in ready]
-    evaluated = dict(zip(_names(sources), predicted, strict=True))
-    to_submit = {} if extras.submission is None else _predict_test(recipe, ready[0].model, session)
+    load_one = _load_embedders if embedders else _load
+    ready: dict[str, _Evaluated] = {}
+    for name, source in _names(sources).items():
+        ready |= load_one(recipe, session, data, name, source)
+    evaluated = {name: replace(of, predictions=_predictions(of, session)) for name, of in ready.items()}
+    first = next(iter(ready.values())).model
+    to_submit = {} if extras.submission is None else _predict_test(recipe, first, session)
     session.accelerator.end_training()
     if not session.is_main:
         return None
@@ -135,16 +139,21 @@ def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
         check_writable(extras.submission, directory=True)
 
 
-def _names(models: list[str]) -> list[str]:
-    """Short names, numbered where two models share one."""
-    names: list[str] = []
-    for name in map(short, models):
+def _heads_judged() -> UsageError:
+    return UsageError("dimensions cuts vectors, and these models are judged by their scores", "leave it out")
+
+
+def _names(sources: list[str]) -> dict[str, str]:
+    """Short name -> source; numbered where two share a name."""
+    names: dict[str, str] = {}
+    for source in sources:
+        name = short(source)
         count = sum(n == name or n.startswith(f"{name} (") for n in names)
-        names.append(f"{name} ({count + 1})" if count else name)
+        names[f"{name} ({count + 1})" if count else name] = source
     return names
 
 
-def _load(recipe: EvaluateRecipe, session: Session, data: Labelled, source: str) -> _Evaluated:
+def _load(recipe: EvaluateRecipe, session: Session, data: Labelled, name: str, source: str) -> dict[str, _Evaluated]:
     """A model, or the base under a mask, with the examples as it reads them."""
     trusted = session.trust_remote_code
     if recipe.masks:
@@ -153,14 +162,25 @@ def _load(recipe: EvaluateRecipe, session: Session, data: Labelled, source: str)
         model = load_judged(source, data.task, label_map=recipe.head.label_map, trust_remote_code=trusted)
     Progress.log(f"{source}: {model.note}")
     evaluator, max_length = evaluator_of(data, recipe.data, model)
-    return _Evaluated(model, max_length, evaluator.with_metrics(recipe.metrics, trust_remote_code=trusted))
+    evaluator = evaluator.with_metrics(recipe.metrics, trust_remote_code=trusted)
+    return {name: _Evaluated(model, max_length, evaluator)}
 
 
-def _load_embedder(recipe: EvaluateRecipe, session: Session, data: Labelled, source: str) -> _Evaluated:
+def _embedders(recipe: EvaluateRecipe, session: Session, name: str, source: str) -> dict[str, Embedder]:
     embedder = Embedder.open_judged(source, pooling=recipe.pooling, trust_remote_code=session.trust_remote_code)
     Progress.log(f"{source}: {embedder.note}")
-    evaluator, max_length = evaluator_of(data, recipe.data, model := as_task_model(embedder))
-    return _Evaluated(model, max_length, evaluator, embedder=embedder)
+    return embedder.cuts(name, recipe.dimensions)
+
+
+def _load_embedders(
+    recipe: EvaluateRecipe, session: Session, data: Labelled, name: str, source: str
+) -> dict[str, _Evaluated]:
+    """An embedding model, once for each number of dimensions it is judged at."""
+    ready = {}
+    for cut, embedder in _embedders(recipe, session, name, source).items():
+        evaluator, max_length = evaluator_of(data, recipe.data, model := as_task_model(embedder))
+        ready[cut] = _Evaluated(model, max_length, evaluator, embedder=embedder)
+    return ready
 
 
 def _predictions(of: _Evaluated, session: Session) -> list[Prediction]:
@@ -174,18 +194,19 @@ def _ranking(
 ) -> RunResult | None:
     """Rank for every query a corpus by the vectors of each model, or a list of candidates by its scores."""
     recipe, pooling = resolved.recipe, resolved.recipe.pooling
-    sources = dict(zip(_names(recipe.models), recipe.models, strict=True))
+    sources = _names(recipe.models)
     models: dict[str, Embedder | Reranker] = {}
     if recipe.task == RETRIEVAL:
-        data, trusted = read_retrieval(recipe.data.source or ""), session.trust_remote_code
-        embedders = {
-            name: Embedder.open_judged(source, pooling=pooling, trust_remote_code=trusted)
-            for name, source in sources.items()
-        }
+        data = read_retrieval(recipe.data.source or "")
+        embedders: dict[str, Embedder] = {}
+        for name, source in sources.items():
+            embedders |= _embedders(recipe, session, name, source)
         models |= embedders
         evaluations, comparisons = scored([Judged(RETRIEVAL, retrieval=data)], embedders, session, recipe.resamples)
         size = f"{len(data.queries):,} queries, {len(data.documents):,} documents"
     else:
+        if recipe.dimensions:
+            raise _heads_judged()
         lists, split = judged_lists(recipe.data, {s: training_rows(location(s)) for s in recipe.models})
         longest = recipe.data.max_length
         rerankers = {

@@ -1,21 +1,114 @@
 """How often an exported file predicts what torch predicts, on real text: what its error means for a user."""
 
+import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kdcli.backends.export import OUTPUTS
+from kdcli.backends.export import OUTPUTS, ModelFile
 from kdcli.backends.exported import EMBEDDING
-from kdcli.backends.runners import Runner
+from kdcli.backends.runners import Runner, file_runner, runner
 from kdcli.backends.sessions import Array
+from kdcli.bench.environment import latency_threads
+from kdcli.commands.export.gate import Found
+from kdcli.data.labelled.task_data import Labelled
+from kdcli.downstream.predictions import Evaluator, Prediction, compared
+from kdcli.downstream.runtimes import runner_predictions
+from kdcli.downstream.settings import LabelledSettings
+from kdcli.downstream.task import evaluator_of, open_judged
+from kdcli.models.heads import TaskModel, check_head, tokenizer_for, tuned_length
+from kdcli.models.load import location
 from kdcli.models.shape import positions_of
-from kdcli.types import Kind
+from kdcli.models.training_rows import training_rows
+from kdcli.training.progress import Progress
+from kdcli.types import Batch, Kind
 
 ROWS, TOKENS = 8, 128
 """Texts of a batch, and tokens of a text at most."""
+CALIBRATED = 32  # Rows on which the error of each product is measured
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class TaskJudge:
+    """A labelled task on which a file is judged: its rows as the model reads them, and torch's predictions."""
+
+    data: Labelled
+    evaluator: Evaluator
+    by_torch: list[Prediction]
+    positions: int | None
+
+    @classmethod
+    def open(
+        cls, task: str, data: str | None, source: str, model: PreTrainedModel, *, trust_remote_code: bool
+    ) -> "TaskJudge":
+        """Read a task's rows and predict them in torch. Raises UsageError: unusable data; a head for another task."""
+        settings, rows = LabelledSettings(source=data), training_rows(location(source))
+        trusted = trust_remote_code
+        opened = open_judged(task, settings, source, {source: rows}, trust_remote_code=trusted)
+        check_head(source, model.config, opened.task)
+        tokenizer = tokenizer_for(source, of_words=opened.task.kind == "tokens", trust_remote_code=trusted)
+        length = tuned_length(model.config, tokenizer, opened.task)
+        evaluator, _ = evaluator_of(opened, settings, TaskModel(model, tokenizer, source, "", length, rows))
+        positions = positions_of(model.config)
+        Progress.log(f"{task}: {len(evaluator.features.examples):,} examples in torch")
+        with tempfile.TemporaryDirectory() as aside:
+            how: dict[str, Any] = {"device": model.device, "threads": latency_threads(), "folder": Path(aside)}
+            by_torch = runner_predictions(runner(model, "torch", "fp32", **how), evaluator, positions)
+        return cls(opened, evaluator, by_torch, positions)
+
+    def scores(self, made: Runner) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """A row of scores for each set, of torch and of the file, and the paired comparisons."""
+        both = {"torch": self.by_torch, "file": runner_predictions(made, self.evaluator, self.positions)}
+        found = {name: self.evaluator.evaluations(name, self.data.split, rows, worst=0) for name, rows in both.items()}
+        scores = [
+            {key: a[key] for key in ("task", "set", "split", "n")} | {"torch": a["metrics"], "file": b["metrics"]}
+            for a, b in zip(found["torch"], found["file"], strict=True)
+        ]
+        torch_side, file_side = ((name, self.evaluator.scorers(rows)) for name, rows in both.items())
+        return scores, compared(self.evaluator, file_side, torch_side, RESAMPLES)
+
+    def calibration(self) -> list[Batch]:
+        """Rows of the task, evenly spaced."""
+        rows = self.evaluator.features.rows
+        chosen = np.unique(np.linspace(0, len(rows) - 1, CALIBRATED).astype(int))
+        return [rows.batch(chosen[begin : begin + ROWS]) for begin in range(0, len(chosen), ROWS)]
+
+
+@dataclass(frozen=True)
+class HeadJudge:
+    """Judges the file of an encoder, or of one with a head."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    kind: Kind | None
+    texts: Sequence[str]
+    task: TaskJudge | None
+
+    def judge(self, file: ModelFile) -> Found:
+        made = file_runner(file.path, threads=0)
+        alike = agreement(self.model, self.tokenizer, made, self.kind, self.texts)
+        if self.task is None:
+            return Found(alike)
+        scores, comparisons = self.task.scores(made)
+        return Found(alike, scores, comparisons, dropped(comparisons, self.task.data.task.metrics[0]))
+
+    def too_far(self, found: Found) -> str | None:
+        return None
+
+    def calibration(self) -> list[Batch]:
+        assert self.task is not None, "without a task nothing is bounded"
+        return self.task.calibration()
+
+
+def dropped(comparisons: Sequence[dict[str, Any]], metric: str) -> float:
+    """Points (hundredths) that the file lost of a metric, in its worst set."""
+    return max(-100 * float(row["difference"]) for row in comparisons if row["metric"] == metric)
 
 
 def agreement(

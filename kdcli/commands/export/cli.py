@@ -5,24 +5,30 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import LOADING, Pooling, show, with_options
+from kdcli.cli.options import MAKING, Pooling, show, with_options
 
 
 @app.command()
-@with_options("data", *LOADING)
+@with_options("data", *MAKING)
 def export(
     model: Annotated[str, typer.Argument(help="Hub id, directory, or 'demo'; its head goes with it.")],
     file_format: Annotated[str, typer.Option("--format", metavar="onnx|openvino", help="What to write.")],
     int8: Annotated[bool, typer.Option("--int8", help="Quantise to 8 bits.")] = False,
-    pooling: Pooling = None,
-    task: Annotated[
-        str | None, typer.Option(help="stsb, own or retrieval: judge the vectors of the file, on --data.")
+    fp16: Annotated[bool, typer.Option("--fp16", help="Half precision; ONNX.")] = False,
+    q4: Annotated[bool, typer.Option("--q4", help="Weights in 4 bits; ONNX.")] = False,
+    max_drop: Annotated[
+        float | None,
+        typer.Option(metavar="POINTS", help="Keep products in float32 until at most this is lost; 1 = 0.01."),
     ] = None,
+    weights: Annotated[bool, typer.Option("--weights", help="Also write model.safetensors.")] = False,
+    pooling: Pooling = None,
+    task: Annotated[str | None, typer.Option(help="Judge the file on this task, on --data.")] = None,
     **shared: Any,
-) -> None:
+) -> Any:
     """Write a model as ONNX or OpenVINO, compared with torch before it is kept."""
     from kdcli.commands.export.run import run
 
     given = {key: shared[key] for key in ("data", "output_dir", "overwrite", "trust_remote_code")}
-    given |= {"pooling": pooling, "task": task, "int8": int8}
-    show(run(model, format=file_format, **given), as_json=shared["json"])
+    given |= {"pooling": pooling, "task": task, "max_drop": max_drop, "weights": weights}
+    given["precision"] = "int8" if int8 else "fp16" if fp16 else "q4" if q4 else "fp32"
+    return show(run(model, format=file_format, **given), as_json=shared["json"])

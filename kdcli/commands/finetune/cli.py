@@ -6,7 +6,17 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import TRAINING, Metric, Task, invocation_of, show, training_options, with_options
+from kdcli.cli.options import (
+    TRAINING,
+    Metric,
+    Task,
+    TrimVocab,
+    invocation_of,
+    show,
+    training_options,
+    trim_options,
+    with_options,
+)
 from kdcli.errors import UsageError
 
 
@@ -21,8 +31,9 @@ def finetune(
         typer.Option(metavar="KEY=V1,V2,...", help="Try every value, e.g. lr=2e-5,3e-5; may be repeated."),
     ] = None,
     metric: Metric = None,
+    trim_vocab: TrimVocab = None,
     **shared: Any,
-) -> None:
+) -> Any:
     """Fine-tune an encoder on a labelled task and report what it scores."""
     given = locals() | shared
     from kdcli.commands.finetune.run import run
@@ -31,15 +42,14 @@ def finetune(
     from kdcli.recipe.resolve import grid_options, verb_of
 
     if task == "rerank" or (shared["recipe"] is not None and verb_of(shared["recipe"]) == "rerank"):
-        _finetune_reranker(given)
-        return
+        return _finetune_reranker(given)
     own = {"model": model, "task": task, "seeds": seeds, "metrics": metric, **grid_options(FinetuneRecipe, grid or ())}
-    options = own | training_options(given)
+    options = own | trim_options(trim_vocab) | training_options(given)
     resolved = finetune_recipe(recipe=shared["recipe"], sets=shared["sets"] or (), options=options)
-    show(run(resolved, invocation_of(given)), as_json=shared["json"])
+    return show(run(resolved, invocation_of(given)), as_json=shared["json"])
 
 
-def _finetune_reranker(given: Mapping[str, Any]) -> None:
+def _finetune_reranker(given: Mapping[str, Any]) -> Any:
     for name in ("seeds", "grid", "metric"):
         if given[name]:
             raise UsageError(f"--{name} does not go with --task rerank", "start one run for each setting")
@@ -47,6 +57,6 @@ def _finetune_reranker(given: Mapping[str, Any]) -> None:
     from kdcli.downstream.settings import RerankRecipe
     from kdcli.recipe.resolve import resolve
 
-    own = {"student.source": given["model"]} | training_options(given)
+    own = {"student.source": given["model"]} | trim_options(given["trim_vocab"]) | training_options(given)
     resolved = resolve(RerankRecipe, recipe=given["recipe"], sets=given["sets"] or (), options=own)
-    show(run_rerank(resolved, invocation_of(given)), as_json=given["json"])
+    return show(run_rerank(resolved, invocation_of(given)), as_json=given["json"])

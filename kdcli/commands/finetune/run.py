@@ -106,7 +106,7 @@ def check_grid(settings: list[dict[str, Any]]) -> None:
 def _prepare(resolved: Resolved[FinetuneRecipe], invocation: Invocation, session: Session) -> _Grid:
     recipe, first = resolved.recipe, resolved.recipe.train.seed
     folder = choose_output_dir(f"finetune-{Path(str(recipe.model)).name}-{recipe.task}", resolved, invocation, session)
-    task, headed = prepare(recipe, session)
+    task, headed = prepare(recipe, session, generates=True)
     stages, settings = [], []
     schedules: dict[str, str] = {}
     for values, setting in combinations(resolved):
@@ -155,16 +155,17 @@ def _prepare_rerank(resolved: Resolved[RerankRecipe], invocation: Invocation, se
     if not scored and loss == "margin-mse":
         raise UsageError("ranking.loss margin-mse learns a score of each passage, and some have none", "take listwise")
     how = "scores in the data" if scored else "labels alone"
+    make, notes = student_of(recipe, source, session, train)
     return RerankRun(
         resolved,
         invocation,
         folder,
         session,
         "finetune",
-        student_of(recipe, source, session),
+        make,
         None,
         train,
         held_out,
         split,
-        notes=[f"trained on {how}"],
+        notes=[f"trained on {how}", *notes],
     )

@@ -22,22 +22,22 @@ Sparsity = Annotated[float | None, typer.Option(help="Re-threshold the stored sc
 
 @mask.command("info")
 @with_options("json")
-def mask_info(file: MaskPath, **shared: Any) -> None:
+def mask_info(file: MaskPath, **shared: Any) -> Any:
     """Show what a mask is for, and how much it keeps."""
     from kdcli.commands.mask import run
 
-    show(run.info(file), as_json=shared["json"])
+    return show(run.info(file), as_json=shared["json"])
 
 
 @mask.command("diff")
 @with_options("json")
 def mask_diff(
     first: MaskPath, second: Annotated[Path, typer.Argument(help="Another one of the same base.")], **shared: Any
-) -> None:
+) -> Any:
     """Compare two masks."""
     from kdcli.commands.mask import run
 
-    show(run.diff(first, second), as_json=shared["json"])
+    return show(run.diff(first, second), as_json=shared["json"])
 
 
 @mask.command("apply")
@@ -49,7 +49,7 @@ def mask_apply(
     sparsity: Sparsity = None,
     masking: Masking = None,
     **shared: Any,
-) -> None:
+) -> Any:
     """Save the masked model, with zeros: it loads anywhere and is not faster."""
     _save(locals() | shared)
 
@@ -64,16 +64,16 @@ def mask_compact(
     masking: Masking = None,
     drop_rows_below: Annotated[int, typer.Option(help="Treat rows with fewer than N weights as empty.")] = 0,
     **shared: Any,
-) -> None:
+) -> Any:
     """Save the model without its empty rows, columns and heads: smaller and faster."""
     _save(locals() | shared, compacted=True, drop_rows_below=drop_rows_below)
 
 
-def _save(given: dict[str, Any], **how: Any) -> None:
+def _save(given: dict[str, Any], **how: Any) -> Any:
     if given["masking"] is not None and given["sparsity"] is None:
         raise UsageError("--masking changes nothing without --sparsity", "add --sparsity")
     from kdcli.commands.mask import run
 
     how |= {name: given[name] for name in ("base", "task", "sparsity", "output_dir", "trust_remote_code")}
     how |= {"sets": given["sets"] or (), "masking": given["masking"] or "proportional"}
-    show(run.apply(given["file"], **how), as_json=given["json"])
+    return show(run.apply(given["file"], **how), as_json=given["json"])

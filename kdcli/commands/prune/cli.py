@@ -5,7 +5,18 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import TRAINING, EvalTask, Pooling, Task, invocation_of, show, training_options, with_options
+from kdcli.cli.options import (
+    TRAINING,
+    EvalTask,
+    Pooling,
+    Task,
+    TrimVocab,
+    invocation_of,
+    show,
+    training_options,
+    trim_options,
+    with_options,
+)
 from kdcli.recipe.methods import method_names
 
 METHODS = ", ".join(method_names("kdcli.pruners", "pruner"))
@@ -24,8 +35,9 @@ def prune(
     teacher: Annotated[str | None, typer.Option(help="A model fine-tuned on the task, to learn from too.")] = None,
     eval_task: EvalTask = None,
     pooling: Pooling = None,
+    trim_vocab: TrimVocab = None,
     **shared: Any,
-) -> None:
+) -> Any:
     """Remove weights of an encoder while it learns a task (SMP and its baselines)."""
     given = locals() | shared
     from kdcli.commands.prune.recipes import prune_recipes
@@ -38,8 +50,8 @@ def prune(
         "teacher": teacher,
         "pruner.masking": masking,
     }
-    own |= {"eval.tasks": eval_task, "embedding.pooling": pooling}
+    own |= {"eval.tasks": eval_task, "embedding.pooling": pooling} | trim_options(trim_vocab)
     recipes = prune_recipes(
         method or [], recipe=shared["recipe"], sets=shared["sets"] or (), options=own | training_options(given)
     )
-    show(run(recipes, invocation_of(given)), as_json=shared["json"])
+    return show(run(recipes, invocation_of(given)), as_json=shared["json"])

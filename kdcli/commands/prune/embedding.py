@@ -24,6 +24,7 @@ from kdcli.data.labelled.features import Array, Encoded
 from kdcli.data.text.sentences import Texts, held_out_count, read_texts
 from kdcli.downstream.embedder import Embedder, cosines
 from kdcli.downstream.embedding_scores import Judged, judged_sets, scored
+from kdcli.downstream.vocabulary import trimmed
 from kdcli.errors import MachineError, UsageError
 from kdcli.losses import build_objective
 from kdcli.models.capture import capture
@@ -64,6 +65,7 @@ class EmbeddingPruning:
     texts: Texts
     rows: Encoded
     judged: list[Judged]
+    trimming: list[str]
     pruner: Pruner | None = None
     model: PreTrainedModel | None = None
     base_sha256: str = ""
@@ -126,7 +128,12 @@ class EmbeddingPruning:
         model.cpu().eval()
         masks, scores, rows = pruner.masks.masks(), pruner.masks.scores(), training_rows(location(dense.source))
         pruner.masks.fold()
-        notes = [f"{dense.source}: {dense.note}", f"{len(self.texts):,} distinct texts", *down_to_one(masks)]
+        notes = [
+            f"{dense.source}: {dense.note}",
+            f"{len(self.texts):,} distinct texts",
+            *self.trimming,
+            *down_to_one(masks),
+        ]
         notes += density_warnings(recipe, pruner, outcome.steps)
         save_embedder(model, dense.tokenizer, dense.format, folder, rows)
         models = {DENSE: Embedder.open(dense.source, pooling=recipe.embedding.pooling)}
@@ -207,6 +214,11 @@ def prepare_embedding(
     judged = judged_sets(recipe.eval, {dense.source: training_rows(location(dense.source))})
     settings = recipe.embedding
     texts = read_texts(recipe.data.source, column=None, unit=settings.unit, rows=settings.rows, log=Progress.log)
+    notes: list[str] = []
+    if recipe.trim.use:
+        dense, _, notes = trimmed(dense, recipe.trim, texts.texts, prompts=dense.format.prompts.values())
+        for note in notes:
+            Progress.log(note)
     rows = dense.rows(texts.texts, texts.roles, recipe.data.max_length)
     Progress.log(f"{len(rows):,} texts of {rows.lengths.mean():.0f} tokens")
-    return EmbeddingPruning(first, invocation, folder, session, dense, texts, rows, judged)
+    return EmbeddingPruning(first, invocation, folder, session, dense, texts, rows, judged, notes)

@@ -24,6 +24,7 @@ from kdcli.errors import UsageError
 from kdcli.models.heads import TaskModel
 from kdcli.models.load import load_weights, location
 from kdcli.models.training_rows import all_rows, training_rows
+from kdcli.models.trim import cut_model
 from kdcli.pruners import check_settings, defaults, smp
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Invocation
@@ -71,6 +72,8 @@ class PruneStage:
         recipe, trusted, base = built.recipe, self.task.session.trust_remote_code, None
         if not built.pruner.trains_weights:
             base = load_weights(str(recipe.model), AutoModel, trust_remote_code=trusted)
+            if self.task.kept is not None:
+                base = cut_model(base, self.task.kept)
             # Before the scores, which are those of the saved model.
             restore_precision(built.headed.model, base)
         trained = tasks.trained_model(self.task, built.headed, outcome)
@@ -128,6 +131,7 @@ def run(recipes: Recipes, invocation: Invocation) -> RunResult | Estimate | None
     if of_vectors and first.task != EMBEDDING:
         raise UsageError(f"{of_vectors[0]} is for --task {EMBEDDING}, not for task {first.task}", "leave it out")
     complete = [with_defaults(each) for each in recipes]
+    invocation.check_pushed(len(stage_recipes(complete, Path())))
     prepare = prepare_embedding if first.task == EMBEDDING else _prepare
     return run_command(complete[0], invocation, partial(prepare, complete))
 

@@ -18,10 +18,10 @@ def tokenize(
     column: Annotated[str | None, typer.Option(help="Of the text; default `text`, or the only one of strings.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; default one a core.")] = None,
     **shared: Any,
-) -> None:
+) -> Any:
     """Tokenise a large text once, in several processes: training then takes the directory as --data."""
     given = locals() | shared
     from kdcli.commands.tokenize.run import run
 
     names = ("source", "tokenizer", "column", "workers", "output_dir", "dry_run", "trust_remote_code")
-    show(run(**{name: given[name] for name in names}), as_json=shared["json"])
+    return show(run(**{name: given[name] for name in names}), as_json=shared["json"])

@@ -5,16 +5,16 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import LOADING, invocation_of, show, with_options
+from kdcli.cli.options import MAKING, invocation_of, show, with_options
 
 
 @app.command()
-@with_options("sets", "data", "device", *LOADING)
+@with_options("sets", "data", "device", *MAKING)
 def trim(
     model: Annotated[str, typer.Argument(help="Hub id, directory, or 'demo'; its head goes with it.")],
     vocab_size: Annotated[int | None, typer.Option(help="Keep so many tokens; default: all that --data need.")] = None,
     **shared: Any,
-) -> None:
+) -> Any:
     """Remove the tokens that your text does not need from a model's vocabulary."""
     given = locals() | shared
     from kdcli.commands.trim.settings import TrimRecipe
@@ -24,4 +24,4 @@ def trim(
     resolved = resolve(TrimRecipe, recipe=None, sets=shared["sets"] or (), options=options)
     from kdcli.commands.trim.run import run
 
-    show(run(resolved, invocation_of(given)), as_json=shared["json"])
+    return show(run(resolved, invocation_of(given)), as_json=shared["json"])

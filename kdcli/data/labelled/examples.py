@@ -4,6 +4,7 @@ import math
 import re
 import reprlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from kdcli.data.files import BadRow, Row, whole_text
@@ -49,6 +50,10 @@ def _texts(task: Task, where: str, values: Mapping[str, Any]) -> tuple[str, ...]
         if column not in values:
             missing = f"reads the column '{column}', which is not there; there are {', '.join(values)}"
             raise BadRow(where, f"task {task.name} {missing}", hint=_COLUMNS)
+        if task.kind == "text" and isinstance(values[column], dict):
+            # SQuAD's answers: a question is asked for the first.
+            answers = _answers(replace(task, label=column), where, values[column], ())
+            values = {**values, column: answers[0].text}
         if not isinstance(values[column], str):
             got = type(values[column]).__name__
             raise BadRow(where, f"column '{column}' must hold text, got {got}", hint=_COLUMNS)
@@ -117,5 +122,13 @@ def _answers(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> tupl
     return tuple(Answer(whole_text(where, task.label, a), s) for a, s in zip(answers, starts, strict=True))
 
 
+def _target(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> str:
+    if not isinstance(label, str) or not label.strip():
+        got = f", got {_short(label)}" if label != "" else ", which is empty"
+        raise BadRow(where, f"'{task.label}', the target of task {task.name}, must be a text", got)
+    return whole_text(where, task.label, label)
+
+
 _LABELS: Mapping[Kind, Callable[[Task, str, Any, tuple[str, ...]], Any]]
 _LABELS = {"class": _class, "multi": _classes, "score": _score, "tokens": _word_labels, "span": _answers}
+_LABELS |= {"text": _target}

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED, Batch, Example, Kind, Task
 
 EXAMPLES_PER_CALL = 4096  # Tokenised at once; bounds the memory of the tokenizer's own objects.
+BY_TOKEN = ("tokens", "text")  # Kinds with a label for each token.
 Array = np.ndarray[Any, Any]
 
 
@@ -31,6 +32,7 @@ class Encoded:
     pad_id: int
     kind: Kind
     words_T: Array | None = None  # of `tokens`: number of the word that a token begins, else -1, int32
+    sources: Array | None = None  # of `text`: tokens of each row's source, [rows] int64
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -53,7 +55,9 @@ class Encoded:
         batch = {"input_ids": padded(self.ids_T, self.pad_id), "attention_mask": torch.from_numpy(real_BL.astype("i8"))}
         if self.types_T is not None:
             batch["token_type_ids"] = padded(self.types_T, 0)
-        if self.labels is not None and self.kind == "tokens":
+        if self.sources is not None:
+            batch["sources"] = torch.from_numpy(self.sources[indices])
+        if self.labels is not None and self.kind in BY_TOKEN:
             batch["labels"] = padded(self.labels, IGNORED)
         elif self.labels is not None:
             batch["labels"] = torch.from_numpy(self.labels[indices])
@@ -76,16 +80,17 @@ class Encoded:
             ids_T=self.ids_T[at_T],
             types_T=None if self.types_T is None else self.types_T[at_T],
             ends=np.cumsum(self.lengths[rows]),
-            labels=None if self.labels is None else self.labels[at_T if self.kind == "tokens" else rows],
+            labels=None if self.labels is None else self.labels[at_T if self.kind in BY_TOKEN else rows],
             example=self.example[rows],
             words_T=None if self.words_T is None else self.words_T[at_T],
+            sources=None if self.sources is None else self.sources[rows],
         )
 
 
 def encode(
     task: Task, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, *, max_length: int, token_types: bool
 ) -> Encoded:
-    """Tokenise the examples of any task but a `span` one, for which see `kdcli.data.labelled.spans`. `max_length`:
+    """Tokenise the examples of any task but `span` and `text` ones, which have modules of their own. `max_length`:
     tokens of a row at most, special ones included; a pair loses from its longer text. `token_types`: the model tells
     the two texts of a pair apart by token types. Raises UsageError: the tokenizer has no padding token or, of `tokens`,
     does not tell which word a token is of or makes no token of any labelled word."""
@@ -111,9 +116,7 @@ def encode(
         )
         ids += [np.asarray(row, dtype=np.int32) for row in encoded["input_ids"]]
         types += [np.asarray(row, dtype=np.int8) for row in (encoded["token_type_ids"] if token_types else ())]
-        # Python tokenizers do not tell what they cut; a full row may have been whole.
-        full = (len(row) >= max_length for row in encoded["input_ids"])
-        truncated += sum(full if encoded.encodings is None else (bool(e.overflowing) for e in encoded.encodings))
+        truncated += sum(were_cut(encoded, max_length))
         if of_words:
             words += [_first_pieces(encoded.word_ids(i)) for i in range(len(portion))]
     labels = _labels(task, examples, words)
@@ -132,6 +135,14 @@ def encode(
         kind=task.kind,
         words_T=np.concatenate(words) if words else None,
     )
+
+
+def were_cut(encoded: BatchEncoding, max_length: int) -> list[bool]:
+    """Whether each tokenised row was cut at `max_length`."""
+    if encoded.encodings is None:
+        # Python tokenizers do not tell what they cut; a full row may have been whole.
+        return [len(row) >= max_length for row in encoded["input_ids"]]
+    return [bool(e.overflowing) for e in encoded.encodings]
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:

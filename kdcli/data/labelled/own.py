@@ -18,13 +18,16 @@ from kdcli.types import Kind, Task
 HEAD = 100  # Rows that are held and read to tell the columns apart.
 MOST_CLASSES, CLASSES_LISTED = 1000, 10
 MANY_ROWS = 50  # From here on, labels that mostly differ from row to row are refused as classes.
-SPAN_LENGTH = 384  # Tokens of a window, as for SQuAD: there must be room beside the question and the overlap.
+# Tokens of a row: of a window as for SQuAD, where there must be room beside the question and the overlap; of source and
+# target as for summaries.
+LENGTHS: Mapping[Kind, int] = {"span": 384, "text": 512}
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _ROLES: Mapping[Kind, tuple[str, ...]] = {
     **dict.fromkeys(("class", "multi", "score"), ("text", "pair", "label")),
     "tokens": ("words", "label"),
     "span": ("question", "context", "answers"),
+    "text": ("source", "target"),
 }
 _METRICS: Mapping[Kind, tuple[str, ...]] = {
     "class": ("accuracy", "macro_f1"),
@@ -32,6 +35,7 @@ _METRICS: Mapping[Kind, tuple[str, ...]] = {
     "score": ("pearson", "spearman", "mse"),
     "tokens": ("f1", "precision", "recall", "accuracy"),
     "span": ("exact", "f1"),
+    "text": ("rougeL", "rouge1", "rouge2", "bleu", "exact"),
 }
 _METRICS_OF_TWO = ("accuracy", "f1", "matthews")
 
@@ -54,10 +58,10 @@ _IDS = ("", "id", "idx", "guid", "index", "unnamed0")
 def own_task(rows: Iterable[Row], columns: Mapping[str, str | list[str]], log: Log, bad: Bad = refuse) -> Task:
     """Find out, in one pass over the training rows, which task they hold. `str` of each label is a name in the task's
     `labels`; the labels of `score` and `span` have no names. `rows`: all training rows; no text of them is kept.
-    `columns`: role (`text`, `pair`, `label`, `words`, `question`, `context`, `answers`) -> column, of `text` perhaps a
-    list of two; and `kind`, which is no column. `log`: takes one sentence with the result. `bad`: takes rows whose
-    label cannot be read, which then say nothing about the task. Raises UsageError: roles or columns that do not exist
-    or are ambiguous, no rows, or labels that do not fit a task."""
+    `columns`: role (those of `_ROLES`) -> column, of `text` perhaps a list of two; and `kind`, which is no column.
+    `log`: takes one sentence with the result. `bad`: takes rows whose label cannot be read, which then say nothing
+    about the task. Raises UsageError: roles or columns that do not exist or are ambiguous, no rows, or labels that do
+    not fit a task."""
     kind, given = _given(columns)
     rest = iter(rows)
     head = list(itertools.islice(rest, HEAD))
@@ -84,7 +88,7 @@ def own_task(rows: Iterable[Row], columns: Mapping[str, str | list[str]], log: L
         message += f", {labels.empty} without an answer"
     unread = [c for c in head[0][1] if c not in (*texts, label)]
     log(message + (f"; not read: {', '.join(unread)}" if unread else ""))
-    length = SPAN_LENGTH if kind == "span" else Task.max_length
+    length = LENGTHS.get(kind, Task.max_length)
     return Task(OWN, kind, texts, metrics, names, label, impossible=impossible, max_length=length)
 
 
@@ -143,6 +147,8 @@ class _Columns:
         reading = self._span(must=kinds == ["span"]) if "span" in kinds else None
         if "tokens" in kinds and not reading:
             reading = self._tokens(must=kinds == ["tokens"])
+        if "text" in kinds and not reading:
+            reading = self._generated(must=kinds == ["text"])
         return reading or self._texts(kind)
 
     def _span(self, must: bool) -> _Reading | None:
@@ -165,6 +171,15 @@ class _Columns:
             if "label" not in self.given and label and self._named("text", _TEXT, self.strings):
                 self._unclear("kind", KINDS, f"is it {tags} of {words} (kind tokens), or {label} of the text?")
         return "tokens", (words,), tags
+
+    def _generated(self, must: bool) -> _Reading | None:
+        source, target = (self._role(role, ((role,),), self.strings) for role in _ROLES["text"])
+        if source is None or target is None:
+            return self._unclear("target" if source else "source", self.strings) if must else None
+        # A target is a label too, of a text that came from a source.
+        if not must and self._named("text", _TEXT, self.strings):
+            return None
+        return "text", (source,), target
 
     def _texts(self, kind: Kind | None) -> _Reading:
         label = self._role("label", _LABEL, self.free)
@@ -233,6 +248,8 @@ class _Labels:
     def add(self, where: str, label: Any) -> None:
         """Take a row's label; a BadRow if it is missing, of another type than those before, or not of the kind."""
         self._first_at = self._first_at or where
+        if self.kind == "text":
+            return
         if self.kind == "span":
             self.empty += not (isinstance(label, dict) and label.get("text"))
             return
@@ -258,6 +275,8 @@ class _Labels:
     def decide(self) -> tuple[Kind, tuple[str, ...]]:
         """The kind, and the names of its classes in order: numbers by size, the rest by name, of tokens `O` first. A
         UsageError for labels that cannot be learnt: only one, too many, not finite, or alike."""
+        if self.kind == "text":
+            return "text", ()
         if self.kind == "span":
             if self.empty == self.rows:
                 raise UsageError(f"{self._first_at}: from here on no example has an answer in '{self.column}'")

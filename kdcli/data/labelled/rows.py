@@ -25,9 +25,10 @@ def hashes_of(examples: Sequence[Example]) -> RowHashes:
 
 
 def held_back(task: Task, examples: Sequence[Example], seed: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Whether each row is held back, [rows] bool. Of a `span` task the context alone decides: a passage with several
-    questions is never on both sides."""
-    parts = (e.texts[1:] if task.kind == "span" else e.texts for e in examples)
+    """Whether each row is held back, [rows] bool. Of a `span` task the context alone decides, of `text` the first text:
+    a passage with several questions is never on both sides."""
+    of_passage = {"span": slice(1, None), "text": slice(1)}.get(task.kind, slice(None))
+    parts = (e.texts[of_passage] for e in examples)
     salt = seed.to_bytes(_BYTES, "big")
     drawn = np.fromiter((_hash(_canonical(texts), salt) for texts in parts), np.uint64, len(examples))
     return drawn < np.uint64(HELD_BACK * 2**64)

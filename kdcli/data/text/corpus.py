@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub import HfApi
-from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # its client, whichever version that is
 from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.files import HubId, Log, open_source
@@ -20,8 +18,6 @@ from kdcli.data.text.stream import Stream, open_streams, streams_of
 from kdcli.disk import cache_dir, cache_key, user_path
 from kdcli.errors import UsageError
 from kdcli.types import Batch
-
-HUB_SECONDS = 10.0  # Timeout of the question which revision of a data set is the present one.
 
 
 @dataclass(frozen=True)
@@ -119,9 +115,7 @@ def _cached(
 
 def _at_revision(folder: Path, hub: HubId) -> Path:
     """The cache directory for the present revision of a hub data set; the newest one without a network."""
-    try:
-        revision = HfApi().dataset_info(hub.name, revision=hub.revision, timeout=HUB_SECONDS).sha
-    except (OSError, httpx.HTTPError):
+    if (commit := hub.commit()) is None:
         whole = [made for made in folder.parent.glob(f"{folder.name}*") if whole_there(made)]
         return max(whole, key=lambda made: (made / META).stat().st_mtime_ns, default=folder)
-    return folder.with_name(f"{folder.name}-{str(revision)[:12]}")
+    return folder.with_name(f"{folder.name}-{commit[:12]}")

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from kdcli.data.augment.words import SPACELESS
-from kdcli.data.batches import BatchOrder, Indices
+from kdcli.data.batches import BatchOrder, BucketOrder, Indices
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED, Batch, Examples
 
@@ -63,6 +63,11 @@ class Masked:
     def __len__(self) -> int:
         return len(self.examples)
 
+    @property
+    def lengths(self) -> Array | None:
+        """Tokens of each row, if the rows know them."""
+        return getattr(self.examples, "lengths", None)
+
     def batch(self, indices: Array) -> Batch:
         """The rows of these indices, `input_ids` masked, `labels` and `labelled`."""
         passes, rows = np.divmod(np.asarray(indices), len(self))
@@ -70,6 +75,9 @@ class Masked:
         ids_BL = batch["input_ids"].numpy()
         draws_3BL = self._draws(rows, np.zeros_like(passes) if self.static else passes, ids_BL.shape[1])
         maskable_BL = ~self.vocabulary.special_V[ids_BL]
+        if "sources" in batch:
+            # Of a generated text the end is predicted too, of its source nothing.
+            maskable_BL = np.arange(ids_BL.shape[1]) >= batch["sources"].numpy()[:, None]
         mask = batch.get("attention_mask")
         if mask is not None and mask.dim() == 2:
             maskable_BL &= mask.numpy() != 0
@@ -105,14 +113,13 @@ class Masked:
 
 @dataclass(frozen=True)
 class PassOrder:
-    """A `BatchOrder` with the pass of each example, `pass * n + example`, as `Masked` wants it."""
+    """An order with the pass of each example, `pass * n + example`, as `Masked` wants it."""
 
-    order: BatchOrder
+    order: BatchOrder | BucketOrder
 
     def indices(self, step: int) -> Indices:
         """The examples of a step (1-based), [batch_size] int64; modulo n they are those of the order."""
-        at = (step - 1) * self.order.batch_size + np.arange(self.order.batch_size)
-        return self.order.indices(step) + at // self.order.n * self.order.n
+        return self.order.indices(step) + self.order.passes(step) * self.order.n
 
 
 def check_share(share: float) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from kdcli.report.pictures.drawing import COLOURS, DASHES, INK, Line, line_chart, scatter_chart, svg, ticks
-from kdcli.report.schema import CurvePoint, LatencyRow, Report
+from kdcli.report.schema import AT, UNDISTILLED, CurvePoint, LatencyRow, Report
 from kdcli.report.sections.latency import BENCHMARK, PLAIN, Cell, cell_name, cells, comparable, ran_as, scored_as
 from kdcli.report.sections.selection import by_setting, spread
 from kdcli.report.text import Picture, cut, names_of, number, percent
@@ -19,7 +19,13 @@ MARKERS = "os^Dv"
 
 def pictures(report: Report) -> list[Picture]:
     """Those that the report has numbers for; the ones of a pruned model stand with its numbers."""
-    drawn = [*_beside_curves(report), _loss_curve(report), _metric_curve(report), _setting_curve(report)]
+    drawn = [
+        *_beside_curves(report),
+        *_growth(report),
+        _loss_curve(report),
+        _metric_curve(report),
+        _setting_curve(report),
+    ]
     if report.command == BENCHMARK:
         drawn += [quality_against(report, "latency"), quality_against(report, "size")]
         drawn += [latency_over(report, "tokens"), latency_over(report, "batch size")]
@@ -78,6 +84,32 @@ def _beside_curves(report: Report) -> list[Picture]:
         # Runs from one start differ in the fourth decimal.
         ends = _ends(lines, "{:.4f}".format)
         drawn.append(Picture(svg(drawing), f"{model}: held-out loss against the labels, {since}: {ends}."))
+    return drawn
+
+
+def _growth(report: Report) -> list[Picture]:
+    """Quality of every student over the tokens it was distilled on, beside the undistilled ones as dashed lines."""
+    drawn: list[Picture] = []
+    if report.training is None:
+        return drawn
+    each, end = report.training.tokens / max(1, report.training.steps), report.training.tokens / 1e6
+    for task, by_model in report.quality.items():
+        students = list(dict.fromkeys(model.partition(AT)[0] for model in by_model if AT in model))
+        metric = next(iter(next(iter(by_model.values()), {})), "")
+        lines: list[Line] = []
+        for name, colour in zip(students, itertools.cycle(COLOURS), strict=False):
+            found = {int(m.partition(AT)[2]): v[metric] for m, v in by_model.items() if m.startswith(name + AT)}
+            points = [(step * each / 1e6, value) for step, value in sorted(found.items())]
+            turn = MARKERS[len(lines) // len(COLOURS) % len(MARKERS)]
+            lines.append(Line(name, [*points, (end, by_model[name][metric])], colour, marker=turn))
+        start = min((line.points[0][0] for line in lines), default=0.0)
+        for name, values in by_model.items() if lines else ():
+            if name.endswith(UNDISTILLED):
+                lines.append(Line(name, [(start, values[metric]), (end, values[metric])], INK, "--", marker=""))
+        if lines:
+            drawing, axes = line_chart(lines, "million tokens", cut(f"{metric} on {task}", 40), columns=2)
+            ticks(axes, sorted({x for line in lines for x, _ in line.points}), log=start * 8 <= end)
+            drawn.append(Picture(svg(drawing), f"{metric} on {task} over the tokens distilled on: {_ends(lines)}."))
     return drawn
 
 
@@ -183,7 +215,7 @@ def quality_against(report: Report, what: Literal["latency", "size", "density"])
     if len(quality) < 2:
         return None
     points = {name: (costs[name], value) for name, value in quality.items()}
-    front = _front(points)
+    front = front_of(points)
     labels = {name: cut(name.rpartition("/")[2], 24) for name in points}
     drawing = scatter_chart(points, labels, label, cut(f"{metric} on {task}", 40), front=front)
     words = "; ".join(f"{name} {cost:.4g} {unit}, {number(value)}" for name, (cost, value) in points.items())
@@ -240,7 +272,7 @@ def _most_scored(report: Report, models: list[str]) -> tuple[str, str, dict[str,
     return max(candidates, key=lambda one: len(one[2]), default=("", "", {}))
 
 
-def _front(points: dict[str, tuple[float, float]]) -> list[str]:
+def front_of(points: dict[str, tuple[float, float]]) -> list[str]:
     """The names, by rising cost, of those (cost, quality) that beat everything cheaper."""
     front: list[str] = []
     for name in sorted(points, key=lambda name: (points[name][0], -points[name][1])):

@@ -44,7 +44,11 @@ class Line:
 def figure(taller: float = 0.0) -> tuple[Figure, Any]:
     """A figure, `taller` by so many inches, and its axes in the manner of all pictures."""
     drawing = Figure(figsize=(WIDTH, HEIGHT + taller), layout="constrained")
-    axes = drawing.add_subplot()
+    return drawing, styled(drawing, drawing.add_subplot())
+
+
+def styled(drawing: Figure, axes: Any) -> Any:
+    """The axes of a figure in the manner of all pictures."""
     axes.grid(True, color=INK, alpha=0.25, linewidth=0.6)
     axes.spines[:].set_visible(False)
     axes.tick_params(which="both", colors=INK, labelsize=9, length=0, pad=6)
@@ -52,7 +56,7 @@ def figure(taller: float = 0.0) -> tuple[Figure, Any]:
         part.patch.set_alpha(0)
     for axis in (axes.xaxis, axes.yaxis):
         axis.label.set_color(INK)
-    return drawing, axes
+    return axes
 
 
 def svg(drawing: Figure) -> str:
@@ -82,13 +86,14 @@ def line_chart(
     positive = [y for line in lines for _, y in line.points if y > 0]
     if log and positive:
         axes.set(yscale="log", ylim=(min(positive) / 1.3, max(positive) * 1.3))
-        _plain_logarithm(axes.yaxis, (1,) if max(positive) / min(positive) > 1e3 else (1, 2, 5))
+        plain_logarithm(axes.yaxis, (1,) if max(positive) / min(positive) > 1e3 else (1, 2, 5))
     if columns:
         legend(drawing, columns)
     return drawing, axes
 
 
-def _plain_logarithm(axis: Any, ticks: tuple[int, ...]) -> None:
+def plain_logarithm(axis: Any, ticks: tuple[int, ...]) -> None:
+    """Write the ticks of a logarithmic axis as plain numbers."""
     axis.set_major_locator(LogLocator(subs=ticks))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
@@ -142,7 +147,7 @@ def scatter_chart(
         axes.annotate(labels[name], (x, y), xytext=place, in_layout=False, **style)
     if wide:
         axes.set_xscale("log")
-        _plain_logarithm(axes.xaxis, (1, 2, 5))
+        plain_logarithm(axes.xaxis, (1, 2, 5))
     reach = (least / 1.3, most * 1.3) if wide else (0, most * 1.12)
     axes.set(xlim=reach, ylim=(bottom, top), xlabel=across, ylabel=along)
     return svg(drawing)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from kdcli.report.schema import Pruning, Report
+from kdcli.report.sections.compression import compression_section
 from kdcli.report.sections.evaluations import comparisons, details, scores
 from kdcli.report.sections.latency import agreements, latency, not_measured, projections, published, published_speedups
 from kdcli.report.sections.overview import models_section
@@ -17,6 +18,7 @@ FEW_PRUNED = 3  # Pruned models up to which each is unfolded
 def sections(report: Report) -> list[Section]:
     """All that a report shows."""
     return [
+        *([compression_section(c)] if (c := report.compression) else []),
         models_section(report),
         *not_measured(report),
         *scores(report),

@@ -25,14 +25,24 @@ def tasks(report: Report, model: str | None = None) -> dict[str, list[Evaluation
 
 def scores(report: Report, model: str | None = None) -> list[Section]:
     """A table a task: a row a model where it has one set; a row a set, and their mean, where it has several."""
-    by_task = tasks(report, model)
-    return [_by_set(task, own) if any(e.set for e in own) else _by_model(task, own) for task, own in by_task.items()]
+    sections = []
+    for task, own in tasks(report, model).items():
+        by_set = any(e.set for e in own)
+        sections += [_by_set(task, own), *_published(report, task, own)] if by_set else [_by_model(task, own)]
+    return sections
 
 
 def _by_model(task: str, evaluations: list[Evaluation]) -> Section:
     metrics = names_of(e.metrics for e in evaluations)
-    rows = [[e.model, *(number(e.metrics.get(metric)) for metric in metrics), f"{e.n:,}", e.split] for e in evaluations]
-    return Section(f"Scores on {task}", Table(["model", *metrics, "examples", "split"], rows))
+    rows = [[e.model, *(_value(e, metric) for metric in metrics), f"{e.n:,}", e.split] for e in evaluations]
+    seeds = max(e.seeds for e in evaluations)
+    note = f"Mean ± sample standard deviation of {seeds} fine-tunings." if seeds > 1 else ""
+    return Section(f"Scores on {task}", Table(["model", *metrics, "examples", "split"], rows, note))
+
+
+def _value(evaluation: Evaluation, metric: str) -> str:
+    spread = evaluation.deviations.get(metric)
+    return number(evaluation.metrics.get(metric)) + (f" ± {spread:.2g}" if spread is not None else "")
 
 
 def _by_set(task: str, evaluations: list[Evaluation]) -> Section:
@@ -56,6 +66,23 @@ def _by_set(task: str, evaluations: list[Evaluation]) -> Section:
     rows.append([MEAN, *map(number, means), "", ""])
     title = f"Scores on {task}" + (f", {metrics[0]}" if one_metric and not one_model else "")
     return Section(title, Table(["set", *names, "examples", "split"], rows, marked=len(rows) - 1))
+
+
+def _published(report: Report, task: str, evaluations: list[Evaluation]) -> list[Section]:
+    """A table a metric: what papers report for the judged sets, and the mean over these alone."""
+    sets, sections = list(dict.fromkeys(e.set for e in evaluations)), []
+    for metric in names_of(e.metrics for e in evaluations):
+        found = [row for row in report.published if (row.task, row.metric) == (task, metric)]
+        values = [[row.values[name] / 100 if name in row.values else None for row in found] for name in sets]
+        means = [
+            float(np.mean([float(v or 0) for v in c])) if None not in c else None for c in zip(*values, strict=True)
+        ]
+        rows = [[name, *map(number, of)] for name, of in zip([*sets, MEAN], [*values, means], strict=True)]
+        sources = ", ".join(dict.fromkeys(row.source for row in found))
+        note = f"{sources}; with their own teachers, data and budgets: not a result of this run."
+        table = Table(["set", *(row.row for row in found)], rows, note, marked=len(rows) - 1)
+        sections += [Section(f"Published on {task}, {metric}", table)] if found else []
+    return sections
 
 
 def comparisons(report: Report) -> list[Section]:

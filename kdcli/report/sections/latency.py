@@ -231,12 +231,13 @@ def published_speedups(report: Report) -> list[Section]:
 
 def published(report: Report) -> list[Section]:
     """Scores of the papers; a benchmark that scored nothing shows their speed-ups alone."""
-    if not report.published or (report.command == BENCHMARK and not report.quality):
+    found = [row for row in report.published if row.task is None]
+    if not found or (report.command == BENCHMARK and not report.quality):
         return []
-    names = names_of(row.values for row in report.published)
+    names = names_of(row.values for row in found)
     rows = [
         [f"{row.row} ({row.source})", *(f"{row.values[n]:g}" if n in row.values else "" for n in names)]
-        for row in report.published
+        for row in found
     ]
     note = "What papers report for this shape, with their own teacher, data and budget: not a result of this run."
     return [Section("Published", Table(["", *names], rows, note, style="published"), least=View.MARKDOWN)]

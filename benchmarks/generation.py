@@ -1,0 +1,69 @@
+"""Tokens per second of beam search with kept keys and values, and with every token computed anew, interleaved.
+
+    python benchmarks/generation.py [MODEL] [--rows 64] [--source 128] [--target 32] [--beams 5] [--pairs 3]
+
+MODEL is a directory that generates or a masked language model; without one, random weights of MiniLM's 6x384. Every
+target has all its tokens. Prints the ratio of each pair of runs, and their median.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models
+from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+
+from kdcli.models.generation import load_generator
+from kdcli.models.load import save_model
+from kdcli.types import Task
+
+TASK = Task("own", "text", ("source",), ("rougeL",), label="target")
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+def random_model(folder: Path) -> None:
+    """Save a BERT of 6 layers and width 384 with the vocabulary of bert-base-uncased."""
+    words = {word: i for i, word in enumerate([*SPECIAL, *(f"w{i}" for i in range(30_522 - len(SPECIAL)))])}
+    named = {f"{token[1:-1].lower()}_token": token for token in SPECIAL}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, "[UNK]")), **named)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+    save_model(BertForMaskedLM(BertConfig(vocab_size=len(words), **sizes)), tokenizer, folder)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", nargs="?")
+    for name, value in (("rows", 64), ("source", 128), ("target", 32), ("beams", 5), ("pairs", 3)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if given.model is None:
+            random_model(Path(folder))
+        model = load_generator(given.model or folder, TASK, new_head=True).model
+    ids = torch.randint(1000, 30_000, (given.rows, given.source), generator=torch.Generator().manual_seed(0))
+    how = {"num_beams": given.beams, "max_new_tokens": given.target, "min_new_tokens": given.target}
+
+    def seconds(reuse: bool) -> tuple[float, list[list[int]]]:
+        began = time.perf_counter()
+        found = model.generate(ids, reuse=reuse, **how).tolist()
+        return time.perf_counter() - began, found
+
+    model.generate(ids[:4], **how)
+    ratios = []
+    for _ in range(given.pairs):
+        (kept, one), (anew, other) = seconds(True), seconds(False)
+        ratios.append(anew / kept)
+        tokens = given.rows * given.target
+        same = sum(a == b for a, b in zip(one, other, strict=True))
+        rates = f"{tokens / kept:,.0f} tokens/s kept, {tokens / anew:,.0f} anew"
+        print(f"{ratios[-1]:.1f}x: {rates}; {same} of {given.rows} targets are the same", flush=True)
+    print(f"median {statistics.median(ratios):.1f}x on {torch.get_num_threads()} threads, torch {torch.__version__}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Cutting a vocabulary of the size of XLM-R's: seconds of reading the text, of cutting, and whether outputs stay equal.
+
+    python benchmarks/trim.py [--tokens 250002] [--size 20000] [--texts 20000]
+
+A Unigram vocabulary of made-up pieces, a model of 2 layers x 384 over it, texts of its words. Reading is counting the
+tokens of the texts; cutting is choosing the tokens, with and without a size, and making the tokenizer and the tables.
+Aim: cutting takes under a minute; outputs on text of kept tokens are equal to the bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    XLMRobertaConfig,
+    XLMRobertaModel,
+    XLMRobertaTokenizer,
+)
+
+from kdcli.downstream.settings import TrimSettings
+from kdcli.downstream.vocabulary import cut, kept_tokens
+from kdcli.models.trim import Array, counted, named_in
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model and its tokenizer."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    source: str
+
+
+def made(tokens: int, rng: np.random.Generator) -> Loaded:
+    """Pieces of 1 to 8 letters, the shorter ones likelier, half of them at the beginning of a word."""
+    lengths = rng.integers(2, 9, 2 * tokens)
+    words = ("".join(LETTERS[n] for n in rng.integers(0, 26, length)) for length in lengths)
+    pieces = itertools.chain(
+        ["▁", *LETTERS, *(f"▁{c}" for c in LETTERS)], (f"▁{w}" if n % 2 else w for n, w in enumerate(words))
+    )
+    distinct = list(itertools.islice(dict.fromkeys(pieces), tokens - 5))
+    special = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    tokenizer = XLMRobertaTokenizer(vocab=special + [(p, -5.0 - n / 50_000) for n, p in enumerate(distinct)])
+    config = XLMRobertaConfig(
+        vocab_size=len(tokenizer), hidden_size=384, num_hidden_layers=2, num_attention_heads=12, intermediate_size=1536
+    )
+    return Loaded(XLMRobertaModel(config).eval(), tokenizer, "made")
+
+
+def texts_of(loaded: Loaded, count: int, rng: np.random.Generator) -> list[str]:
+    """Sentences of 20 words; frequent words are much more frequent than others."""
+    words = [t.removeprefix("▁") for t in sorted(loaded.tokenizer.get_vocab()) if t.startswith("▁") and len(t) > 1]
+    places = np.minimum(rng.zipf(1.2, (count, 20)) - 1, len(words) - 1)
+    return [" ".join(words[n] for n in row) for row in places]
+
+
+def same_bits(loaded: Loaded, smaller: Loaded, texts: list[str], kept: Array) -> tuple[int, bool]:
+    """How many of the texts hold kept tokens alone, and whether the outputs on these are equal."""
+    whole = [text for text in texts if set(loaded.tokenizer(text)["input_ids"]) <= set(kept.tolist())]
+    with torch.no_grad():
+        one, other = (
+            each.model(**each.tokenizer(whole, padding=True, return_tensors="pt")).last_hidden_state
+            for each in (loaded, smaller)
+        )
+    return len(whole), torch.equal(one, other)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=250_002)
+    parser.add_argument("--size", type=int, default=20_000)
+    parser.add_argument("--texts", type=int, default=20_000)
+    given = parser.parse_args()
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    loaded = made(given.tokens, rng)
+    texts = texts_of(loaded, given.texts, rng)
+    print(f"{len(loaded.tokenizer):,} tokens, {sum(map(len, texts)) / 1e6:.1f} MB of text")
+    began = time.perf_counter()
+    counted(loaded.tokenizer, texts)
+    reading = time.perf_counter() - began
+    print(f"reading: {reading:.1f} s")
+    for size in (None, given.size):
+        began = time.perf_counter()
+        kept, notes = kept_tokens(
+            TrimSettings(size=size), loaded.tokenizer, "made", named_in(loaded.model.config), texts
+        )
+        smaller = cut(loaded, kept)
+        cutting = time.perf_counter() - began - reading
+        count, equal = same_bits(loaded, smaller, texts[:64], kept)
+        print(f"size {size}: {notes[0]}; cutting beside reading {cutting:.1f} s; equal on {count} texts: {equal}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Pushes a model directory to a repository of the hub."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-defined]  # its client
+
+from kdcli.errors import UsageError
+from kdcli.training.run_dir import CHECKPOINTS
+
+LEFT_OUT = (f"{CHECKPOINTS}/*", "log.jsonl", ".*", "*/.*")  # What only a resumed run needs
+CONFIG, EXPORTED = "config.json", "export.json"
+LOGIN = "`hf auth login` with a token that may write, and the right name"
+
+
+@dataclass(frozen=True)
+class Published:
+    """What was pushed: a commit of a repository."""
+
+    repository: str
+    revision: str
+    url: str
+    private: bool
+
+    @property
+    def sentence(self) -> str:
+        """For the terminal."""
+        kind = "private" if self.private else "public"
+        return f"pushed to {self.repository} ({kind}), revision {self.revision}"
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2)
+
+    def renderables(self) -> Iterable[Any]:
+        yield self.sentence
+
+
+def check_repository(repository: str) -> None:
+    """Raise a UsageError unless a name can be a repository's and there is a token to write with; nothing is asked."""
+    try:
+        validate_repo_id(repository)
+    except HFValidationError:
+        raise UsageError(
+            f"'{repository}' is no name of a repository", "give OWNER/NAME, or NAME for your own"
+        ) from None
+    if get_token() is None:
+        raise UsageError(f"{repository} cannot be pushed to: there is no token of the hub", LOGIN)
+
+
+def publish(folder: Path, repository: str, *, private: bool = True) -> Published:
+    """Push a model or an export to a repository, which is made if it is not there; one that is there stays as public or
+    private as it is. Raises UsageError: nothing to push, or the hub refuses."""
+    check_repository(repository)
+    if not (folder / CONFIG).is_file():
+        inside = sorted(str(path.parent.relative_to(folder)) for path in folder.glob(f"*/{CONFIG}"))
+        hint = f"models lie in {', '.join(inside)}: push one of them" if inside else "give the directory of a model"
+        raise UsageError(f"{folder} has no {CONFIG}, so it is no model directory", hint)
+    hub = HfApi(library_name="kdcli")
+    try:
+        name = hub.create_repo(repository, private=private, exist_ok=True).repo_id
+        ignored = [*LEFT_OUT, *(f"{path.parent.name}/*" for path in folder.glob(f"*/{CONFIG}"))]
+        made = hub.upload_folder(
+            repo_id=name, folder_path=folder, commit_message="Pushed by kdcli", ignore_patterns=ignored
+        )
+        is_private = bool(hub.model_info(name).private)
+    except (OSError, ValueError, httpx.HTTPError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(f"{folder} cannot be pushed to {repository}: {reason}", LOGIN) from None
+    return Published(name, str(made.oid), str(made.commit_url), is_private)
