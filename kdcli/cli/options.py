@@ -119,7 +119,7 @@ TrimVocab = Annotated[
     list[str] | None,
     typer.Option(
         metavar="SOURCE|N",
-        help="Keep only the tokens of this text, or the N most frequent ones; may be repeated.",
+        help="Keep only the tokens of this text, of those a YAML file lists, or the N most frequent; may be repeated.",
         rich_help_panel=TRAIN,
     ),
 ]

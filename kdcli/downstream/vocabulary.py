@@ -23,6 +23,7 @@ from kdcli.downstream.settings import TrimSettings
 from kdcli.errors import UsageError
 from kdcli.models.shape import positions_of
 from kdcli.models.trim import Array, check_trimmable, counted, cut_model, cut_tokenizer, named_in, needed_by
+from kdcli.recipe.resolve import read_recipe
 from kdcli.report.text import bytes_of
 from kdcli.types import Example
 
@@ -50,8 +51,8 @@ def trimmed(
     before, after = (sum(p.numel() * p.element_size() for p in each.model.parameters()) for each in (loaded, smaller))
     name = Path(loaded.source).name
     notes.append(f"{name} takes {bytes_of(after)}, {bytes_of(before)} with its whole vocabulary")
-    texts = {f"{text} (validation split)": _validation(text, settings.column) for text in settings.text}
-    for name, text in (texts | dict(others or {})).items():
+    held = {f"{name} (validation split)": _validation(text, settings.column) for name, text in _named(settings).items()}
+    for name, text in (held | dict(others or {})).items():
         shown = list(itertools.islice(text, OTHER_TEXTS))
         notes += _changes(name, shown, tokenizer, smaller.tokenizer, kept)
         if shown:
@@ -83,8 +84,9 @@ def kept_tokens(
     name no text. `named`: ids that stay in any case. Raises UsageError: a tokenizer that cannot be cut, text that
     cannot be read, a size too small, or every token is needed."""
     check_trimmable(tokenizer, source)
-    names = settings.text if len(settings.text) > 1 else ["the text"] * len(settings.text)
-    read = zip(names, settings.text, strict=True)
+    texts = _named(settings)
+    names = list(texts) if len(texts) > 1 else ["the text"] * len(texts)
+    read = zip(names, texts.values(), strict=True)
     counts = {name: _counts(text, settings.column, tokenizer) for name, text in read}
     counts = counts or {"the text": sum(_counted(tokenizer, own), np.zeros(len(tokenizer), np.int64))}
     # Texts count alike, however long: a language with little text keeps its tokens.
@@ -92,6 +94,18 @@ def kept_tokens(
     kept = _kept(tokenizer, np.asarray(shares), named, settings.size)
     covered = ", ".join(f"{each[kept].sum() / max(1, each.sum()):.3%} of {name}" for name, each in counts.items())
     return kept, [f"{len(kept):,} of {len(tokenizer):,} tokens kept; they cover {covered}"]
+
+
+def _named(settings: TrimSettings) -> dict[str, str]:
+    """Name -> source of the texts that count alike: those given, and those that a YAML file lists by language. Raises
+    UsageError: a file that is no list of texts."""
+    found: dict[str, str] = {}
+    for text in settings.text:
+        listed = read_recipe(text, None) if text.endswith((".yaml", ".yml")) else {text: text}
+        if wrong := [name for name, source in listed.items() if not isinstance(source, str)]:
+            raise UsageError(f"{text}: {wrong[0]} names no text", "write a line a language, such as 'de: ./german.txt'")
+        found |= listed
+    return found
 
 
 def _kept(tokenizer: PreTrainedTokenizerBase, shares: Array, named: set[int], size: int | None) -> Array:

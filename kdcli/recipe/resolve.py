@@ -214,7 +214,7 @@ def read_recipe(recipe: str, verb: str | None) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, OSError) as error:
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(loaded, dict):
-        raise UsageError(f"{path} must hold a mapping of recipe keys, got {type(loaded).__name__}")
+        raise UsageError(f"{path} must hold a mapping of keys, got {type(loaded).__name__}")
     if verb and loaded.get("verb", verb) != verb:
         raise UsageError(f"{path} is a recipe of '{loaded['verb']}', not of '{verb}'")
     # A stage of a run names a model of the same run relative to itself.

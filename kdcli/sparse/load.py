@@ -21,8 +21,8 @@ from kdcli.sparse.mask_file import (
     MaskFile,
     MaskInfo,
     apply_masks,
-    base_hash,
     check_base,
+    facts_of,
     open_mask,
     read_smp,
 )
@@ -70,16 +70,20 @@ def published_mask(
     under; no task leaves the encoder bare. Raises UsageError: see `read_smp` and `load_with_label_words`."""
     base = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
     masks = read_smp(file, base)
-    facts: dict[str, Any] = {"base": source, "base_sha256": base_hash(base), "model_type": str(base.config.model_type)}
     kept, total = sum(int(m.sum()) for m in masks.values()), sum(m.numel() for m in masks.values())
-    about = MaskInfo(**facts, method="smp", density=kept / total)
+    about = MaskInfo(**facts_of(base, source), method="smp", density=kept / total)
     if task is None:
         return MaskFile(about, masks, file), base
     chosen: tuple[str, ...] = tuple(words) if words else PUBLISHED_WORDS.get(task.name, task.words)
     how: dict[str, Any] = {"words": chosen, "seed": 0, "trust_remote_code": trust_remote_code}
     model = load_with_label_words(source, task, kind=kind, **how).model
     head, config = task_part(model, base)
-    facts = {"task": task.name, "labels": task.labels, "label_words": chosen, "max_length": task.max_length}
+    facts: dict[str, Any] = {
+        "task": task.name,
+        "labels": task.labels,
+        "label_words": chosen,
+        "max_length": task.max_length,
+    }
     facts |= {"architecture": type(model).__name__, "config": config}
     return MaskFile(about.model_copy(update=facts), masks, file, head), base
 

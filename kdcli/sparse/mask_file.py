@@ -64,6 +64,7 @@ class MaskInfo(BaseModel):
     base: str  # hub id or directory of the encoder it was made for
     base_sha256: str  # `base_hash` of that encoder
     model_type: str
+    vocab_size: Count  # tokens that the masked model was judged with
     method: str
     density: float  # requested share of the weights that is kept
     densities: dict[str, float] = {}  # share that is kept, by matrix
@@ -91,8 +92,14 @@ class MaskFile:
     rows: RowHashes = field(default_factory=NO_ROWS.copy)  # that trained it, see `kdcli.models.training_rows`
 
 
+def facts_of(base: PreTrainedModel, source: str) -> dict[str, Any]:
+    """What a mask says of the encoder at `source` that it is for, and `check_base` compares; call it before masking."""
+    facts = {"base": source, "base_sha256": base_hash(base), "model_type": str(base.config.model_type)}
+    return facts | {"vocab_size": base.config.vocab_size}
+
+
 def base_hash(model: PreTrainedModel) -> str:
-    """SHA-256 of the matrices that masks are for: names, shapes and float32 weights. Call it before masking."""
+    """SHA-256 of the matrices that masks are for: names, shapes and float32 weights."""
     digest = hashlib.sha256()
     for matrix in matrices(model):
         weight = matrix.of(matrix.linear.weight.detach()).float().cpu().contiguous()
@@ -260,7 +267,8 @@ def read_smp(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def check_base(mask: CodedMask | MaskFile, model: PreTrainedModel, source: str) -> None:
-    """Raise a `UsageError` where a mask was made for another type or other weights than this base, called `source`."""
+    """Raise a `UsageError` where a mask was made for another type or other weights than this base, called `source`, or
+    with tokens that the base no longer has: it would read the task in other pieces."""
     info, kind = mask.info, str(model.config.model_type)
     if kind != info.model_type:
         raise UsageError(
@@ -272,6 +280,11 @@ def check_base(mask: CodedMask | MaskFile, model: PreTrainedModel, source: str) 
             f"those of {source} have {own}",
             f"use the base it was made for: {info.base}",
         )
+    if model.config.vocab_size < info.vocab_size:
+        trimmed = (
+            f"{mask.path} was made with {info.vocab_size:,} tokens; {source} has {model.config.vocab_size:,} of them"
+        )
+        raise UsageError(trimmed, f"prune {source} itself, or use the base with all tokens: {info.base}")
     _check_shapes(info.shapes, model, str(mask.path))
 
 

@@ -233,7 +233,7 @@ def test_variants_of_ones_own(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("warm: {kd.temperature: 4.0}\nlong: {train: {epochs: 9.0}}\n", "utf-8")
     assert ablations(str(file)) == {"full": {}, "warm": {"kd.temperature": 4.0}, "long": {"train.epochs": 9.0}}
-    for text, message in (("warm: 4", "'warm' must hold a mapping"), ("- warm", "must hold a mapping of recipe keys")):
+    for text, message in (("warm: 4", "'warm' must hold a mapping"), ("- warm", "must hold a mapping of keys")):
         file.write_text(text, "utf-8")
         with pytest.raises(UsageError, match=message):
             ablations(str(file))

@@ -62,20 +62,17 @@ def test_a_size_keeps_the_most_frequent_tokens(text, tmp_path):
     assert "7 of 64 tokens kept; they cover 53.333% of the text" in said_by(result)
 
 
-def test_a_mask_of_the_whole_model_fits_the_trimmed_one(text, tmp_path):
-    """Masks are of layers, whose weights stay; so they are checked by the same hash."""
+def test_a_mask_learned_with_all_tokens_is_refused_for_the_trimmed_model(text, tmp_path):
     base = own_files.encoder(tmp_path / "model", num_hidden_layers=2)
-    lines = [" ".join(f"w{n}" for n in row) for row in np.random.default_rng(0).integers(0, 59, (40, 6))]
-    (tmp_path / "lines.txt").write_text("\n".join(lines))
-    quick = ["--task", "embedding", "--max-steps", "2", "--dtype", "fp32", "--set", "measure.latency=false"]
-    succeeds("prune", base, "--data", tmp_path / "lines.txt", *quick, "--sparsity", "0.5", "-o", tmp_path / "pruned")
+    own = ["--task", "own", "--data", own_files.own(tmp_path / "data", "class")]
+    quick = [*own_files.QUICK, "--max-steps", "2", "--set", "head.kind=embedding", "--set", "head.words=[w0, w20]"]
+    teacher = own_files.headed(tmp_path / "teacher", ("brisk", "calm"))
+    succeeds("prune", base, *own, *quick, "--teacher", teacher, "--sparsity", "0.5", "-o", tmp_path / "pruned")
     succeeds("trim", base, "--data", text, "-o", tmp_path / "out")
     mask = tmp_path / "pruned" / "mask" / "mask.safetensors"
-    succeeds("mask", "apply", mask, "--base", tmp_path / "out", "-o", tmp_path / "masked")
-    weights = own_files.weights(tmp_path / "masked")
-    masked = own_files.weights(tmp_path / "pruned")
-    name = "encoder.layer.0.attention.self.query.weight"
-    assert torch.equal(weights[name], masked[name])
+    message = f"was made with 64 tokens; {tmp_path / 'out'} has 10 of them"
+    assert message in refused(tmp_path, "mask", "apply", mask, "--base", tmp_path / "out")
+    assert message in refused(tmp_path, "evaluate", tmp_path / "out", "--mask", mask, *own)
 
 
 @pytest.mark.parametrize(

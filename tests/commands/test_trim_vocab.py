@@ -96,6 +96,20 @@ def test_a_mask_of_a_cut_model_fits_the_whole_one(tmp_path):
     assert scores[0] == scores[1]
 
 
+def test_a_file_lists_texts_by_language(tmp_path):
+    base, data = own_files.encoder(tmp_path / "base"), own(tmp_path / "data", "class")
+    (tmp_path / "long.txt").write_text("w0 w0 w1 w1 w2 w2\n" * 50)
+    (tmp_path / "short.txt").write_text("w9 w9 w9 w8\n")
+    listed = tmp_path / "languages.yaml"
+    listed.write_text(f"en: {tmp_path}/long.txt\nde: {tmp_path}/short.txt\n")
+    how = ["--task", "own", "--data", data, *FEW, "--trim-vocab", listed, "--trim-vocab", 7]
+    said = said_by(succeeds("finetune", base, *how, "-o", tmp_path / "out"))
+    assert "they cover 33.333% of en, 75.000% of de" in said
+    assert vocabulary(tmp_path / "out") == SPECIAL | {"w9", "w0"}
+    listed.write_text("de: [a.txt, b.txt]\n")
+    assert "languages.yaml: de names no text" in refused(tmp_path, "finetune", base, *how)
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -161,8 +161,8 @@ def test_quoted_number_stays_a_string(write):
     ("text", "said"),
     [
         ("train: [", "is not valid YAML"),
-        ("- 1\n- 2\n", "must hold a mapping of recipe keys, got list"),
-        ("", "must hold a mapping of recipe keys, got NoneType"),
+        ("- 1\n- 2\n", "must hold a mapping of keys, got list"),
+        ("", "must hold a mapping of keys, got NoneType"),
         ("verb: prune\n", "is a recipe of 'prune', not of 'distill'"),
         ("train:\n", "'train' (recipe"),
         ("train:\n  lr: 1e-4\ntrain:\n  clip: 2.0\n", "key 'train' is given twice"),

@@ -4,7 +4,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kdcli.models.matrices import matrices
-from kdcli.sparse.mask_file import MaskInfo, base_hash
+from kdcli.sparse.mask_file import MaskInfo, facts_of
 
 
 def with_biases(model: PreTrainedModel) -> PreTrainedModel:
@@ -32,5 +32,4 @@ def structured_masks(model: PreTrainedModel, seed: int = 0) -> dict[str, torch.T
 
 
 def info_for(model: PreTrainedModel, **more: object) -> MaskInfo:
-    of_base = {"base": "base", "base_sha256": base_hash(model), "model_type": model.config.model_type}
-    return MaskInfo(**of_base, method="smp", density=0.33, **more)
+    return MaskInfo(**facts_of(model, "base"), method="smp", density=0.33, **more)

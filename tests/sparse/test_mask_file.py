@@ -44,7 +44,7 @@ def written(base, tmp_path):
     return path
 
 
-INFO = MaskInfo(base="b", base_sha256="0" * 64, model_type="bert", method="smp", density=0.1)
+INFO = MaskInfo(base="b", base_sha256="0" * 64, model_type="bert", vocab_size=64, method="smp", density=0.1)
 
 
 SIZES = st.integers(1, 50)

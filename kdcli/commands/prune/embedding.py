@@ -7,7 +7,7 @@ models that sentence-transformers loads, judged by their vectors. No labels.
 import copy
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from kdcli.recipe.sections import Invocation
 from kdcli.report.finish import measure, quality_of, write_report
 from kdcli.report.stages import StageJob
 from kdcli.sparse.compact import compact
-from kdcli.sparse.mask_file import MaskInfo, base_hash, write_mask
+from kdcli.sparse.mask_file import MaskInfo, facts_of, write_mask
 from kdcli.teachers.vectors import Targets, anchors_of, order_of_texts, signals_of, stored_vectors
 from kdcli.training.launch import Session, choose_output_dir
 from kdcli.training.progress import Progress
@@ -68,7 +68,7 @@ class EmbeddingPruning:
     trimming: list[str]
     pruner: Pruner | None = None
     model: PreTrainedModel | None = None
-    base_sha256: str = ""
+    of_base: dict[str, Any] = field(default_factory=dict)
 
     @property
     def stages(self) -> "list[EmbeddingPruning]":
@@ -81,7 +81,7 @@ class EmbeddingPruning:
         # Before the dense model takes the compute dtype.
         model = copy.deepcopy(dense.model)
         card = describe_source(model, dense.source)
-        self.base_sha256 = base_hash(model)
+        self.of_base = facts_of(model, dense.source)
         vectors = stored_vectors(dense, self.rows, recipe.embedding.cache_gb, session, dry_run=self.invocation.dry_run)
         dense.model.cpu()
         how: dict[str, Any] = {"density": 1 - recipe.sparsity[0], "steps": schedule.steps, "lr": recipe.train.lr}
@@ -159,8 +159,7 @@ class EmbeddingPruning:
             )
         else:
             metrics = {n: v for row in evaluations if row["model"] == MASKED for n, v in row["metrics"].items()}
-            facts: dict[str, Any] = {"base": dense.source, "base_sha256": self.base_sha256, "versions": versions()}
-            facts |= {"model_type": str(model.config.model_type), "method": recipe.method, "metrics": metrics}
+            facts = self.of_base | {"versions": versions(), "method": recipe.method, "metrics": metrics}
             facts["pooling"] = None if read_format(dense.source) else dense.format.pooling
             info = MaskInfo(density=1 - recipe.sparsity[0], max_length=dense.max_length, **facts)
             write_mask(folder / MASK, info, masks, rows=rows)

@@ -30,7 +30,7 @@ from kdcli.report.finish import measure, write_report
 from kdcli.report.text import bytes_of
 from kdcli.sparse.compact import compact
 from kdcli.sparse.load import task_part
-from kdcli.sparse.mask_file import MaskInfo, base_hash, write_mask
+from kdcli.sparse.mask_file import MaskInfo, facts_of, write_mask
 from kdcli.training.run_dir import RunDir
 from kdcli.types import Outcome, RowHashes
 
@@ -103,8 +103,8 @@ def _mask_info(
     """Head and header of a mask file, from the pruned model and the encoder as it was loaded."""
     (head, config), about = task_part(model, base), task.data.task
     words = tuple(recipe.head.words or about.words) if recipe.head.kind != "scratch" else ()
-    facts: dict[str, Any] = {"base": str(recipe.model), "base_sha256": base_hash(base), "versions": versions()}
-    facts |= {"model_type": str(base.config.model_type), "architecture": type(model).__name__, "config": config}
+    facts = facts_of(base, str(recipe.model)) | {"versions": versions()}
+    facts |= {"architecture": type(model).__name__, "config": config}
     facts |= {"method": recipe.method, "density": 1 - recipe.sparsity[0], "metrics": metrics, "label_words": words}
     return head, MaskInfo(task=about.name, labels=about.labels, max_length=task.max_length, **facts)
 
