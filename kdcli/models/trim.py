@@ -25,7 +25,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.errors import UsageError
-from kdcli.models.custom_class import LABEL_WORDS, empty_model, load_tensors
+from kdcli.models.custom_class import LABEL_WORDS, UNILM, empty_model, load_tensors
 from kdcli.models.load import load_tokenizer, save_tokenizer
 
 KINDS = ("WordPiece", "BPE", "Unigram", "WordLevel")
@@ -115,25 +115,32 @@ def cut_model(model: PreTrainedModel, kept: Array) -> PreTrainedModel:
         raise UsageError(f"the tokenizer has token {kept[-1]}, the model has rows for {rows:,}", "are they a pair?")
     place, config = {int(old): new for new, old in enumerate(kept)}, copy.deepcopy(model.config)
     config.vocab_size = len(kept)
-    for name, value in _ids_in(model.config).items():
+    for name, value in _ids_in(model.config.to_dict(), rows).items():
         setattr(config, name, place[value])
+    if unilm := getattr(config, UNILM, None):
+        setattr(config, UNILM, unilm | {name: place[value] for name, value in _ids_in(unilm, rows).items()})
     if words := getattr(config, LABEL_WORDS, None):
         setattr(config, LABEL_WORDS, words | {"ids": [place[n] for n in words["ids"]]})
     cut, at = empty_model(type(model), config), torch.from_numpy(kept)
     shapes = {name: tensor.shape for name, tensor in cut.state_dict().items()}
     tensors = {name: t if t.shape == shapes[name] else t[at] for name, t in model.state_dict().items()}
-    return load_tensors(cut, tensors, model.base_model)
+    cut = load_tensors(cut, tensors, model.base_model)
+    if decoding := getattr(model, "generation_config", None):
+        cut.generation_config = copy.deepcopy(decoding)
+        cut.generation_config.update(**{n: place[value] for n, value in _ids_in(decoding.to_dict(), rows).items()})
+    return cut
 
 
 def named_in(config: PreTrainedConfig) -> set[int]:
     """The tokens that a configuration names."""
-    return {*_ids_in(config).values(), *(getattr(config, LABEL_WORDS, None) or {"ids": ()})["ids"]}
+    ids = _ids_in(config.to_dict() | (getattr(config, UNILM, None) or {}), config.vocab_size)
+    return {*ids.values(), *(getattr(config, LABEL_WORDS, None) or {"ids": ()})["ids"]}
 
 
-def _ids_in(config: PreTrainedConfig) -> dict[str, int]:
+def _ids_in(settings: Mapping[str, Any], rows: int) -> dict[str, int]:
     """Key -> token; some defaults lie beyond a small vocabulary and mean nothing."""
-    found = {name: value for name, value in config.to_dict().items() if name.endswith(OF_TOKENS)}
-    return {n: v for n, v in found.items() if isinstance(v, int) and 0 <= v < config.vocab_size}
+    found = {name: value for name, value in settings.items() if name.endswith(OF_TOKENS)}
+    return {n: v for n, v in found.items() if isinstance(v, int) and 0 <= v < rows}
 
 
 def _description(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import itertools
 import json
 
+import numpy as np
 import pytest
 import torch
 from encoders import tiny_config, tiny_tokenizer
@@ -14,6 +15,7 @@ from kdcli.models.generation import as_generator, load_generator
 from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import load_config, save_model
 from kdcli.models.modeling_unilm import REUSE, _Decoding, sequence_mask
+from kdcli.models.trim import cut_model
 from kdcli.sparse.load import load
 from kdcli.types import Needs, Task
 
@@ -136,6 +138,19 @@ def test_a_mask_lets_targets_see_the_source_and_earlier_targets():
     found = sequence_mask(torch.tensor([2, 3]), torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]))
     assert found[0, 0].int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
     assert found[1, 0].int().tolist() == [[1, 1, 1, 0]] * 4
+
+
+def test_a_cut_model_decodes_what_the_whole_one_does_of_the_kept_tokens():
+    model = generator()
+    model.config.unilm["mask_token_id"], model.generation_config.eos_token_id = 40, 41
+    model.generation_config.pad_token_id = model.config.pad_token_id = 42
+    kept = np.array([7, 9, *range(20, 64)])
+    cut, ids = cut_model(model, kept), torch.from_numpy(kept)
+    assert (cut.config.unilm["mask_token_id"], cut.generation_config.eos_token_id) == (22, 23)
+    sources_of_cut = torch.randint(24, 46, (2, 9), generator=torch.Generator().manual_seed(1))
+    others = [[n] for n in set(range(64)) - set(kept.tolist())]
+    whole = model.generate(ids[sources_of_cut], bad_words_ids=others, max_new_tokens=6)
+    assert torch.equal(whole, ids[cut.generate(sources_of_cut, max_new_tokens=6)])
 
 
 def test_generating_leaves_the_models_attention_as_it_was():
