@@ -96,8 +96,7 @@ def student_of(
     notes: list[str] = []
     if recipe.trim.use:
         origin, _, notes = trimmed(origin, recipe.trim, texts_of(train.examples))
-    for note in (f"{source}: {origin.note}", *notes):
-        Progress.log(note)
+    Progress.log(f"{source}: {origin.note}", *notes)
     full, to = shape_of(origin.model.config), recipe.student.to
     shape = full if to is None else parse_shape(to, full)
 

@@ -151,8 +151,7 @@ def apply(
     loads = f"{type(whole).__name__}.from_pretrained('{folder}')"
     if is_custom(whole):
         loads = f"kdcli.load('{folder}'), or from_pretrained(..., trust_remote_code=True)"
-    for line in (f"{source} under {file}", *down_to_one(masks)):
-        Progress.log(line)
+    Progress.log(f"{source} under {file}", *down_to_one(masks))
     kept, total = _density(masks.values()), sum(m.numel() for m in masks.values())
     size = sum(f.stat().st_size for f in folder.glob("model*.safetensors"))
     facts = {"folder": str(folder), "kept": kept, "weights": total, "bytes": size, "loads": loads}
