@@ -138,11 +138,10 @@ class Source:
         """The documents of a split in pieces of about `most_bytes` where files can be cut. Raises as `tables`."""
         if not self.files and not self.hub:
             return [Piece("demo", version=demo_identity())]
+        self._check_split(split)
         if self.hub:
-            self._check_split(split)
             count, size = _hub_size(self.hub, split)
             return [Piece(f"{self.name} {split}", n, n + 1, size // count) for n in range(count)]
-        self._check_split(split)
         return [piece for file in self.files[split] for piece in _pieces(file, most_bytes)]
 
     def documents(self, split: str, column: str | None) -> Iterator[str]:

@@ -20,15 +20,7 @@ from kdcli.disk import disk_errors, read_json, write_atomic
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.models.custom_class import custom_class
 from kdcli.models.files import file_beside
-from kdcli.models.load import (
-    LoadedModel,
-    load_config,
-    load_encoder,
-    load_tokenizer,
-    load_weights,
-    location,
-    save_model,
-)
+from kdcli.models.load import LoadedModel, load_config, load_encoder, load_tokenizer, load_weights, location, save_model
 from kdcli.models.shape import shape_of
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.types import RowHashes

@@ -26,14 +26,7 @@ from kdcli.recipe.sections import Section
 from kdcli.report.text import bytes_of, number, percent
 from kdcli.sparse.compact import compact
 from kdcli.sparse.load import head_of, published_mask, with_head
-from kdcli.sparse.mask_file import (
-    PUBLISHED,
-    MaskFile,
-    apply_masks,
-    check_base,
-    open_mask,
-    read_mask,
-)
+from kdcli.sparse.mask_file import PUBLISHED, MaskFile, apply_masks, check_base, open_mask, read_mask
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import numbered
 
