@@ -20,6 +20,16 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
+def one_line(error: BaseException) -> str:
+    """The message of an error of a library, on one line."""
+    return " ".join(str(error).split())
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, else its type."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 class KdcliError(Exception):
     """Base of all errors; `message` states what came and what is allowed, `hint` what to do, on its own line."""
 

@@ -1,5 +1,6 @@
 """What all tests share: no network, a cache of their own, a fresh accelerate state for each test."""
 
+import errno
 import functools
 import os
 import tempfile
@@ -13,12 +14,14 @@ os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
 
 import pytest
 import torch
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
-from encoders import tiny_encoder, tiny_tokenizer
+from encoders import on_disk, tiny_encoder
 from hypothesis import settings
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from kdcli.models.card import weights_hash
+from kdcli.training.launch import Session
 
 # The same examples every time: a red run must be red again. `--hypothesis-profile default` searches anew.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -70,12 +73,33 @@ def graphs_recorded_once():
 @pytest.fixture
 def model_dir(tmp_path_factory):
     """A tiny BERT with its tokenizer, saved as a stock model directory."""
-    folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
     # Wide weights: the attention of a fresh model is uniform, and there would be nothing to learn.
-    tiny_encoder("bert", num_hidden_layers=4, initializer_range=0.3).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
+    encoder = tiny_encoder("bert", num_hidden_layers=4, initializer_range=0.3)
+    return on_disk(encoder, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A folder for what is kept, of this test alone."""
+    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """`full_disk(os, "fsync")`: from now on this function fails as on a full disk."""
+
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    return lambda *place: monkeypatch.setattr(*place, fail)
+
+
+@pytest.fixture
+def session():
+    """The session of one process on the CPU."""
+    return Session(Accelerator(cpu=True), torch.device("cpu"))
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Tiny random encoders of every supported type, a tokenizer and tasks for them."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -52,6 +53,13 @@ def tiny_tokenizer(words: Iterable[int] = range(59)) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     named = {f"{token[1:-1].lower()}_token": token for token in special}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
+
+
+def on_disk(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerFast | None = None) -> Path:
+    """Save a model with its tokenizer, the tiny one unless given."""
+    for part in (model, tokenizer or tiny_tokenizer()):
+        part.save_pretrained(folder)
+    return folder
 
 
 def foreign_tokenizer() -> PreTrainedTokenizerFast:

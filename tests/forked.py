@@ -141,10 +141,8 @@ def _run(how: tuple[Path, dict[str, str], int], target: Callable[..., None], arg
 
 def in_ranks(count: int, work: Callable[[], dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
     """What `work` returns in each of several gloo processes, forked from this one."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    place = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{rank}.safetensors" for rank in range(count)]
         children = [_rank(file, place | {"RANK": str(n), "LOCAL_RANK": str(n)}, work) for n, file in enumerate(files)]
@@ -172,6 +170,13 @@ def _rank(file: Path, environment: dict[str, str], work: Callable[[], dict[str, 
         raise
     finally:
         os._exit(1)
+
+
+def free_port() -> str:
+    """A port of this machine that nothing uses yet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 def killed(after: int, work: Callable[[], object]) -> bool:

@@ -9,6 +9,8 @@ import hashlib
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,6 +62,13 @@ class Hub:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING", "TRANSFORMERS_OFFLINE"))}
         direct = {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
         return kept | direct | own | more
+
+    def told(self, home: Path, program: str, *arguments: object, **more: str) -> list[str]:
+        """The lines of a program in such a process: libraries read the address of the hub when they are imported."""
+        command = [sys.executable, "-c", program, *map(str, arguments)]
+        done = subprocess.run(command, env=self.environment(home, **more), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
 
 
 def _etag(content: bytes) -> str:

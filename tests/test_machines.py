@@ -22,17 +22,8 @@ FOLDER = Path(__file__).parents[1] / "docs" / "machines"
 FILES = sorted(path.name for path in FOLDER.iterdir())
 # The schema of a task of SkyPilot 0.14, as far as the file uses it.
 OF_TASK = {"name", "num_nodes", "resources", "file_mounts", "workdir", "setup", "run", "envs", "secrets"}
-OF_RESOURCES = {
-    "accelerators",
-    "use_spot",
-    "infra",
-    "cpus",
-    "memory",
-    "instance_type",
-    "disk_size",
-    "image_id",
-    "ports",
-}
+OF_RESOURCES = {"accelerators", "use_spot", "infra", "cpus", "memory", "instance_type", "disk_size"}
+OF_RESOURCES |= {"image_id", "ports"}
 OF_MOUNT = {"source", "mode", "name", "store", "persistent"}
 OF_SKY = {"SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NUM_GPUS_PER_NODE"}
 

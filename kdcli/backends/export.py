@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from kdcli.backends.quantise import Keys, quantise_onnx, quantise_openvino
 from kdcli.backends.sessions import Array, Caller, library, onnx_caller, openvino_caller
-from kdcli.errors import MachineError, UsageError
+from kdcli.errors import MachineError, UsageError, first_line
 from kdcli.models.embedder import Pool
 from kdcli.models.shape import positions_of
 from kdcli.types import Batch
@@ -199,11 +199,6 @@ def _write_onnx(whole: _Whole, file: Path) -> tuple[tuple[str, ...], tuple[str, 
         assert program is not None
         program.save(file, external_data=sum(p.numel() * p.element_size() for p in model.parameters()) > 1 << 31)
     return inputs, outputs
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, else its type."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _root_cause(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 from kdcli.backends.export import FILES, RUNTIMES
 from kdcli.backends.runners import Runner, file_runner
 from kdcli.backends.sessions import library
-from kdcli.errors import UsageError
+from kdcli.errors import UsageError, first_line
 from kdcli.models.load import load_config
 
 FACTS = "export.json"
@@ -61,8 +61,7 @@ class Export:
         try:
             return file_runner(file, threads=threads)
         except Exception as error:  # noqa: BLE001  # the runtimes raise types of their own
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise UsageError(f"{name} cannot load {file}: {reason}", "export the model again") from None
+            raise UsageError(f"{name} cannot load {file}: {first_line(error)}", "export the model again") from None
 
 
 def file_in(facts: Mapping[str, Any]) -> str:

@@ -12,11 +12,11 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 from transformers import PreTrainedModel
 
-from kdcli.backends.export import FILES, OUTPUTS, RUNTIMES, difference, export_model, first_line
+from kdcli.backends.export import FILES, OUTPUTS, RUNTIMES, difference, export_model
 from kdcli.backends.export import LIMITS as FILE_LIMITS
 from kdcli.backends.sessions import Array, library, onnx_caller, openvino_caller
 from kdcli.disk import disk_errors
-from kdcli.errors import MachineError, UsageError, did_you_mean
+from kdcli.errors import MachineError, UsageError, did_you_mean, first_line
 from kdcli.models.capture import prepare_teacher
 from kdcli.sparse.csr import sparsify
 from kdcli.training.device import DTYPES, choose_dtype

@@ -25,7 +25,7 @@ from typing import IO, Any, NamedTuple
 
 from kdcli.data.demo import demo_documents, demo_identity
 from kdcli.disk import COMMITS, user_path
-from kdcli.errors import UsageError
+from kdcli.errors import UsageError, first_line, one_line
 
 CONLL = ("conll", "conllu", "bio", "iob", "iob2")
 CONLL_HINT = (
@@ -138,11 +138,10 @@ class Source:
         """The documents of a split in pieces of about `most_bytes` where files can be cut. Raises as `tables`."""
         if not self.files and not self.hub:
             return [Piece("demo", version=demo_identity())]
+        self._check_split(split)
         if self.hub:
-            self._check_split(split)
             count, size = _hub_size(self.hub, split)
             return [Piece(f"{self.name} {split}", n, n + 1, size // count) for n in range(count)]
-        self._check_split(split)
         return [piece for file in self.files[split] for piece in _pieces(file, most_bytes)]
 
     def documents(self, split: str, column: str | None) -> Iterator[str]:
@@ -266,10 +265,10 @@ def _remote_errors(url: str) -> Iterator[None]:
     except FileNotFoundError as error:
         # What a web server said is the cause.
         if error.__cause__ is not None and getattr(error.__cause__, "status", None) != 404:
-            raise UsageError(f"{url} cannot be read: {_one_line(error.__cause__)}", hint) from None
+            raise UsageError(f"{url} cannot be read: {one_line(error.__cause__)}", hint) from None
         raise NotFound(f"no data at {url}", hint) from None
     except Exception as error:  # noqa: BLE001  # The libraries behind it raise classes of their own.
-        raise UsageError(f"{url} cannot be read: {_one_line(error) or type(error).__name__}", hint) from None
+        raise UsageError(f"{url} cannot be read: {one_line(error) or type(error).__name__}", hint) from None
 
 
 def _remote_files(url: str) -> dict[str, tuple[File, ...]]:
@@ -439,7 +438,7 @@ def _rows(piece: Piece, bad: Bad, before: int = 0) -> Iterator[Row]:
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 raise UsageError(f"{name} is not a whole gzip file: {error}") from None
     except OSError as error:
-        raise UsageError(f"{name} cannot be read: {_one_line(error)}") from None
+        raise UsageError(f"{name} cannot be read: {one_line(error)}") from None
 
 
 def _bytes_of_lines(piece: Piece, file: IO[bytes]) -> Iterator[bytes]:
@@ -538,11 +537,7 @@ def _parquet_errors(name: object) -> Iterator[None]:
     try:
         yield
     except pa.ArrowException as error:
-        raise UsageError(f"{name} is not a whole parquet file: {_one_line(error)}") from None
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+        raise UsageError(f"{name} is not a whole parquet file: {one_line(error)}") from None
 
 
 @functools.cache
@@ -591,11 +586,10 @@ def _hub_errors(hub: HubId) -> Iterator[None]:
     try:
         yield
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         named = hub.name + (f":{hub.config}" if hub.config else "")
         raise NotFound(
             f"data '{named}' is neither a file nor a directory and cannot be had from the hub: "
-            f"{reason}{_beside(hub.name)}",
+            f"{first_line(error)}{_beside(hub.name)}",
             "offline, give --data a file or directory (.txt, .jsonl, .csv, .parquet), or try --data demo; for a gated "
             "or private data set, `hf auth login`",
         ) from None

@@ -16,7 +16,7 @@ from kdcli.data.labelled.features import Array, Encoded, encode
 from kdcli.data.labelled.spans import Windows, decode, windows
 from kdcli.data.labelled.targets import encode_targets
 from kdcli.metrics import scorer
-from kdcli.metrics.bootstrap import Scorer, paired_bootstrap
+from kdcli.metrics.bootstrap import Scorer, differences
 from kdcli.metrics.classification import confusion, per_class
 from kdcli.metrics.spans import score_answer
 from kdcli.types import Example, Task
@@ -300,9 +300,6 @@ def compared(
     (model, scorers), (baseline, others) = of_model, of_baseline
     rows: list[dict[str, Any]] = []
     for name, (begin, end) in evaluator.bounds.items():
-        found = paired_bootstrap(scorers[name], others[name], end - begin, resamples=resamples)
         names = {"model": model, "baseline": baseline, "task": evaluator.task.name, "set": name}
-        rows += [
-            names | {"metric": m, "difference": d, "low": low, "high": high} for m, (d, low, high) in found.items()
-        ]
+        rows += differences(names, scorers[name], others[name], end - begin, resamples)
     return rows

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kdcli.data.labelled.features import Array
-from kdcli.metrics.bootstrap import Scorer, paired_bootstrap
+from kdcli.metrics.bootstrap import Scorer, differences
 
 Rows = list[dict[str, Any]]
 
@@ -23,11 +23,8 @@ def ranked(
     ]
     comparisons = []
     for name in others:
-        found = paired_bootstrap(_scorer(values[name]), _scorer(values[baseline]), count, resamples=resamples)
         names = {"model": name, "baseline": baseline, "task": task, "set": ""}
-        comparisons += [
-            names | {"metric": m, "difference": d, "low": low, "high": high} for m, (d, low, high) in found.items()
-        ]
+        comparisons += differences(names, _scorer(values[name]), _scorer(values[baseline]), count, resamples)
     return evaluations, comparisons
 
 

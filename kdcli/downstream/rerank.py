@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from kdcli.bench.latency import Subject
 from kdcli.data.batches import BucketOrder
 from kdcli.data.labelled.features import Array, Encoded
-from kdcli.data.labelled.lists import RERANK, Lists, hashes_of_lists
+from kdcli.data.labelled.lists import RERANK, Lists
+from kdcli.data.labelled.rows import hashes_of
 from kdcli.downstream.rankings import ranked
 from kdcli.downstream.reranker import METRICS, activation_of, per_query, read_by, scores_of, tokens_of_row
 from kdcli.downstream.settings import RerankRecipe
@@ -96,8 +97,7 @@ def student_of(
     notes: list[str] = []
     if recipe.trim.use:
         origin, _, notes = trimmed(origin, recipe.trim, texts_of(train.examples))
-    for note in (f"{source}: {origin.note}", *notes):
-        Progress.log(note)
+    Progress.log(f"{source}: {origin.note}", *notes)
     full, to = shape_of(origin.model.config), recipe.student.to
     shape = full if to is None else parse_shape(to, full)
 
@@ -213,7 +213,7 @@ class RerankRun:
         own = "Identity" if learnt_scores else "Sigmoid"
         set_activation(student.model, activation_of(student) or ACTIVATIONS[own])
         student.tokenizer.model_max_length = tokens_of_row(student, recipe.data.max_length)
-        rows = all_rows(hashes_of_lists(self.train), student.rows, *([self.teacher.rows] if self.teacher else []))
+        rows = all_rows(hashes_of(self.train.examples), student.rows, *([self.teacher.rows] if self.teacher else []))
         save_model(student.model, student.tokenizer, self.folder, rows)
         cards = dict(self.teacher.cards) if self.teacher else {}
         subjects = [Subject(TEACHER, location(self.teacher.source))] if self.teacher else []

@@ -97,8 +97,7 @@ def prepare(
     if recipe.trim.use:
         others = {f"{data.split} {name}".strip(): texts_of(examples) for name, examples in data.sets.items()}
         headed, kept, said = trimmed(headed, recipe.trim, texts_of(data.train), others=others)
-        for note in said:
-            Progress.log(note)
+        Progress.log(*said)
         notes = [*notes, *said]
     how = features_of(recipe.data, data.task, headed)
     train = Features.of(data.task, data.train, headed.tokenizer, **how)
@@ -110,8 +109,7 @@ def prepare(
     found = [f"{truncated:.1%} of the training examples {verb} {how['max_length']} tokens"]
     if data.split != "validation":
         found.append(f"judged on {data.split}")
-    for note in found:
-        Progress.log(note)
+    Progress.log(*found)
     return PreparedTask(session, data, train, evaluator, [*notes, *found], how["max_length"], kept), headed
 
 
@@ -143,8 +141,7 @@ def check_task_data(
     check_no_text(data.task, generates)
     check_training(data)
     notes = [*data.notes, *(looked := looked_over(data.task, data.train))]
-    for line in looked:
-        Progress.log(line)
+    Progress.log(*looked)
     if recipe.choose_on is not None and recipe.choose_on not in data.sets:
         judged = ", ".join(filter(None, data.sets)) or "there is only one"
         raise UsageError(f"choose_on {recipe.choose_on} is none of the judged sets: {judged}")
@@ -153,8 +150,7 @@ def check_task_data(
     if data.task.kind == "span":
         data, left_out = without_misplaced(data)
         notes += left_out
-        for line in left_out:
-            Progress.log(line)
+        Progress.log(*left_out)
     return data, headed, notes
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kdcli.errors import UsageError
+from kdcli.errors import UsageError, first_line
 
 Pair = tuple[Tensor, Tensor]
 # `torch`; `triton` on CUDA devices; or `auto`: triton where its blocks hold the heads.
@@ -223,8 +223,7 @@ def why_no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
     try:
         found = [_value_and_gradients(kernel, *inputs, mask) for kernel in ("torch", "triton")]
     except (TritonError, RuntimeError, OSError, subprocess.SubprocessError) as error:
-        lines = str(error).strip().splitlines()
-        return f"it fails on {torch.cuda.get_device_name(device)}: {lines[0] if lines else type(error).__name__}"
+        return f"it fails on {torch.cuda.get_device_name(device)}: {first_line(error)}"
     worst = max(float((a - b).norm() / a.norm()) for a, b in zip(*found, strict=True))
     near = 1e-3 if dtype == torch.float32 else 0.05
     return None if worst < near else f"it differs by {worst:.1e} from PyTorch on {torch.cuda.get_device_name(device)}"

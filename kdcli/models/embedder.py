@@ -19,16 +19,8 @@ from transformers import PreTrainedConfig
 from kdcli.disk import disk_errors, read_json, write_atomic
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.models.custom_class import custom_class
-from kdcli.models.files import HUB_ERRORS, file_of
-from kdcli.models.load import (
-    LoadedModel,
-    load_config,
-    load_encoder,
-    load_tokenizer,
-    load_weights,
-    location,
-    save_model,
-)
+from kdcli.models.files import file_beside
+from kdcli.models.load import LoadedModel, load_config, load_encoder, load_tokenizer, load_weights, location, save_model
 from kdcli.models.shape import shape_of
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.types import RowHashes
@@ -232,18 +224,9 @@ def save_format(fmt: EmbeddingFormat, hidden: int, folder: Path) -> None:
         write_atomic(folder / name, json.dumps(content, indent=2))
 
 
-def _file(source: str, name: str) -> Path | None:
-    """A file beside a model; None if it has none, or the hub cannot be asked."""
-    try:
-        found = file_of(location(source), name)
-    except HUB_ERRORS:
-        return None
-    return found if found is not None and found.is_file() else None
-
-
 def beside_model(source: str, name: str, kind: type = dict) -> Any:
     """The content of a JSON file beside a model; None if it has no such file."""
-    path = _file(source, name)
+    path = file_beside(location(source), name)
     return None if path is None else read_json(path, kind=kind)
 
 
@@ -270,7 +253,7 @@ def _dense(source: str, path: str) -> tuple[Tensor, Tensor | None, bool]:
     activation = str(settings.get("activation_function", "")).rsplit(".", 1)[-1]
     if activation not in ("Tanh", "Identity"):
         raise _not_computed(source, f"its dense layer has activation {activation or 'none named'}")
-    if (file := _file(source, f"{path}/model.safetensors")) is None:
+    if (file := file_beside(location(source), f"{path}/model.safetensors")) is None:
         raise UsageError(f"{source} has no {path}/model.safetensors", "a dense layer is read from safetensors only")
     try:
         tensors = load(file.read_bytes())

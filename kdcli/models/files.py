@@ -20,7 +20,7 @@ from transformers.initialization import no_init_weights
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from kdcli.disk import read_json
-from kdcli.errors import UsageError, shortened
+from kdcli.errors import UsageError, one_line, shortened
 from kdcli.models.custom_class import COMPACT, EMBEDDING_RANK, LABEL_WORDS, UNILM
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
@@ -51,6 +51,15 @@ def file_of(source: str, name: str, revision: str | None = None, *, needed: bool
     hub cannot be asked, or a `needed` file is not there."""
     found = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=needed)
     return None if found is None else Path(found)
+
+
+def file_beside(source: str, name: str) -> Path | None:
+    """A file beside a model; None if it has none, or the hub cannot be asked."""
+    try:
+        found = file_of(source, name)
+    except HUB_ERRORS:
+        return None
+    return found if found is not None and found.is_file() else None
 
 
 def check_config(raw: Mapping[str, Any], source: object) -> None:
@@ -103,7 +112,7 @@ def config_errors(source: object) -> Iterator[None]:
         yield
     except FOREIGN_ERRORS as error:
         kind = "" if isinstance(error, ValueError | StrictDataclassError) else f"{type(error).__name__}: "
-        raise UsageError(f"{source} cannot be used: {kind}{' '.join(str(error).split())}") from None
+        raise UsageError(f"{source} cannot be used: {kind}{one_line(error)}") from None
 
 
 def check_tokenizer(source: str) -> None:

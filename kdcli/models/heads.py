@@ -109,7 +109,8 @@ def load_for_task(
             note += "; its labels have no names, so their order is taken to be the data's"
         describe_task(model.config, task)
     else:
-        model = _with_new_head(source, config, task, seed, trust_remote_code)
+        encoder = load_weights(source, AutoModel, trust_remote_code=trust_remote_code, seed=seed)
+        model = with_new_head(encoder, config, task, seed, source=source, trust_remote_code=trust_remote_code)
         note = f"a new head: {misfit}"
     return TaskModel(model.eval(), tokenizer, source, note, max_length, training_rows(location(source)))
 
@@ -202,11 +203,6 @@ def describe_task(config: PreTrainedConfig, task: Task) -> None:
         return
     config.id2label, config.label2id = dict(enumerate(names)), {name: number for number, name in enumerate(names)}
     config.problem_type = PROBLEM.get(task.kind)
-
-
-def _with_new_head(source: str, config: PreTrainedConfig, task: Task, seed: int, trust: bool) -> PreTrainedModel:
-    encoder = load_weights(source, AutoModel, trust_remote_code=trust, seed=seed)
-    return with_new_head(encoder, config, task, seed, source=source, trust_remote_code=trust)
 
 
 def with_new_head(

@@ -143,6 +143,15 @@ def layout_for(config: Any) -> Layout:
     return row
 
 
+def check_packing(config: Any, *, isolated: bool) -> None:
+    """Raise a UsageError where documents of a block are to be kept apart, and the architecture cannot do that."""
+    if isolated and (leaks := layout_for(config).leaks):
+        raise UsageError(
+            f"data.pack_isolated: {config.model_type} cannot keep documents apart: {leaks}",
+            "set data.pack_isolated=false",
+        )
+
+
 def row_of(kind: str, *, decodes: bool) -> Layout:
     """The row of a model type, or the UsageError of `layout_for`; `decodes`: its configuration says it is a decoder."""
     if kind in LAYOUTS and not decodes:

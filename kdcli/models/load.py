@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import extract_commit_hash
 
 from kdcli.disk import fill_dir, read_json, user_path
-from kdcli.errors import UsageError
+from kdcli.errors import UsageError, first_line
 from kdcli.models.custom_class import COMPACT, class_for, code_of, describe_code, forget_custom_classes, is_custom
 from kdcli.models.files import (
     CONFIG,
@@ -88,7 +88,7 @@ def _snapshot(name: str, revision: str) -> str:
     except (*HUB_ERRORS, ValueError) as error:
         raise UsageError(
             f"model '{name}' was not found at revision '{revision}', neither in the cache nor on the hub: "
-            f"{_first_line(error)}",
+            f"{first_line(error)}",
             "check the revision (a branch, a tag or a commit) and the network",
         ) from None
 
@@ -195,7 +195,7 @@ def _read_config(source: str, where: str, trust_remote_code: bool) -> PreTrained
             raise UsageError(message, "ask for it there, then `hf auth login`") from None
         raise UsageError(
             f"model '{source}' was found neither as a directory, nor in the Hugging Face cache, nor on the hub: "
-            f"{_first_line(error)}",
+            f"{first_line(error)}",
             "check the name and the network, or use a local directory or 'demo'",
         ) from None
     assert file is not None
@@ -234,7 +234,7 @@ def load_tokenizer(source: str, *, trust_remote_code: bool = False, **settings: 
     except UsageError:
         raise
     except Exception as error:  # noqa: BLE001  # The library tokenizers raises that very class.
-        raise UsageError(f"the tokenizer of {source} cannot be loaded: {_first_line(error)}", hint) from None
+        raise UsageError(f"the tokenizer of {source} cannot be loaded: {first_line(error)}", hint) from None
     # Without any files transformers makes a tokenizer with special tokens only.
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         raise UsageError(f"{source} has no tokenizer", hint)
@@ -264,12 +264,12 @@ def load_weights(
     except HUB_ERRORS as error:
         raise UsageError(
             # transformers' own message is about names and directories; its cause says what happened.
-            f"the weights of {source} cannot be read: {_first_line(error.__cause__ or error)}",
+            f"the weights of {source} cannot be read: {first_line(error.__cause__ or error)}",
             "check the network and the files, then try again",
         ) from None
     except (RuntimeError, ValueError) as error:
         # The message of transformers about sizes points to a table that is not shown.
-        reason = "tensors of other sizes" if "ignore_mismatched_sizes" in str(error) else _first_line(error)
+        reason = "tensors of other sizes" if "ignore_mismatched_sizes" in str(error) else first_line(error)
         raise UsageError(f"the weights of {source} do not fit its config.json: {reason}") from None
     with suppress(*HUB_ERRORS):
         file_of(where, CARD, settings["revision"])  # Into the cache: what is made of the model inherits its licence
@@ -295,7 +295,3 @@ def _quietly() -> Iterator[None]:
         yield
     finally:
         transformers_logging.set_verbosity(before)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -9,22 +9,20 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
-from transformers.utils import cached_file
 
 from kdcli.disk import write_atomic
 from kdcli.errors import UsageError
+from kdcli.models.files import file_beside
 from kdcli.types import RowHashes
 
 FILE, TENSOR = "training_rows.safetensors", "row_hashes"
 NO_ROWS: RowHashes = np.empty(0, np.uint64)
-_QUIET = {f"_raise_exceptions_for_{what}": False for what in ("gated_repo", "missing_entries", "connection_errors")}
 
 
 def training_rows(where: str) -> RowHashes:
     """The hashes, sorted, of the rows that trained a model; none where nothing is recorded. `where`: a directory or a
     hub id, as `from_pretrained` takes it. Raises UsageError: the file is damaged."""
-    file = Path(where) / FILE if Path(where).is_dir() else _from_hub(where)
-    if file is None or not file.is_file():
+    if (file := file_beside(where, FILE)) is None:
         return NO_ROWS
     try:
         rows = load(file.read_bytes())[TENSOR]
@@ -33,17 +31,6 @@ def training_rows(where: str) -> RowHashes:
     if rows.dtype != np.uint64 or rows.ndim != 1:
         raise UsageError(f"{file} must hold one row of uint64, it holds {rows.ndim} dimensions of {rows.dtype}")
     return all_rows(rows)
-
-
-def _from_hub(name: str) -> Path | None:
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        return None
-    try:
-        found = cached_file(name, FILE, **_QUIET)
-    except OSError:
-        # No such model: whoever loads it says so.
-        return None
-    return Path(found) if found else None
 
 
 def write_training_rows(folder: Path, rows: RowHashes) -> None:

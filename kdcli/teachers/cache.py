@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -236,9 +236,7 @@ class SignalStore:
         log(f"computing the teacher's signals for {len(self.rows):,} rows, {_mb(size)}")
         with atomic_dir(self.folder) as aside:
             self._write(aside, teacher, device, log)
-            with (aside / INDEX_FILE).open("wb") as file:
-                file.write(_index(aside, key))
-                _sync(file)
+            (aside / INDEX_FILE).write_bytes(_index(aside, key))
         return True
 
     def _write(self, aside: Path, teacher: nn.Module, device: torch.device, log: Callable[[str], None]) -> None:
@@ -255,8 +253,6 @@ class SignalStore:
                 if now - logged > LOG_SECONDS:
                     logged, left = now, (now - began) / done * (total - done)
                     log(f"{done:,} of {total:,} tokens, {left:.0f} s left")
-            for file in (tokens, logits):
-                _sync(file)
 
 
 def _key(rows: Encoded, layout: RecordLayout, fingerprint: str) -> str:
@@ -282,11 +278,6 @@ def _index(folder: Path, key: str) -> bytes:
         hashes = list(pool.map(lambda block: digest(*block), blocks))
     listed = [[path.name, begin, value] for (path, begin), value in zip(blocks, hashes, strict=True)]
     return json.dumps({"format": FORMAT, "key": key, "blocks": listed}, indent=1).encode()
-
-
-def _sync(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _mb(count: int) -> str:

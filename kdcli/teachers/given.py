@@ -8,7 +8,7 @@ import numpy as np
 
 from kdcli.data.files import open_source
 from kdcli.data.text.sentences import Texts
-from kdcli.errors import UsageError
+from kdcli.errors import UsageError, one_line
 from kdcli.types import Example, Task
 
 Array = np.ndarray[Any, Any]
@@ -38,7 +38,7 @@ def _mapped(file: Path) -> Array:
         # Maps the file; refuses arrays of objects, which are pickled.
         return np.lib.format.open_memmap(file, mode="r")
     except (ValueError, EOFError, OSError) as error:
-        raise UsageError(f"{file} is not a .npy array that can be read: {' '.join(str(error).split())}") from None
+        raise UsageError(f"{file} is not a .npy array that can be read: {one_line(error)}") from None
 
 
 def _of_npy(file: Path, texts: Texts) -> Array:
@@ -74,7 +74,7 @@ def _of_parquet(file: Path, texts: Texts) -> Array:
             known = np.array(at) >= 0
             found[np.array(at)[known]], seen[np.array(at)[known]] = vectors[known], True
     except (pa.ArrowException, ValueError, TypeError, OSError) as error:
-        raise UsageError(f"{file} is not a parquet file of texts and vectors: {' '.join(str(error).split())}") from None
+        raise UsageError(f"{file} is not a parquet file of texts and vectors: {one_line(error)}") from None
     if found is None or not seen.all():
         first = texts.texts[int(np.flatnonzero(~seen)[0])]
         raise UsageError(

@@ -81,7 +81,7 @@ class Progress:
         return f"{hours}:{minutes:02}:{round(seconds) % 60:02} left"
 
     @classmethod
-    def log(cls, message: str) -> None:
-        """Print one line on stderr, above a live bar, in the main process only."""
-        if is_main():
+    def log(cls, *messages: str) -> None:
+        """Print a line each on stderr, above a live bar, in the main process only."""
+        for message in messages if is_main() else ():
             cls.console.print(message, markup=False, soft_wrap=True)

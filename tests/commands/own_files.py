@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
-from encoders import tiny_config, tiny_encoder, tiny_tokenizer
+from encoders import on_disk, tiny_config, tiny_encoder, tiny_tokenizer
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 from typer.testing import CliRunner
@@ -118,9 +118,7 @@ def spoil(lines: list[dict], kind: str) -> list[dict]:
 def encoder(folder: Path, **changes: object) -> Path:
     """Save a tiny BERT that learns within a few steps, with its tokenizer."""
     torch.manual_seed(0)
-    tiny_encoder("bert", initializer_range=0.1, **changes).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
+    return on_disk(tiny_encoder("bert", initializer_range=0.1, **changes), folder)
 
 
 def headed(folder: Path, labels: tuple[str, ...] = (), seed: int = 0, **settings: object) -> Path:

@@ -1,13 +1,12 @@
 """Commands in other processes: one, two that join, one that is killed."""
 
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from forked import Forked
+from forked import Forked, free_port
 from own_files import log_of, same_weights, succeeds
 
 from kdcli.cli import main
@@ -24,15 +23,13 @@ def ranks(*arguments: object, slurm: bool = False) -> list[Forked]:
 
 def as_ranks(begin: Callable[..., Forked], *, slurm: bool = False) -> list[Forked]:
     """Begin two processes with the environment of gloo's under torchrun or srun."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     if slurm:
         common = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost"}
         # accelerate takes 0 for unset.
-        common |= {"SLURM_JOB_ID": "7", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "0"}
+        common |= {"SLURM_JOB_ID": "7", "MASTER_PORT": port, "OMP_NUM_THREADS": "0"}
         return [begin(**common, SLURM_PROCID=rank, SLURM_LOCALID=rank) for rank in "01"]
-    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     common |= {"ACCELERATE_USE_CPU": "true"}
     return [begin(**common, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
 

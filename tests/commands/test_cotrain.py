@@ -9,7 +9,7 @@ import own_files
 import processes
 import pytest
 import torch
-from encoders import tiny_config, tiny_encoder, tiny_tokenizer
+from encoders import on_disk, tiny_config, tiny_tokenizer
 from own_files import log_of, refused, report_of, said_by, same_weights, times, weights
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -31,12 +31,9 @@ succeeds = functools.partial(own_files.succeeds, "cotrain")
 
 @pytest.fixture
 def base(tmp_path):
-    folder = tmp_path / "base"
     torch.manual_seed(0)
     model = AutoModelForMaskedLM.from_config(tiny_config("bert", num_hidden_layers=4, initializer_range=0.3))
-    model.save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
+    return on_disk(model, tmp_path / "base")
 
 
 @pytest.fixture
@@ -204,20 +201,13 @@ def test_resuming_repeats_no_finished_run(given, on_task, tmp_path):
         (["--set", "train.warmup_steps=6"], "leaves nothing of 6 steps"),
         (["--set", "data.max_length=300"], "the teacher reads at most 160 tokens"),
         (["--data", "/nowhere.txt"], "no data at"),
-        (["--community", "OTHER"], "have different vocabularies: 64 and 70 words"),
         (["--base", "UNBUILT"], "UNBUILT cannot be used: KeyError: 'planted.run'"),
-        (["--recipe", "ctcd-4x768", "--base", "OTHER", "--community", "ENCODER"], "the community teacher: "),
         (["--task", "own", "--community", "c/d"], "--community belongs to co-training on text"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(given, tmp_path, arguments, message):
-    tiny_encoder("bert").save_pretrained(tmp_path / "ENCODER")
-    AutoModelForMaskedLM.from_config(tiny_config("bert", vocab_size=70)).save_pretrained(tmp_path / "OTHER")
-    tiny_config("bert", hidden_act="planted.run").save_pretrained(tmp_path / "UNBUILT")
-    for name in ("ENCODER", "OTHER", "UNBUILT"):
-        tiny_tokenizer().save_pretrained(tmp_path / name)
-    places = {name: tmp_path / name for name in ("ENCODER", "OTHER", "UNBUILT")}
-    assert message in refused(tmp_path, "cotrain", *given, *(places.get(a, a) for a in arguments))
+    unbuilt = on_disk(tiny_config("bert", hidden_act="planted.run"), tmp_path / "UNBUILT")
+    assert message in refused(tmp_path, "cotrain", *given, *(unbuilt if a == "UNBUILT" else a for a in arguments))
 
 
 @pytest.mark.parametrize(

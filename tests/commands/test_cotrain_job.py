@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from encoders import tiny_config, tiny_encoder, tiny_tokenizer
+from encoders import on_disk, tiny_config, tiny_encoder, tiny_tokenizer
 from transformers import AutoModelForMaskedLM
 
 from kdcli.commands.cotrain.job import OnText
@@ -21,11 +21,10 @@ from kdcli.types import Schedule
 SCHEDULE = Schedule(steps=6, batch_size=8, lr=1e-3, warmup_steps=0, eval_every=6, checkpoint_every=100)
 
 
-def masked_model(folder, seed=0, tokenizer=None, **changes):
-    torch.manual_seed(seed)
-    AutoModelForMaskedLM.from_config(tiny_config("bert", initializer_range=0.3, **changes)).save_pretrained(folder)
-    (tokenizer or tiny_tokenizer()).save_pretrained(folder)
-    return str(folder)
+def masked_model(folder, **changes):
+    torch.manual_seed(0)
+    model = AutoModelForMaskedLM.from_config(tiny_config("bert", initializer_range=0.3, **changes))
+    return str(on_disk(model, folder))
 
 
 @pytest.fixture
@@ -210,8 +209,7 @@ class TestPair:
         ],
     )
     def test_models_that_do_not_fit(self, base, tmp_path, changes, message):
-        tiny_encoder("bert").save_pretrained(tmp_path / "encoder")
-        tiny_tokenizer().save_pretrained(tmp_path / "encoder")
+        on_disk(tiny_encoder("bert"), tmp_path / "encoder")
         if "community" in changes:
             community = {"model": str(tmp_path / changes["community"]), "layers": changes.get("layers")}
             changes = {"student": changes.get("student", "2x16@4"), "community": community}

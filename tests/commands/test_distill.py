@@ -1,6 +1,5 @@
 """`kdcli distill` from end to end on tiny models: what it leaves, resumes and refuses."""
 
-import errno
 import functools
 import json
 import os
@@ -187,11 +186,8 @@ def test_bad_input_is_refused_before_anything_is_written(given, tmp_path, argume
     assert message in refused(tmp_path, "distill", *given, *arguments)
 
 
-def test_a_full_disk_while_saving_leaves_no_half_model(given, tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full)
+def test_a_full_disk_while_saving_leaves_no_half_model(given, tmp_path, monkeypatch, full_disk):
+    full_disk("transformers.modeling_utils.safe_save_file")
     result = kdcli(*given, "--to", "2x32", "-o", tmp_path / "out")
     assert result.exit_code == 3
     assert "the disk is full" in result.stderr

@@ -5,7 +5,7 @@ import own_files
 import processes
 import pytest
 import torch
-from encoders import foreign_tokenizer, tiny_encoder
+from encoders import foreign_tokenizer, on_disk, tiny_encoder
 from own_files import interrupted, kdcli, log_of, refused, report_of, said_by, same_weights, succeeds, times, weights
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -198,10 +198,8 @@ def test_the_student_may_be_brought(done, asked, tmp_path):
 @pytest.fixture
 def stranger(tmp_path):
     """An encoder of another type, whose tokenizer has other numbers of the same words."""
-    folder = tmp_path / "stranger"
-    tiny_encoder("distilbert", dim=16, n_heads=2, hidden_dim=32, initializer_range=0.1).save_pretrained(folder)
-    foreign_tokenizer().save_pretrained(folder)
-    return folder
+    narrow = tiny_encoder("distilbert", dim=16, n_heads=2, hidden_dim=32, initializer_range=0.1)
+    return on_disk(narrow, tmp_path / "stranger", foreign_tokenizer())
 
 
 FEW = ["--method", "soft-targets", "--set", "student.dropout=0.0"]
@@ -234,8 +232,7 @@ def test_logits_are_matched_to_rows_of_other_tokens(asked, tmp_path):
         was = table.clone()
         for word, number in theirs.items():
             table[number] = was[ours[word]]
-    model.save_pretrained(renumbered)
-    foreign_tokenizer().save_pretrained(renumbered)
+    on_disk(model, renumbered, foreign_tokenizer())
     start = own_files.encoder(tmp_path / "start")
     more = [*FEW, "--set", "undistilled.use=false", "--student", start]
     alike = asked(to=None)

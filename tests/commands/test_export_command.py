@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from encoders import tiny_config, tiny_tokenizer
+from encoders import on_disk, tiny_config, tiny_tokenizer
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from kdcli.backends import export as files
@@ -43,9 +43,7 @@ def saved(tmp_path):
         auto, settings = HEADS.get(head, (head, {}))
         torch.manual_seed(0)
         config = tiny_config("bert", num_hidden_layers=1, initializer_range=0.3, **settings | changes)
-        for part in (auto.from_config(config), tiny_tokenizer()):
-            part.save_pretrained(tmp_path / "source")
-        return tmp_path / "source"
+        return on_disk(auto.from_config(config), tmp_path / "source")
 
     return save
 

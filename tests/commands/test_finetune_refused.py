@@ -8,7 +8,6 @@ import json
 import own_files
 import pytest
 import torch
-from accelerate import Accelerator
 from own_files import QUICK, refused, report_of, succeeds, write
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -18,7 +17,6 @@ from kdcli.downstream.settings import FinetuneRecipe
 from kdcli.downstream.task import check_task_data, order_and_schedule, prepare
 from kdcli.errors import UsageError
 from kdcli.recipe.resolve import combinations, grid_options
-from kdcli.training.launch import Session
 
 
 @pytest.fixture(scope="module")
@@ -106,11 +104,6 @@ def recipe_of(model, task, data, **options):
     values = {"model": str(model), "task": task, "data.source": str(data), "data.max_length": 24}
     values |= {"data.stride": 4, "train.max_steps": 9}
     return finetune_recipe(options=values | options).recipe
-
-
-@pytest.fixture
-def session():
-    return Session(Accelerator(cpu=True), torch.device("cpu"))
 
 
 def test_a_set_to_choose_on_must_be_there(encoder, session, data, tmp_path):

@@ -8,7 +8,7 @@ import own_files
 import pytest
 import torch
 from accelerate import Accelerator
-from encoders import tiny_config, tiny_encoder, tiny_tokenizer
+from encoders import on_disk, tiny_config, tiny_encoder
 from forked import in_ranks
 from transformers import AutoModelForMaskedLM
 
@@ -154,10 +154,8 @@ def folder(tmp_path_factory):
     for kind in own_files.ROWS:
         own_files.own(folder / kind, kind, n=48, judged=8)
     torch.manual_seed(0)
-    tiny_encoder("bert", **CALM).save_pretrained(folder / "encoder")
-    AutoModelForMaskedLM.from_config(tiny_config("bert", **CALM)).save_pretrained(folder / "mlm")
-    for name in ("encoder", "mlm"):
-        tiny_tokenizer().save_pretrained(folder / name)
+    on_disk(tiny_encoder("bert", **CALM), folder / "encoder")
+    on_disk(AutoModelForMaskedLM.from_config(tiny_config("bert", **CALM)), folder / "mlm")
     return folder
 
 

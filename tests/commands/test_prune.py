@@ -7,7 +7,7 @@ import own_files
 import processes
 import pytest
 import torch
-from encoders import tiny_config, tiny_tokenizer
+from encoders import on_disk, tiny_config
 from own_files import NAMES, QUICK, interrupted, kdcli, log_of, refused, report_of, same_weights, succeeds
 from questions import tokenizer_of
 from safetensors import safe_open
@@ -176,9 +176,7 @@ def test_byte_level_tokenizers_space_labelled_words_under_a_mask(tmp_path):
 
 def test_a_masked_language_model_head_works_in_every_form(given, task, tmp_path):
     torch.manual_seed(0)
-    base = tmp_path / "base"
-    BertForMaskedLM(tiny_config("bert", initializer_range=0.1)).save_pretrained(base)
-    tiny_tokenizer().save_pretrained(base)
+    base = on_disk(BertForMaskedLM(tiny_config("bert", initializer_range=0.1)), tmp_path / "base")
     out, args = tmp_path / "out", [given[0], base, *given[2:]]
     succeeds(*args, "--set", "head.kind=mlm", "--sparsity", "0.7", "-o", out)
     is_the_base_where_kept(base, out)

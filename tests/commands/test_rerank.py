@@ -7,7 +7,7 @@ import numpy as np
 import own_files
 import pytest
 import torch
-from encoders import foreign_tokenizer, tiny_encoder
+from encoders import foreign_tokenizer, on_disk, tiny_encoder
 from own_files import interrupted, kdcli, log_of, refused, report_of, said_by, same_logs, same_weights, succeeds, write
 from sentence_transformers import CrossEncoder
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -138,9 +138,8 @@ def test_a_resumed_run_is_an_uninterrupted_one(given, tmp_path, monkeypatch):
 
 
 def test_a_student_of_other_tokens(given, tmp_path):
-    other = tmp_path / "other"
-    tiny_encoder("distilbert", dim=16, n_heads=2, hidden_dim=32, initializer_range=0.1).save_pretrained(other)
-    foreign_tokenizer().save_pretrained(other)
+    narrow = tiny_encoder("distilbert", dim=16, n_heads=2, hidden_dim=32, initializer_range=0.1)
+    other = on_disk(narrow, tmp_path / "other", foreign_tokenizer())
     succeeds(*given, "--max-steps", "40", "--lr", "5e-3", "--student", other, "-o", tmp_path / "out")
     student = CrossEncoder(str(tmp_path / "out"), device="cpu")
     assert student.tokenizer.get_vocab() == foreign_tokenizer().get_vocab()

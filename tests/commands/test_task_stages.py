@@ -4,8 +4,7 @@ import numpy as np
 import own_files
 import pytest
 import torch
-from accelerate import Accelerator
-from encoders import tiny_config, tiny_encoder, tiny_tokenizer
+from encoders import on_disk, tiny_config, tiny_encoder
 from transformers import AutoModelForSequenceClassification
 
 from kdcli.commands.distill.stages import STUDENT, intermediate_job, prediction_job
@@ -19,7 +18,6 @@ from kdcli.models.shape import shape_of
 from kdcli.recipe.sections import KdSettings
 from kdcli.teachers.cache import TOKENS_KEY, SignalStore
 from kdcli.teachers.task_teacher import kd_terms
-from kdcli.training.launch import Session
 from kdcli.types import Signals, StepLoss
 
 LABELS = ("brisk", "calm")
@@ -31,9 +29,7 @@ def saved(folder, seed, **changes):
     torch.manual_seed(seed)
     names = {"id2label": dict(enumerate(LABELS)), "label2id": {n: i for i, n in enumerate(LABELS)}}
     config = tiny_config("bert", initializer_range=0.3, **names | changes)
-    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
+    return on_disk(AutoModelForSequenceClassification.from_config(config), folder)
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +53,8 @@ def recipe(folders):
 
 
 @pytest.fixture
-def ready(recipe):
-    return prepare(recipe, Session(Accelerator(cpu=True), torch.device("cpu")), new_head=False)
+def ready(recipe, session):
+    return prepare(recipe, session, new_head=False)
 
 
 def encoder():

@@ -15,12 +15,6 @@ TEXT = ["--max-steps", "2", "--batch-size", "8", "--set", "data.max_length=16", 
 GENERAL = ["--set", "general.overrides.data={max_length: 16, held_out_blocks: 8}"]
 
 
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def tokenised(cache):
     """How many corpora are whole in the cache; none is half there."""
     made = [path for path in cache.glob("corpora/*") if path.is_dir()]

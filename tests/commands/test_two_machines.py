@@ -2,14 +2,13 @@
 
 import os
 import shutil
-import socket
 import sys
 import time
 
 import own_files
 import pytest
 import torch
-from forked import Forked
+from forked import Forked, free_port
 
 from kdcli.cli import main
 
@@ -41,11 +40,8 @@ def _on(machine, words):
 
 def start(machines, *commands):
     """Start a command on both machines, or one on each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "ACCELERATE_USE_CPU": "true"}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     own = [common | {"RANK": str(rank), "KDCLI_CACHE": str(machine / "cache")} for rank, machine in enumerate(machines)]
     words = [commands[0], commands[-1]]
     return [Forked(_on, *what, **where) for *what, where in zip(machines, words, own, strict=True)]

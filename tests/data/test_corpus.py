@@ -1,6 +1,5 @@
 """Corpora: blocks hold all of the text and isolate documents; the cache survives kills, damage and a second process."""
 
-import errno
 import json
 import os
 import shutil
@@ -37,12 +36,6 @@ def python(code, *arguments, cache):
     environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "KDCLI_CACHE": str(cache)}
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -176,11 +169,8 @@ def test_malformed_text_leaves_nothing_behind(tmp_path, cache):
     assert left_in(cache) == []
 
 
-def test_a_full_disk_leaves_nothing_behind(text, cache, monkeypatch):
-    def full(_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+def test_a_full_disk_leaves_nothing_behind(text, cache, full_disk):
+    full_disk(os, "fsync")
     with pytest.raises(MachineError, match="the disk is full"):
         corpus(text)
     assert left_in(cache) == []
@@ -315,11 +305,7 @@ print(json.dumps([list(source.documents("train", None)), len(corpus(sys.argv[1] 
 def test_a_hub_id_is_streamed_and_once_tokenised_needs_no_network(hub, tmp_path, monkeypatch):  # noqa: F811
     hub.repositories[NAME] = FILES
     paths = {"KDCLI_CACHE": str(tmp_path / "cache"), "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
-    environment = hub.environment(tmp_path / "hf", **paths)
-    # The address is read when the libraries are imported, hence another process.
-    done = subprocess.run([sys.executable, "-c", READ, NAME], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    documents, blocks, messages = json.loads(done.stdout.splitlines()[-1])
+    documents, blocks, messages = json.loads(hub.told(tmp_path / "hf", READ, NAME, **paths)[-1])
     assert documents == DOCUMENTS
     assert "no-training has no train split; it has validation" in messages[0]
     assert "BuilderConfig 'unknown' not found" in messages[1]

@@ -15,10 +15,7 @@ WORDS = enumerate(["walk", "talk", "balk"] * 40)
 TEXT = "\n".join(f"the {w}ing of Café {w} {i % 7}, and un{w}able {w}s" for i, w in WORDS)
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -157,12 +156,8 @@ def test_the_hub_by_id_and_by_address(hub, tmp_path):  # noqa: F811
     hub.repositories["someone/gated"] = {"a.jsonl": b""}
     hub.gated.add("someone/gated")
     paths = {"KDCLI_CACHE": str(tmp_path / "cache"), "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
-    environment = hub.environment(tmp_path / "hf", **paths)
-    # The address is read when the libraries are imported, hence another process.
-    line = [sys.executable, "-c", READ, NAME, COMMIT, hub.url]
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    by_id, of_split, by_address, gated, gated_file, unknown = json.loads(done.stdout.splitlines()[-1])
+    said = hub.told(tmp_path / "hf", READ, NAME, COMMIT, hub.url, **paths)
+    by_id, of_split, by_address, gated, gated_file, unknown = json.loads(said[-1])
     # A shard of the data set is a piece.
     assert by_id == [4, DOCUMENTS]
     assert of_split == by_address == [1, DOCUMENTS[7:8]]

@@ -1,6 +1,5 @@
 """The named tasks as the data sets on the hub have them, and the files of the GLUE server to the byte."""
 
-import errno
 import os
 
 import pytest
@@ -163,13 +162,9 @@ def test_the_nine_are_taken_and_no_other():
         assert "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli" in caught.value.hint
 
 
-def test_a_full_disk_is_named_and_keeps_the_old_file(tmp_path, monkeypatch):
+def test_a_full_disk_is_named_and_keeps_the_old_file(tmp_path, full_disk):
     write_submission(tmp_path, task_of("sst2"), "", [1])
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    full_disk(os, "fsync")
     with pytest.raises(MachineError, match=r"the disk is full: .*SST-2\.tsv"):
         write_submission(tmp_path, task_of("sst2"), "", [0])
     assert (tmp_path / "SST-2.tsv").read_bytes() == b"index\tprediction\n0\t1\n"

@@ -7,7 +7,7 @@ import encoders
 import pytest
 import torch
 import transformers as hf
-from encoders import NAMES, TASKS, assert_same_state, logits_of, tiny_config, tiny_encoder, tiny_tokenizer
+from encoders import NAMES, TASKS, assert_same_state, logits_of, on_disk, tiny_config, tiny_encoder, tiny_tokenizer
 from safetensors.torch import load_file, save_file
 from tokenizers import normalizers
 
@@ -39,11 +39,9 @@ def encoder_dir(tmp_path_factory) -> Callable[[str], Path]:
             folder = tmp_path_factory.mktemp(model_type)
             # Wide weights, so that outputs differ by more than rounding.
             encoder = tiny_encoder(model_type, initializer_range=0.2)
-            encoder.save_pretrained(folder)
             # The model's own names: saved files of some types have others.
             save_file({name: tensor.clone() for name, tensor in encoder.state_dict().items()}, folder / KEPT)
-            tiny_tokenizer().save_pretrained(folder)
-            made[model_type] = folder
+            made[model_type] = on_disk(encoder, folder)
         return made[model_type]
 
     return of
@@ -59,9 +57,7 @@ def headed_dir(tmp_path) -> Callable[..., Path]:
         if names[0] is not None:
             config.id2label = dict(enumerate(names))
             config.label2id = {name: i for i, name in enumerate(names)}
-        auto.from_config(config).save_pretrained(tmp_path / "model")
-        tiny_tokenizer().save_pretrained(tmp_path / "model")
-        return tmp_path / "model"
+        return on_disk(auto.from_config(config), tmp_path / "model")
 
     return of
 

@@ -8,7 +8,7 @@ import encoders
 import pytest
 import torch
 import transformers as hf
-from encoders import NAMES, TASKS, WORDS, assert_same_state, logits_of, tiny_config, tiny_tokenizer
+from encoders import NAMES, TASKS, WORDS, assert_same_state, logits_of, on_disk, tiny_config, tiny_tokenizer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import kdcli
@@ -180,8 +180,7 @@ def test_a_norm_with_a_weight_of_zero_is_refused(tmp_path):
     encoder = encoders.tiny_encoder("modernbert")
     with torch.no_grad():
         encoder.final_norm.weight[3] = 0
-    encoder.save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
+    on_disk(encoder, tmp_path)
     with pytest.raises(UsageError, match=r"the last norm of .* has weights of 0"):
         load(tmp_path)
 

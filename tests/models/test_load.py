@@ -4,7 +4,6 @@ import contextlib
 import errno
 import json
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -233,14 +232,6 @@ def test_a_full_disk_leaves_nothing_half_written(what, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def run(hub, home, *sources, **environment):  # noqa: F811
-    """Load the sources in a process of its own; print a line for each: the loaded shape or the error."""
-    command, environment = [sys.executable, "-c", PROGRAM, *sources], hub.environment(home, **environment)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
 def test_a_hub_gives_a_model_once_or_one_error(hub, model_dir, tmp_path):  # noqa: F811
     cases = {
         "pickled": "error: someone/pickled has its weights as a pickle (pytorch_model.bin)",
@@ -258,7 +249,7 @@ def test_a_hub_gives_a_model_once_or_one_error(hub, model_dir, tmp_path):  # noq
         del hub.repositories["someone/speechless"][name]
     hub.broken.add("someone/broken/model.safetensors")
     del hub.repositories["someone/absent"]
-    first, *errors = run(hub, tmp_path, "someone/tiny-bert", *(f"someone/{name}" for name in cases))
+    first, *errors = hub.told(tmp_path, PROGRAM, "someone/tiny-bert", *(f"someone/{name}" for name in cases))
     own = load_encoder(str(model_dir)).model.get_input_embeddings().weight.detach().double().sum()
     assert first == f"4x32:128@4 64 {float(own)}"
     assert ("GET", f"/someone/tiny-bert/resolve/{COMMIT}/model.safetensors") in hub.asked
@@ -267,7 +258,7 @@ def test_a_hub_gives_a_model_once_or_one_error(hub, model_dir, tmp_path):  # noq
     # A pickle is neither fetched nor handed to the service that transformers would have convert it.
     assert not [path for _, path in hub.asked if path.endswith(".bin") or "commits" in path]
     hub.asked.clear()
-    offline = run(hub, tmp_path, "someone/tiny-bert", "someone/absent", HF_HUB_OFFLINE="1")
+    offline = hub.told(tmp_path, PROGRAM, "someone/tiny-bert", "someone/absent", HF_HUB_OFFLINE="1")
     assert offline[0] == first
     assert "'someone/absent' was found neither as a directory, nor in the Hugging Face cache" in offline[1]
     assert "a local directory or 'demo'" in offline[1]

@@ -1,12 +1,11 @@
 """One report over several runs: names, order, and what each part adds, as the verbs use it."""
 
 import pytest
-from reports import card, evaluation, finetune_values, made, prune_values, report_values, run_row, selection_values
+from reports import card, evaluation, made, prune_values, report_values
 
 from kdcli.report.combine import Part, combine_reports
 from kdcli.report.finish import RunResult
 from kdcli.training.run_dir import RunDir
-from kdcli.types import Outcome
 
 
 @pytest.fixture
@@ -51,46 +50,3 @@ def test_pruned_runs_take_the_names_of_their_parts(folder):
     assert [e.model for e in report.evaluations] == ["a", "b"]
     assert [p.model for p in report.pruning] == ["a", "b"], "whichever form its run pruned"
     assert (report.recipe, report.published) == ({"task": "own"}, []), "the papers' tasks are others"
-
-
-def test_the_chosen_run_of_a_grid_is_the_model_of_the_directory(folder):
-    runs = [result(folder / "runs" / str(seed), finetune_values()) for seed in (0, 1)]
-    selection = selection_values() | {"settings": {}, "seed": 1, "runs": [run_row(0, 0.8), run_row(1, 0.9)]}
-    report = combine_reports(
-        folder,
-        command="finetune",
-        parts=[Part("seed=1", runs[1], {"finetuned": "finetuned"})],
-        folders={"finetuned": folder},
-        outcome=Outcome(steps=200),
-        selection=selection,
-        auto_class="AutoModelForSequenceClassification",
-    ).report
-    assert (report.models["finetuned"].id, report.evaluations) == (folder.name, runs[1].report.evaluations)
-    assert report.quality == runs[1].report.quality
-    assert report.selection
-    assert report.training.steps == 200
-    assert "AutoModelForSequenceClassification" in (folder / "README.md").read_text("utf-8")
-
-
-def test_a_pair_stands_beside_the_same_models_alone(folder):
-    names = ("teacher", "student")
-    alone = result(
-        folder / "standalone",
-        report_values() | {"models": {name: card() for name in names}},
-        quality={"loss": {name: {"loss": 2.0} for name in names}},
-        evaluations=[evaluation(name) for name in names],
-    )
-    report = combine_reports(
-        folder,
-        command="cotrain",
-        recipe={"teacher": "demo", "student": "2x64", "mode": "dml", "weights": [1, 1, 1, 1]},
-        parts=[Part("standalone", alone, {name: f"{name} standalone" for name in names}, beside=True)],
-        cards={name: card() for name in names},
-        evaluations=[evaluation(name, metrics={"accuracy": 0.9}) for name in names],
-        quality={"loss": {name: {"loss": 1.0} for name in names}},
-    ).report
-    assert list(report.models) == ["teacher", "teacher standalone", "student standalone", "student"]
-    assert [e.model for e in report.evaluations] == [*names, "teacher standalone", "student standalone"]
-    losses = {"teacher": 1.0, "student": 1.0, "teacher standalone": 2.0, "student standalone": 2.0}
-    assert report.quality["loss"] == {name: {"loss": loss} for name, loss in losses.items()}
-    assert (list(report.beside), len(report.curve)) == (["standalone"], 3)

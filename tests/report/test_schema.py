@@ -15,20 +15,9 @@ from kdcli.report.published import published_for
 from kdcli.report.schema import Card, LatencyRow, PublishedRow, Report
 
 CARD = (
-    *(
-        "id",
-        "revision",
-        "model_type",
-        "layers",
-        "hidden",
-        "ffn",
-        "heads",
-        "params_total",
-        "params_embedding",
-        "params_transformer",
-    ),
-    *("params_nonzero", "multiply_adds", "bytes", "held_in", "sha256", "paper_params_embedding"),
-    "paper_params_transformer",
+    *("id", "revision", "model_type", "layers", "hidden", "ffn", "heads"),
+    *("params_total", "params_embedding", "params_transformer", "params_nonzero", "multiply_adds", "bytes", "held_in"),
+    *("sha256", "paper_params_embedding", "paper_params_transformer"),
 )
 LATENCY = (
     *("model", "backend", "device", "dtype", "batch_size", "seq_len", "padding", "n", "p50_ms", "p90_ms", "p95_ms"),

@@ -1,6 +1,5 @@
 """The teacher's signals on disk: equal to the live ones up to rounding; damaged files are computed again."""
 
-import errno
 import os
 import random
 import shutil
@@ -314,11 +313,8 @@ def test_a_disk_without_room_is_logged_and_nothing_computed(tmp_path, monkeypatc
     assert [p for p in tmp_path.iterdir() if p.suffix != ".lock"] == []
 
 
-def test_a_disk_that_fills_up_is_an_error_with_a_name_and_leaves_nothing(tmp_path, monkeypatch):
-    def full(_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+def test_a_disk_that_fills_up_is_an_error_with_a_name_and_leaves_nothing(tmp_path, full_disk):
+    full_disk(os, "fsync")
     with pytest.raises(MachineError, match="the disk is full"):
         opened(tmp_path, rows_of())
     assert [p for p in tmp_path.iterdir() if p.suffix != ".lock"] == []

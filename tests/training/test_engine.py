@@ -5,7 +5,6 @@ import json
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from forked import free_port
 from torch import nn
 
 from kdcli.data.batches import BatchOrder
@@ -344,13 +344,6 @@ def test_bf16_trains():
     assert weights(net).dtype == torch.float32
 
 
-def test_a_batch_smaller_than_the_processes_is_refused(monkeypatch):
-    session = session_of()
-    monkeypatch.setattr(type(session.accelerator), "num_processes", 9)
-    with pytest.raises(UsageError, match="8 rows of a batch are less than one for each of 9 processes"):
-        train(session, job_of({"net": Net()}), make_schedule(), None)
-
-
 class Held(Rows):
     """Held-out examples that say which they are, and of what lengths a batch was padded to."""
 
@@ -505,10 +498,7 @@ sys.exit(3)
 @pytest.mark.slow
 def test_a_process_leaves_its_group_before_it_ends_whatever_it_ends_with():
     # One that takes the group along into the interpreter's end aborts now and then: exit code 134 in place of its own.
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     common |= {"ACCELERATE_USE_CPU": "true"}
     command, how = [sys.executable, "-c", ENDING], {"stdout": subprocess.PIPE, "text": True}
     environments = [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]

@@ -3,13 +3,12 @@
 import dataclasses
 import os
 import signal
-import socket
 import time
 
 import pytest
 import torch
 import typer
-from forked import Forked, in_ranks
+from forked import Forked, free_port, in_ranks
 from test_engine import CPU, Net, job_of, make_schedule
 
 from kdcli.cli.app import Verbs
@@ -79,10 +78,7 @@ def _live(does):
 
 def lives(*does, patience="20", **environment):
     """Exit codes of processes that join a run and do this, and all that they say; None never starts."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    place = {"WORLD_SIZE": str(len(does)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place = {"WORLD_SIZE": str(len(does)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     place |= {"ACCELERATE_USE_CPU": "true", peers.JOIN_SECONDS: patience} | environment
     started = [
         Forked(_live, do, **place | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
@@ -184,6 +180,16 @@ def _trained(net, folder=None, **changes):
     return train(Session(start(CPU, torch.float32), CPU), job, make_schedule(**changes), run)
 
 
+def weights_of(net):
+    return {name: p.detach() for name, p in net.named_parameters()}
+
+
+def both_are(expected, work):
+    """Two processes end with these weights."""
+    for found in in_ranks(2, work):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
 def _differ(what):
     def work():
         second = os.environ["RANK"] == "1"
@@ -227,11 +233,9 @@ def test_a_checkpoint_is_sent_to_a_machine_that_does_not_see_it(tmp_path):
         net = Net()
         outcome = _trained(net, tmp_path / os.environ["RANK"])
         assert outcome.resumed_from_step == 6
-        return {name: p.detach() for name, p in net.named_parameters()}
+        return weights_of(net)
 
-    for found in in_ranks(2, work):
-        for name, parameter in whole.named_parameters():
-            torch.testing.assert_close(found[name], parameter.detach(), atol=1e-5, rtol=0)
+    both_are(weights_of(whole), work)
 
 
 def test_memory_that_runs_out_in_one_process_ends_in_a_checkpoint_of_the_step_before(tmp_path):
@@ -258,12 +262,10 @@ def test_memory_that_runs_out_in_one_process_ends_in_a_checkpoint_of_the_step_be
             run.release()
             return {"micro": torch.tensor(int("micro-batches of 2" in stopped.hint))}
         assert outcome.resumed_from_step == 4
-        return {name: p.detach() for name, p in net.named_parameters()}
+        return weights_of(net)
 
     assert [int(found["micro"]) for found in in_ranks(2, lambda: work(True))] == [1, 1]
-    for found in in_ranks(2, lambda: work(False)):
-        for name, parameter in whole.named_parameters():
-            torch.testing.assert_close(found[name], parameter.detach(), atol=1e-5, rtol=0)
+    both_are(weights_of(whole), lambda: work(False))
 
 
 def test_a_micro_batch_that_does_not_fit_is_halved_before_the_first_step_by_all(capfd):
@@ -279,11 +281,9 @@ def test_a_micro_batch_that_does_not_fit_is_halved_before_the_first_step_by_all(
             return StepLoss({"net": Term(net(batch), "tokens")})
 
         _trained(net, step=step)
-        return {name: p.detach() for name, p in net.named_parameters()}
+        return weights_of(net)
 
-    for found in in_ranks(2, work):
-        for name, parameter in whole.named_parameters():
-            torch.testing.assert_close(found[name], parameter.detach(), atol=1e-5, rtol=0)
+    both_are(weights_of(whole), work)
     assert "micro-batch halved to 1" in capfd.readouterr().err
 
 
@@ -299,9 +299,7 @@ def waits(rank):
 
 
 def test_a_second_sigterm_ends_at_once_whatever_the_main_thread_waits_for():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     both = [Forked(_live, waits, **place | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
     both[0].first_line()
     for _ in range(2):
@@ -322,9 +320,7 @@ def test_a_parameter_that_no_step_uses_stays_as_in_one_process():
         _trained(net)
         assert net.idle.grad is None
         assert torch.equal(net.idle, before)
-        return {name: p.detach() for name, p in net.named_parameters()}
+        return weights_of(net)
 
     (one,) = in_ranks(1, work)
-    for found in in_ranks(2, work):
-        for name, parameter in one.items():
-            torch.testing.assert_close(found[name], parameter, atol=1e-5, rtol=0)
+    both_are(one, work)

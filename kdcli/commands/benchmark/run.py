@@ -134,8 +134,7 @@ def compare(resolved: Resolved[BenchmarkRecipe], invocation: Invocation, sources
     RunDir.claim(folder, resolved.to_yaml(), overwrite=invocation.overwrite)
     recipe = resolved.recipe.model_dump() | {"compare": [str(s) for s in sources]}
     contents: dict[str, Any] = {"cards": cards, "quality": gathered.quality}
-    for line in (differing := gathered.differing()):
-        Progress.log(line)
+    Progress.log(*(differing := gathered.differing()))
     contents["notes"] = [*differing, *gathered.notes]
     contents["latency"] = Latency(rows=gathered.rows, speedups=gathered.speedups)
     return write_report(RunDir(folder), command="benchmark", recipe=recipe, **contents)

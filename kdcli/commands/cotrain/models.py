@@ -18,7 +18,7 @@ from kdcli.models import shape as forms
 from kdcli.models.capture import Capture, capture
 from kdcli.models.files import check_builds
 from kdcli.models.heads import TaskModel
-from kdcli.models.layout import layout_for
+from kdcli.models.layout import check_packing
 from kdcli.models.load import LoadedModel, load_config, load_encoder, load_tokenizer, save_model
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
 from kdcli.models.training_rows import all_rows
@@ -203,14 +203,10 @@ def _check_vocabularies(named: list[tuple[str, str, PreTrainedTokenizerBase, Any
 
 
 def _check_text(recipe: CotrainRecipe, role: str, config: Any) -> None:
-    positions, leaks = forms.positions_of(config), layout_for(config).leaks
+    positions = forms.positions_of(config)
     if positions is not None and positions < recipe.data.max_length:
         raise UsageError(
             f"the {role} reads at most {positions} tokens, data.max_length is {recipe.data.max_length}",
             f"set data.max_length={positions} or less",
         )
-    if recipe.data.pack_isolated and leaks:
-        raise UsageError(
-            f"data.pack_isolated: {config.model_type} cannot keep documents apart: {leaks}",
-            "set data.pack_isolated=false",
-        )
+    check_packing(config, isolated=recipe.data.pack_isolated)

@@ -168,8 +168,7 @@ def _prepare(resolved: Resolved[Any], invocation: Invocation, session: Session) 
     on_task = [str(recipe.task)] if isinstance(recipe, CotrainTaskRecipe) else []
     folder = choose_output_dir("-".join(["cotrain", *models, *on_task]), resolved, invocation, session)
     data, pair = _on_task(recipe, session) if on_task else _on_text(recipe, invocation, session)
-    for note in pair.notes:
-        Progress.log(note)
+    Progress.log(*pair.notes)
     notes = data.task.notes if isinstance(data, OnTask) else pair.notes
     stages = [PairStage(data, session, resolved, folder, list(notes), pair=pair)]
     weights = weights_of(recipe)

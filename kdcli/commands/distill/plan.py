@@ -7,7 +7,7 @@ from typing import Any
 from kdcli.commands.distill.settings import DistillRecipe, OnTextDownstream
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective, check_settings, masks_text
-from kdcli.models.layout import layout_for
+from kdcli.models.layout import check_packing
 from kdcli.models.shape import parse_shape, shape_of
 from kdcli.recipe.resolve import Resolved, flatten
 from kdcli.types import ModelShape
@@ -27,12 +27,8 @@ def plan(recipe: DistillRecipe, config: Any) -> dict[str, Planned]:
     """The students by name in the report: their shapes', their variants' where there are any, without those that would
     train as another does. Raises UsageError: the teacher cannot keep documents apart, it or its assistant cannot teach
     one of these shapes, or variants differ in more than their losses and assistants."""
-    leaks, teacher = layout_for(config).leaks, shape_of(config)
-    if recipe.data.pack_isolated and leaks:
-        raise UsageError(
-            f"data.pack_isolated: {config.model_type} cannot keep documents apart: {leaks}",
-            "set data.pack_isolated=false",
-        )
+    check_packing(config, isolated=recipe.data.pack_isolated)
+    teacher = shape_of(config)
     shapes, variants, planned = student_shapes(recipe, teacher), variants_of(recipe), dict[str, Planned]()
     for variant, own in variants.items():
         assistant = assistant_shape(own, teacher, shapes)

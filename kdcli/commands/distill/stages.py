@@ -161,8 +161,7 @@ class TaskRun:
         teacher = self.teachers[0]
         with self.session.accelerator.main_process_first():
             made = augmented(self.recipe.augment, task, teacher, self.words, seed=self.recipe.train.seed)
-        for note in made.notes:
-            Progress.log(note)
+        Progress.log(*made.notes)
         how = downstream.features_of(self.recipe.data, task.data.task, self.reader)
         return replace(task, train=Features.of(task.data.task, made.examples, self.reader.tokenizer, **how)), made.notes
 

@@ -135,8 +135,7 @@ def prepare_task(resolved: Resolved[TaskDistillRecipe], invocation: Invocation, 
     words = open_words(recipe.augment, task, teachers[0], trust_remote_code=trusted) if recipe.augment.use else None
     judged = [given] if teachers else []
     run = TaskRun(resolved, invocation, folder, task, teachers, judged, reader, soft, shape, start, text, words)
-    for note in run.objective().notes:
-        Progress.log(note)
+    Progress.log(*run.objective().notes)
     # The warm-up must leave steps in every stage; copies, whose number is not known yet, only add steps.
     prediction = as_finetune(recipe, str(recipe.teacher or recipe.student.source))
     order_and_schedule(task, prediction)

@@ -160,8 +160,7 @@ def prepare_text(resolved: Resolved[DistillRecipe], invocation: Invocation, sess
     notes: list[str] = []
     if recipe.trim.use:
         teacher, kept, notes = trimmed(teacher, trim_of(recipe))
-        for note in notes:
-            Progress.log(note)
+        Progress.log(*notes)
         reader = TaskModel(teacher.model, teacher.tokenizer, teacher.source, "")
         reads = {name: (read_by(task, how.recipe.data, reader), how) for name, (task, how) in tasks.items()}
     corpus = _corpus(recipe, teacher.tokenizer)

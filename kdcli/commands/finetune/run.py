@@ -156,16 +156,5 @@ def _prepare_rerank(resolved: Resolved[RerankRecipe], invocation: Invocation, se
         raise UsageError("ranking.loss margin-mse learns a score of each passage, and some have none", "take listwise")
     how = "scores in the data" if scored else "labels alone"
     make, notes = student_of(recipe, source, session, train)
-    return RerankRun(
-        resolved,
-        invocation,
-        folder,
-        session,
-        "finetune",
-        make,
-        None,
-        train,
-        held_out,
-        split,
-        notes=[f"trained on {how}", *notes],
-    )
+    said = [f"trained on {how}", *notes]
+    return RerankRun(resolved, invocation, folder, session, "finetune", make, None, train, held_out, split, notes=said)

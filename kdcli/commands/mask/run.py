@@ -26,14 +26,7 @@ from kdcli.recipe.sections import Section
 from kdcli.report.text import bytes_of, number, percent
 from kdcli.sparse.compact import compact
 from kdcli.sparse.load import head_of, published_mask, with_head
-from kdcli.sparse.mask_file import (
-    PUBLISHED,
-    MaskFile,
-    apply_masks,
-    check_base,
-    open_mask,
-    read_mask,
-)
+from kdcli.sparse.mask_file import PUBLISHED, MaskFile, apply_masks, check_base, open_mask, read_mask
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import numbered
 
@@ -151,8 +144,7 @@ def apply(
     loads = f"{type(whole).__name__}.from_pretrained('{folder}')"
     if is_custom(whole):
         loads = f"kdcli.load('{folder}'), or from_pretrained(..., trust_remote_code=True)"
-    for line in (f"{source} under {file}", *down_to_one(masks)):
-        Progress.log(line)
+    Progress.log(f"{source} under {file}", *down_to_one(masks))
     kept, total = _density(masks.values()), sum(m.numel() for m in masks.values())
     size = sum(f.stat().st_size for f in folder.glob("model*.safetensors"))
     facts = {"folder": str(folder), "kept": kept, "weights": total, "bytes": size, "loads": loads}

@@ -58,8 +58,7 @@ class PruneStage:
         Progress.log(f"{recipe.method}, sparsity {recipe.sparsity[0]:g}")
         headed, self.headed = self.headed or task.load(recipe), None
         built = build_pruning(task, recipe, headed, self.teacher, None if self.dry_run else self.folder)
-        for warning in built.warnings:
-            Progress.log(warning)
+        Progress.log(*built.warnings)
         order, _ = order_and_schedule(task, recipe)
         tasks.log_padding(order)
         # A dry run keeps no model beyond its own stage.

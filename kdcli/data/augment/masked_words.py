@@ -32,9 +32,8 @@ class _Query(NamedTuple):
 
 class MaskedWords:
     """A masked language model that predicts words. `model`: with the head of a masked language model; moved to `device`
-    and put in eval mode. `tokenizer`: the model's; it need not be that of the model to be trained on the copies.
-    `dtype`: of the computation, under autocast; float32 is without. Raises UsageError: the tokenizer is a slow one, has
-    no mask token, or no token that is a word."""
+    and put in eval mode. `tokenizer`: the model's; it need not be that of the model to be trained on the copies. Raises
+    UsageError: the tokenizer is a slow one, has no mask token, or no token that is a word."""
 
     def __init__(
         self,
@@ -50,7 +49,7 @@ class MaskedWords:
             raise UsageError(f"{name} has no mask token, so its model cannot predict words", hint)
         if not known:
             raise UsageError(f"{name} has no token that is a word, so its model cannot predict words")
-        self.model, self.tokenizer, self.device, self.dtype = model.to(device).eval(), tokenizer, device, dtype
+        self.model, self.tokenizer, self.device = model.to(device).eval(), tokenizer, device
         self._words = {number: word for number, (word, _) in known.items()}
         self._ids_of = {
             kind: torch.tensor([n for n, (_, s) in known.items() if s == kind], dtype=torch.int64, device=device)
@@ -123,8 +122,7 @@ class MaskedWords:
 
         handle = self.model.base_model.register_forward_hook(gather)
         try:
-            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-                out = self.model(input_ids=rows_BL, attention_mask=torch.ones_like(rows_BL), return_dict=True)
+            out = self.model(input_ids=rows_BL, attention_mask=torch.ones_like(rows_BL), return_dict=True)
         finally:
             handle.remove()
         logits_BV: Tensor = out.logits[:, 0].float()

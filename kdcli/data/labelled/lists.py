@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from kdcli.data.files import BadRow, Log, Row, open_source, whole_text
-from kdcli.data.labelled.rows import hashes_of, held_back
+from kdcli.data.labelled.rows import held_back
 from kdcli.data.text.sentences import NEGATIVE, POSITIVE
 from kdcli.errors import UsageError
-from kdcli.types import Example, RowHashes, Task
+from kdcli.types import Example, Task
 
 Array = np.ndarray[Any, Any]
 RERANK = Task("rerank", "score", ("query", "passage"), ("ndcg@10", "mrr@10"), max_length=256)
@@ -112,11 +112,6 @@ def read_lists(source: str, *, seed: int, log: Log) -> tuple[Lists, Lists, str]:
     judged = judged.take(np.flatnonzero(able))
     log(f"{len(train):,} queries of {train.sizes.mean():.1f} passages; judged by {len(judged):,}")
     return train, judged, split
-
-
-def hashes_of_lists(lists: Lists) -> RowHashes:
-    """Of each pair, as of other labelled rows."""
-    return np.unique(hashes_of(lists.examples))
 
 
 Candidate = tuple[str, float, float]

@@ -120,13 +120,12 @@ def decode(
     *,
     best: int = 20,
     max_answer_tokens: int = 30,
-    impossible: bool = False,
 ) -> list[Decoded]:
     """Turn logits into answers, one for each example, in their order. A span begins at one of the `best` first tokens
     of a window, ends at one of its `best` last tokens, and lies in the context. The windows' highest sum of a span
     counts, and their lowest sum for "no answer". `windows`: of all the examples. `logits`: of each window [L, 2] for
     first and last token; beyond the window is padding, which is ignored. `max_answer_tokens`: tokens of an answer at
-    most. `impossible`: "no answer" may win."""
+    most."""
     score = np.full(len(examples), -np.inf)
     null = np.full(len(examples), np.inf)
     chars = np.zeros((len(examples), 2), dtype=np.int64)
@@ -145,7 +144,7 @@ def decode(
             score[example] = sums[row, column]
             chars[example] = begin_L[first[row]], end_L[last[column]]
     return [
-        Decoded(e.id, "" if impossible and margin > 0 else _text(e.texts[1], *place), margin, best_sum)
+        Decoded(e.id, _text(e.texts[1], *place), margin, best_sum)
         for e, place, margin, best_sum in zip(examples, chars, (null - score).tolist(), score.tolist(), strict=True)
     ]
 

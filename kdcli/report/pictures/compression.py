@@ -6,7 +6,7 @@ from typing import Any, Literal
 from matplotlib.figure import Figure
 
 from kdcli.report.pictures.charts import front_of
-from kdcli.report.pictures.drawing import COLOURS, HEIGHT, INK, WIDTH, figure, plain_logarithm, styled, svg
+from kdcli.report.pictures.drawing import COLOURS, HEIGHT, INK, WIDTH, figure, legend, plain_logarithm, styled, svg
 from kdcli.report.schema import Candidate, Compression
 from kdcli.report.text import Picture, number
 
@@ -25,7 +25,7 @@ def png(compression: Compression) -> bytes:
     drawing = Figure(figsize=(2 * WIDTH, HEIGHT + 0.6), layout="constrained")
     for axes, cost in zip(drawing.subplots(1, 2), AXES, strict=True):
         _draw(styled(drawing, axes), compression, cost)
-    _legend(drawing, compression, 4)
+    legend(drawing, 4, compression.chosen)
     data = io.BytesIO()
     drawing.savefig(data, format="png", dpi=150, facecolor="white", metadata={"Software": None})
     return data.getvalue()
@@ -34,7 +34,7 @@ def png(compression: Compression) -> bytes:
 def _picture(compression: Compression, cost: Cost) -> Picture:
     drawing, axes = figure(0.6)
     front = _draw(axes, compression, cost)
-    _legend(drawing, compression, 2)
+    legend(drawing, 2, compression.chosen)
     words = "; ".join(f"{one.name} {_cost(one, cost):.3g}, {number(one.score)}" for one in _measured(compression))
     what = f"{compression.metric} on {compression.task} over {AXES[cost]}, bars are 95 % intervals: {words}."
     return Picture(svg(drawing), f"{what} On the line, the Pareto front: {', '.join(front)}. Dashed: the goal.")
@@ -79,10 +79,3 @@ def _draw(axes: Any, compression: Compression, cost: Cost) -> list[str]:
     else:
         axes.set_xlim(left=0)
     return front
-
-
-def _legend(drawing: Figure, compression: Compression, columns: int) -> None:
-    handles, labels = drawing.axes[0].get_legend_handles_labels()
-    labels = [f"{label} (chosen)" if label == compression.chosen else label for label in labels]
-    style = {"columnspacing": 1.2, "handlelength": 1.5, "frameon": False, "fontsize": 8, "labelcolor": INK}
-    drawing.legend(handles, labels, loc="outside upper left", ncols=columns, **style)

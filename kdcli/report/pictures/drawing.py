@@ -107,10 +107,12 @@ def ticks(axes: Any, places: Sequence[float], *, log: bool) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def legend(drawing: Figure, columns: int) -> None:
-    """The legend of all labelled lines, above the axes."""
+def legend(drawing: Figure, columns: int, chosen: str | None = None) -> None:
+    """The legend of the labelled lines of the first axes, above them; `chosen` is marked."""
+    handles, labels = drawing.axes[0].get_legend_handles_labels()
+    labels = [f"{label} (chosen)" if label == chosen else label for label in labels]
     style = {"columnspacing": 1.2, "handlelength": 1.5, "frameon": False, "fontsize": 8, "labelcolor": INK}
-    drawing.legend(loc="outside upper left", ncols=columns, **style)
+    drawing.legend(handles, labels, loc="outside upper left", ncols=columns, **style)
 
 
 def scatter_chart(
