@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from kdcli.backends.exported import FACTS
 from kdcli.bench.latency import CELLS, Latency
 from kdcli.commands.compress.judge import (
     Judged,
@@ -34,8 +35,8 @@ from kdcli.commands.compress.plan import (
 )
 from kdcli.commands.compress.recipes import sets_of
 from kdcli.commands.compress.settings import CompressRecipe, GoalSettings
-from kdcli.commands.compress.work import Work, export_arguments, kind_of, product
-from kdcli.disk import atomic_dir, write_atomic
+from kdcli.commands.compress.work import Work, kind_of, product
+from kdcli.disk import atomic_dir, read_json, write_atomic
 from kdcli.downstream.embedding_scores import RETRIEVAL, open_pairs, read_retrieval
 from kdcli.downstream.reranker import is_reranker, judged_lists
 from kdcli.downstream.task import open_judged
@@ -159,13 +160,14 @@ def planned(search: Search, untrained: dict[str, Any]) -> Judged:
 
 def pipeline(search: Search) -> Judged:
     """Run the steps of a recipe one after another, each on the model before it, and judge what every one left."""
-    work, model, made = search.work, Path(search.teacher), {}
+    work, model, made, parent = search.work, Path(search.teacher), {}, None
     for number, step in enumerate(work.recipe.steps, 1):
         ((verb, keys),) = step.items()
         name = f"{number}-{verb}"
         if verb in ("quantize", "export"):
             backend = keys.get("format", "onnx") + ("-int8" if verb == "quantize" else "")
-            made[name] = work.must(name, export_arguments(model, backend))
+            search.write(name, model, backend, parent, needed=True)
+            made[name] = work.path(name)
             continue
         if verb == "trim":
             source = work.recipe.data.source
@@ -175,7 +177,7 @@ def pipeline(search: Search) -> Judged:
             )
         else:
             beside = ["--teacher", search.teacher] if verb == "prune" and work.kind == "task" else []
-            model = product(work.must(name, work.training(verb, str(model), keys, *beside)))
+            model, parent = product(work.must(name, work.training(verb, str(model), keys, *beside))), name
         made[name] = model
     return judge(work, "judged", search.teacher, made)
 
@@ -195,6 +197,7 @@ def finish(search: Search, judged: Judged) -> RunResult:
     compression |= {"strict": goal.strict, "met": not missed, "chosen": chosen.name, "candidates": rows}
     compression |= {"sentence": sentence(judged, chosen, missed, goal)}
     notes = [*search.notes, f"it took {duration(work.seconds)}, {duration(dropped)} of it for what is not in {BEST}/"]
+    notes += [note for one in judged.candidates if (note := in_float(one))]
     if any(row.status != "ok" for row in judged.report.latency):
         notes.append(
             "some latencies are noisy or unstable: the machine had other work, so measure again when it has none"
@@ -211,6 +214,14 @@ def row_of(one: Measured, teacher: Measured, goal: GoalSettings, chosen: Measure
         return row | {"outcome": ""}
     outcome = "chosen" if one is chosen else "; ".join(misses(goal, teacher, one).values()) or "meets the goal"
     return row | {"outcome": outcome}
+
+
+def in_float(one: Measured) -> str:
+    """Which products a quantised candidate keeps in float32; an empty string for none."""
+    file = one.folder / FACTS
+    products = read_json(file).get("products", []) if file.is_file() else []
+    kept = [each["name"] for each in products if each["float"]]
+    return f"{one.name}: {len(kept)} of {len(products)} products stay in float32: {', '.join(kept)}" if kept else ""
 
 
 def seconds_dropped(search: Search, chosen: Measured) -> float:
