@@ -16,7 +16,7 @@ from typing import Any
 from kdcli.backends.runners import check_backend
 from kdcli.bench.latency import CELLS, Protocol, Subject, measure_latency
 from kdcli.commands.compress.judge import LIMITS, POINT, Judged, choose, is_bounded, is_sure, judge
-from kdcli.commands.compress.recipes import RERANK
+from kdcli.commands.compress.recipes import RERANK, set_options
 from kdcli.commands.compress.settings import GoalSettings
 from kdcli.commands.compress.work import Work, export_arguments, product
 from kdcli.errors import MachineError, UsageError
@@ -303,8 +303,7 @@ def curve_score(search: Search, shape: str, steps: int, rung: int) -> float:
 def halving(search: Search, shape: str, steps: int) -> list[str]:
     """The command that distils a shape with an evaluation and a checkpoint at every rung."""
     every = max(1, steps // QUARTERS)
-    pairs = ("--set", f"train.eval_every={every}", "--set", f"train.checkpoint_every={every}")
-    return distilling(search, shape, *pairs)
+    return distilling(search, shape, *set_options({"train": {"eval_every": every, "checkpoint_every": every}}))
 
 
 def halve(

@@ -33,7 +33,7 @@ from kdcli.commands.compress.plan import (
     try_pruning,
     try_shapes,
 )
-from kdcli.commands.compress.recipes import sets_of
+from kdcli.commands.compress.recipes import set_options
 from kdcli.commands.compress.settings import CompressRecipe, GoalSettings
 from kdcli.commands.compress.work import Work, kind_of, product
 from kdcli.disk import atomic_dir, read_json, write_atomic
@@ -172,9 +172,7 @@ def pipeline(search: Search) -> Judged:
         if verb == "trim":
             source = work.recipe.data.source
             more = ["--data", source] if source else []
-            model = work.must(
-                name, ["trim", str(model), *more, *(word for pair in sets_of(keys) for word in ("--set", pair))]
-            )
+            model = work.must(name, ["trim", str(model), *more, *set_options(keys)])
         else:
             beside = ["--teacher", search.teacher] if verb == "prune" and work.kind == "task" else []
             model, parent = product(work.must(name, work.training(verb, str(model), keys, *beside))), name
@@ -229,12 +227,9 @@ def seconds_dropped(search: Search, chosen: Measured) -> float:
     if search.work.recipe.steps:
         return 0.0
     parent = search.candidates.get(chosen.name, Candidate(chosen.name)).parent
-    made = {record["key"].split()[1]: 0.0 for record in search.work.records if record["key"].startswith("run ")}
-    for record in search.work.records:
-        if record["key"].startswith("run "):
-            made[record["key"].split()[1]] += record["seconds"]
+    spent = [(r["key"].split()[1], r["seconds"]) for r in search.work.records if r["key"].startswith("run ")]
     kept = [TEACHER, "judged", chosen.name, *([parent, f"{parent}-trimmed"] if parent else [])]
-    return sum(spent for name, spent in made.items() if name not in kept and not name.startswith("judged"))
+    return float(sum(seconds for name, seconds in spent if name not in kept and not name.startswith("judged")))
 
 
 def _write(work: Work, judged: Judged, chosen: Measured, compression: dict[str, Any], notes: list[str]) -> RunResult:
