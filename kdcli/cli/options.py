@@ -41,7 +41,8 @@ def _shared(
         typer.Option("--set", metavar="KEY.PATH=VALUE", help="Any recipe key.", rich_help_panel=TRAIN),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="Hub id, file, directory, or 'demo'.", rich_help_panel=TRAIN, metavar="SOURCE")
+        str | None,
+        typer.Option(help="Hub id (or ID@REV), file, directory, or 'demo'.", rich_help_panel=TRAIN, metavar="SOURCE"),
     ] = None,
     max_steps: Annotated[
         int | None, typer.Option(help="Optimiser steps; instead of epochs.", rich_help_panel=TRAIN)

@@ -12,7 +12,7 @@ from kdcli.commands.compress.settings import CompressRecipe, GoalSettings
 from kdcli.commands.compress.work import Work
 from kdcli.report.finish import RunResult
 from kdcli.report.schema import Report
-from kdcli.report.sections.latency import speedup_of
+from kdcli.report.sections.latency import milliseconds, speedup_of
 
 POINT = 0.01
 LIMITS = ("speedup", "max_latency_ms", "max_mb")  # Of speed and size
@@ -143,7 +143,8 @@ def sentence(judged: Judged, chosen: Measured, missed: Mapping[str, str], goal: 
     teacher, lost = judged.teacher, (judged.teacher.score - chosen.score) / POINT
     low, high = ((teacher.score - end) / POINT for end in (chosen.high, chosen.low))
     cost = "at no loss" if lost <= 0 else f"for {lost:.2f} points of {judged.metric}"
-    won = f"{chosen.name} is {chosen.speedup:.1f} times as fast as the teacher ({chosen.ms:.2g} ms) and "
+    ms, all_ms = milliseconds(chosen.ms), milliseconds(teacher.ms)
+    won = f"{chosen.name} is {chosen.speedup:.1f} times as fast as the teacher ({ms} ms, not {all_ms}) and "
     won += f"{teacher.mb / chosen.mb:.1f} times smaller ({chosen.mb:.1f} MB) {cost}, between {low:.2f} and {high:.2f}"
     if missed:
         both = conflict([misses(goal, teacher, one) for one in judged.candidates])

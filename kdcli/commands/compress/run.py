@@ -194,7 +194,8 @@ def finish(search: Search, judged: Judged) -> RunResult:
     compression = {"task": str(work.recipe.task), "metric": judged.metric, "rows": judged.rows, "goal": limits}
     compression |= {"strict": goal.strict, "met": not missed, "chosen": chosen.name, "candidates": rows}
     compression |= {"sentence": sentence(judged, chosen, missed, goal)}
-    notes = [*search.notes, f"it took {duration(work.seconds)}, {duration(dropped)} of it for what is not in {BEST}/"]
+    notes = [f"{BEST}/ is what to ship, and its README.md says how to run it", *search.notes]
+    notes += [f"it took {duration(work.seconds)}, {duration(dropped)} of it for what is not in {BEST}/"]
     notes += [note for one in judged.candidates if (note := in_float(one))]
     if any(row.status != "ok" for row in judged.report.latency):
         notes.append(
