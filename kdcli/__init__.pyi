@@ -41,6 +41,7 @@ def distill(
     seed: int | None = None,
     dtype: str | None = None,
     device: str = "auto",
+    revision: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     report_to: str = "none",
@@ -71,6 +72,7 @@ def prune(
     seed: int | None = None,
     dtype: str | None = None,
     device: str = "auto",
+    revision: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     report_to: str = "none",
@@ -103,6 +105,7 @@ def cotrain(
     seed: int | None = None,
     dtype: str | None = None,
     device: str = "auto",
+    revision: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     report_to: str = "none",
@@ -129,6 +132,7 @@ def finetune(
     seed: int | None = None,
     dtype: str | None = None,
     device: str = "auto",
+    revision: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     report_to: str = "none",
@@ -153,6 +157,7 @@ def evaluate(
     data: str | None = None,
     dtype: str | None = None,
     device: str = "auto",
+    revision: str | None = None,
     overwrite: bool = False,
     trust_remote_code: bool = False,
 ) -> RunResult:
@@ -179,6 +184,7 @@ def benchmark(
     data: str | None = None,
     dtype: str | None = None,
     device: str = "auto",
+    revision: str | None = None,
     overwrite: bool = False,
     trust_remote_code: bool = False,
 ) -> RunResult:
@@ -196,12 +202,15 @@ def export(
     pooling: str | None = None,
     task: str | None = None,
     output_dir: Path | str | None = None,
+    sets: list[str] | None = None,
     data: str | None = None,
+    revision: str | None = None,
     overwrite: bool = False,
     push_to_hub: str | None = None,
     trust_remote_code: bool = False,
 ) -> Exported:
-    """Write a model as ONNX or OpenVINO, compared with torch before it is kept. The options are those of `kdcli export`. Raises kdcli.errors.KdcliError."""
+    """Write a model as ONNX or OpenVINO, compared with torch before it is kept. Several of --int8, --fp16 and --q4
+    write their files beside the float32 one. The options are those of `kdcli export`. Raises kdcli.errors.KdcliError."""
 
 def trim(
     model: str,
@@ -211,6 +220,7 @@ def trim(
     sets: list[str] | None = None,
     data: str | None = None,
     device: str = "auto",
+    revision: str | None = None,
     overwrite: bool = False,
     push_to_hub: str | None = None,
     trust_remote_code: bool = False,
@@ -233,6 +243,7 @@ def compress(
     data: str | None = None,
     seed: int | None = None,
     device: str = "auto",
+    revision: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     trust_remote_code: bool = False,

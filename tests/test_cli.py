@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import kdcli
 from kdcli import errors
 from kdcli.cli import app, main
-from kdcli.cli.options import TRACKERS, prepare_libraries
+from kdcli.cli.options import TRACKERS, pinned, prepare_libraries
 
 SAYING = ("--quiet", "-q", "--verbose", "-v")
 ON_TASK = {
@@ -26,7 +26,8 @@ ON_TASK = {
 DISTILL = {
     *("--to", "--method", "--assistant", "--eval-task", "--output-dir", "-o", "--recipe", "-r", "--set", "--data"),
     *("--max-steps", "--epochs", "--batch-size", "--lr", "--seed", "--dtype", "--device", "--processes"),
-    *("--resume", "--overwrite", "--dry-run", "--report-to", "--push-to-hub", "--trust-remote-code", "--json", *SAYING),
+    *("--resume", "--overwrite", "--dry-run", "--report-to", "--push-to-hub", "--revision", "--trust-remote-code"),
+    *("--json", *SAYING),
 }
 OF_VECTORS = {"--pooling", "--teacher-vectors"}
 TRIMMING = {"--trim-vocab"}
@@ -60,11 +61,11 @@ def test_the_verbs_and_their_options_are_frozen():
     assert options_of("evaluate") == DISTILL - {"--to", "--method", "--assistant", "--eval-task"} - training | judging
     measuring = {"--baseline", "--preset", "--backend", "--batch-size", "--seq-len", "--padding", "--project"}
     measuring |= {"--task", "--portable", "--compare", "--max-latency-ms", "--min-speedup", "--strict"}
-    shared = {"--output-dir", "-o", "--recipe", "-r", "--set", "--data", "--device", "--overwrite"}
+    shared = {"--output-dir", "-o", "--recipe", "-r", "--set", "--data", "--device", "--overwrite", "--revision"}
     assert options_of("benchmark") == measuring | shared | {"--dtype", "--trust-remote-code", "--json", *SAYING}
     of_file = ("--int8", "--fp16", "--q4", "--max-drop", "--weights", "--task", "--pooling")
     written = {"--format", *of_file, "--push-to-hub", "--data", "--output-dir", "-o", "--overwrite"}
-    written.add("--trust-remote-code")
+    written |= {"--revision", "--trust-remote-code"}
     assert options_of("trim") == written - {*of_file, "--format"} | {
         "--vocab-size",
         "--set",
@@ -78,7 +79,7 @@ def test_the_verbs_and_their_options_are_frozen():
     large = {"--tokenizer", "--column", "--workers", "--output-dir", "-o", "--dry-run", "--trust-remote-code"}
     assert options_of("tokenize") == large | {"--json", *SAYING}
     assert options_of("push") == {"--public", "--json", *SAYING}
-    assert options_of("export") == written | {"--json", *SAYING}
+    assert options_of("export") == written | {"--set", "--json", *SAYING}
 
 
 def options_of(verb):
@@ -106,6 +107,23 @@ def test_help_and_version():
 def test_a_slip_of_the_hand_gets_exit_2_and_a_suggestion(arguments, said):
     result = run(*arguments)
     assert (result.exit_code, said in result.stderr.replace("\n", " ")) == (2, True)
+
+
+def test_a_revision_is_the_models(tmp_path):
+    assert pinned("someone/base", "v1.0") == pinned("someone/base@v1.0", "v1.0") == "someone/base@v1.0"
+    assert pinned(["base"], "refs/pr/1") == ["base@refs/pr/1"]
+    refused = {
+        (None, "v1"): "none is given",
+        (("a", "b"), "v1"): "several are given",
+        (str(tmp_path), "v1"): "has no revisions",
+        ("./gone", "v1"): "has no revisions",
+        ("demo", "v1"): "has no revisions",
+        ("a@v2", "v1"): "a@v2 and --revision v1 contradict each other",
+        ("a", "v 1"): "got 'v 1'",
+    }
+    for (model, revision), said in refused.items():
+        with pytest.raises(errors.UsageError, match=said):
+            pinned(list(model) if isinstance(model, tuple) else model, revision)
 
 
 def test_recipes_are_listed_shown_and_checked(tmp_path):

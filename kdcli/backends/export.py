@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -61,8 +61,8 @@ class ModelFile:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A model's graph in float32, from which its file is written. `judged`: the caller judges the file on text, so that
-    here only NaN is refused."""
+    """A model's graph in float32, from which its files are written to `folder`. `judged`: the caller judges the file on
+    text, so that here only NaN is refused."""
 
     whole: "_Whole"
     format: str
@@ -70,8 +70,17 @@ class Recorded:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     plain: Path
-    file: Path
-    judged: bool
+    folder: Path
+    judged: bool = False
+
+    @property
+    def file(self) -> Path:
+        """The place of the file that `write` makes."""
+        return self.folder / FILES[self.format, self.precision]
+
+    def at(self, precision: str, *, judged: bool) -> "Recorded":
+        """The same graph for another precision."""
+        return replace(self, precision=precision, judged=judged)
 
     def write(self, in_float: Keys = frozenset()) -> ModelFile:
         """Write the file; products of `in_float`, by `kdcli.backends.quantise.key_of`, keep float32 weights. Raises
@@ -106,12 +115,12 @@ def recorded(
     precision: str = "fp32",
     *,
     pool: Pool | None = None,
-    judged: bool = False,
 ) -> Iterator[Recorded]:
     """Record an encoder in eval mode, or a model with a head for sequences, tokens or questions, to write its file to
-    `folder`, which is made if missing; with `pool` an encoder gives `sentence_embedding` too. After an error the folder
-    may hold unusable files. Raises UsageError: torch cannot export this architecture; MachineError: a library is
-    missing, or the graph differs from torch; OSError: the folder cannot be written."""
+    `folder`, which is made if missing; with `pool` an encoder gives `sentence_embedding` too. From a graph recorded for
+    `fp32`, files `at` other precisions may be written beside it. After an error the folder may hold unusable files.
+    Raises UsageError: torch cannot export this architecture; MachineError: a library is missing, or the graph differs
+    from torch; OSError: the folder cannot be written."""
     for name in RUNTIMES[format]:
         library(name, format)
     file = folder / FILES[format, precision]
@@ -120,7 +129,7 @@ def recorded(
     inputs, outputs = _write_onnx(whole, plain)
     if format == "onnx" and precision != "fp32":
         _compare(whole, inputs, outputs, onnx_caller(plain, threads=0), "fp32", LIMITS["fp32"])
-    yield Recorded(whole, format, precision, inputs, outputs, plain, file, judged)
+    yield Recorded(whole, format, precision, inputs, outputs, plain, folder)
     if plain != file:
         for part in plain.parent.glob(f"{plain.name}*"):
             part.unlink()

@@ -18,6 +18,7 @@ from kdcli.errors import UsageError
 
 TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
 """The trackers of accelerate, which help must not import."""
+HUB_ID = r"(\w[\w.-]*/)?\w[\w.-]*"
 RUN, TRAIN, SHOW, ON_TASK = "Run", "Training", "Output", "With --task"
 
 
@@ -40,7 +41,8 @@ def _shared(
         typer.Option("--set", metavar="KEY.PATH=VALUE", help="Any recipe key.", rich_help_panel=TRAIN),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="Hub id, file, directory, or 'demo'.", rich_help_panel=TRAIN, metavar="SOURCE")
+        str | None,
+        typer.Option(help="Hub id (or ID@REV), file, directory, or 'demo'.", rich_help_panel=TRAIN, metavar="SOURCE"),
     ] = None,
     max_steps: Annotated[
         int | None, typer.Option(help="Optimiser steps; instead of epochs.", rich_help_panel=TRAIN)
@@ -51,6 +53,10 @@ def _shared(
     seed: Annotated[int | None, typer.Option(help="Random seed.", rich_help_panel=TRAIN)] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, fp32, bf16 or fp16.", rich_help_panel=TRAIN)] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, xpu or cuda:INDEX.", rich_help_panel=RUN)] = "auto",
+    revision: Annotated[
+        str | None,
+        typer.Option(metavar="REV", help="Branch, tag or commit of the model, as MODEL@REV.", rich_help_panel=RUN),
+    ] = None,
     processes: Annotated[
         int | None, typer.Option(help="Number of training processes; default one a CUDA device.", rich_help_panel=RUN)
     ] = None,
@@ -78,14 +84,13 @@ def _shared(
 
 
 PRINTING = ("json", "quiet", "verbose")
-LOADING = ("output_dir", "overwrite", "trust_remote_code", *PRINTING)
+LOADING = ("output_dir", "overwrite", "revision", "trust_remote_code", *PRINTING)
 MAKING = ("push_to_hub", *LOADING)
 JUDGING = ("recipe", "sets", "data", "device", *LOADING)
 TRAINING = tuple(inspect.signature(_shared).parameters)
 MEASURING = ("max_latency_ms", "min_speedup", "strict", "project", "task", "baseline", "backend", "padding")
 CONFLICTS = (
     *(("epochs", "max_steps"), ("resume", "overwrite"), ("quiet", "verbose"), ("dry_run", "push_to_hub")),
-    *(("int8", "fp16"), ("int8", "q4"), ("fp16", "q4")),
     *(("vocab_size", "base"), ("vocab_size", "community")),
     *(("no_augment", name) for name in ("augment_model", "glove", "augment_only")),
     *(("augment_only", name) for name in ("ablate", "resume", "push_to_hub")),
@@ -158,6 +163,8 @@ def with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., N
                 _join()
             check_conflicts(given)
             check_numbers(given)
+            if (revision := given.pop("revision", None)) is not None:
+                given[own[0].name] = pinned(given[own[0].name], revision)
             if given.get("push_to_hub") is None:
                 return verb(**given)
             from kdcli.report.publish import check_repository, publish
@@ -176,6 +183,26 @@ def with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., N
         return ready
 
     return decorate
+
+
+def pinned(model: Any, revision: str) -> Any:
+    """`--revision REV` as `MODEL@REV`, of a verb's one model. Raises UsageError: no model or several, one that is not
+    of the hub, or one at another revision."""
+    if isinstance(model, list) and len(model) == 1:
+        return [pinned(model[0], revision)]
+    if not model or isinstance(model, list):
+        number = "several are" if model else "none is"
+        raise UsageError(
+            f"--revision is of the model, and {number} given", "write MODEL@REV for each, or in the recipe"
+        )
+    name, at, given = model.partition("@")
+    if Path(model).exists() or name == "demo" or not re.fullmatch(HUB_ID, name):
+        raise UsageError(f"{model} has no revisions: only models of the hub have", "leave --revision out")
+    if not re.fullmatch(r"[\w./-]+", revision):
+        raise UsageError(f"--revision takes a branch, a tag or a commit, got '{revision}'")
+    if at and given != revision:
+        raise UsageError(f"{model} and --revision {revision} contradict each other", "give one of them")
+    return f"{name}@{revision}"
 
 
 def _join() -> None:

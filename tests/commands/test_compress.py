@@ -4,8 +4,9 @@ this process here."""
 import itertools
 import json
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from own_files import encoder, headed, kdcli, own, refused, report_of, said_by, same_weights, write
@@ -245,7 +246,7 @@ def test_the_budget_ends_a_training_that_has_begun(tmp_path, monkeypatch):
     assert (one.step("b", ["prune"]), one.step("c", ["export"]), ran) == (work.OVER, "", ["distill", "export"])
     with pytest.raises(GateError, match="teacher: --budget ended before its training did"):
         one.must("teacher", ["finetune"])
-    assert one.known("run teacher") is None
+    assert "run teacher" not in {record["key"] for record in one.records}
     one = Work(recipe, Invocation(), tmp_path, StopRequest(), "task")
     reached = iter([False, False, True, True, True])
     assert one.step("a", ["distill"], until=lambda: next(reached)) == ""
@@ -307,6 +308,33 @@ def test_a_goal_is_planned_for(tmp_path, tuned, here, monkeypatch):
     assert len(kept) == 1
     assert here[-1][0] == "evaluate"
     assert ("distill", "dry run") in here
+
+
+def test_int8_gets_what_training_left_of_the_goal(tmp_path, monkeypatch):
+    one, ran, failing = search_of(tmp_path, max_drop=1.0), [], {"--max-drop"}
+    scores = [("teacher", 0.9), ("student", 0.894), ("undistilled", 0.5)]
+    rows = [SimpleNamespace(model=name, metrics={"accuracy": score, "f1": 0.0}) for name, score in scores]
+    monkeypatch.setattr(Work, "judged", lambda self, name: SimpleNamespace(report=SimpleNamespace(evaluations=rows)))
+
+    def export(arguments, *, until=None):
+        ran.append(list(itertools.takewhile(lambda word: word != "--overwrite", arguments))[4:])
+        return (5, "", "too much is lost") if failing & set(arguments) else (0, "", "")
+
+    monkeypatch.setattr(work, "run_verb", export)
+    gated = ["--int8", "--task", "own", "--max-drop"]
+    # Too much lost with a bound: the plain file stays a candidate.
+    assert (one.write("a", "teacher", "onnx-int8", None), ran) == ("", [[*gated, "1"], ["--int8"]])
+    failing.clear(), ran.clear()
+    assert (one.write("b", "2x16", "onnx-int8", "2x16"), ran) == ("", [[*gated, "0.4"]])
+    ran.clear()
+    assert (one.write("c", "2x16", "onnx", "2x16"), ran) == ("", [[]])
+    rows[1].metrics["accuracy"] = 0.7
+    ran.clear()
+    assert (one.write("d", "2x16", "onnx-int8", "2x16"), ran) == ("", [["--int8"]])
+    (tmp_path / "export.json").write_text('{"products": [{"name": "q", "float": true}, {"name": "k", "float": false}]}')
+    assert run.in_float(replace(measured("a", 0.9, 1.0, 1.0), folder=tmp_path)).endswith(
+        "1 of 2 products stay in float32: q"
+    )
 
 
 def embedder(folder):

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from encoders import on_disk, tiny_config, tiny_tokenizer
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from kdcli.backends import export as files
+from kdcli.backends.exported import open_export
 from kdcli.commands.export import run as export
 from kdcli.commands.export.gate import Found
 from kdcli.errors import MachineError, UsageError
@@ -96,7 +97,7 @@ def test_readme_prints_what_torch_computes(head, format, saved, tmp_path):
 def test_what_a_directory_holds(saved, tmp_path):
     source, rows = saved("class"), np.arange(5, dtype=np.uint64)
     write_training_rows(source, rows)
-    done = exported(source, tmp_path / "out", precision="int8")
+    done = exported(source, tmp_path / "out", precisions=["int8"])
     assert (training_rows(str(done.folder)) == rows).all()
     code = [sys.executable, "-c", code_of(done.folder)]
     alone = subprocess.run(code, cwd=done.folder, capture_output=True, text=True)
@@ -120,6 +121,23 @@ def test_what_a_directory_holds(saved, tmp_path):
     table, where = list(done.renderables())
     assert "README.md" in where
     assert table.row_count == 7
+    assert facts["also"] == []
+
+
+def test_several_precisions_lie_side_by_side(saved, tmp_path):
+    source, places = saved("class"), {p: place for (f, p), place in files.FILES.items() if f == "onnx"}
+    done = exported(source, tmp_path / "out", precisions=list(places))
+    assert set(done.facts["files"]) == set(places.values())
+    rows = done.to_frame().set_index("precision")
+    assert list(rows.index) == list(places) == ["fp32", "fp16", "int8", "q4"]
+    assert [done.facts["files"][place] for place in places.values()] == list(rows["bytes"])
+    assert rows["relative"]["fp32"] < rows["relative"]["fp16"] < rows["relative"]["int8"]
+    # Other verbs take the float32 file.
+    opened = open_export(str(tmp_path / "out"))
+    assert (opened.precision, opened.card["bytes"]) == ("fp32", rows["bytes"]["fp32"])
+    readme = (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert all(place in readme for place in places.values())
+    assert snippet(tmp_path / "out")
 
 
 def test_a_head_that_is_left_out_is_noted(saved, tmp_path):
@@ -184,7 +202,7 @@ def test_default_directory_is_numbered(saved, tmp_path, monkeypatch):
     both = [exported(source, None).folder.as_posix() for _ in range(2)]
     assert both == ["runs/export-source-onnx", "runs/export-source-onnx-2"]
     assert exported(source, None, overwrite=True).folder.name == "export-source-onnx-2"
-    assert exported(source, None, precision="int8").folder.name == "export-source-onnx-int8"
+    assert exported(source, None, precisions=["int8"]).folder.name == "export-source-onnx-int8"
 
 
 def quickly(monkeypatch):
@@ -192,14 +210,15 @@ def quickly(monkeypatch):
 
     @contextlib.contextmanager
     def quick(model, folder, *_, **__):
-        (folder / "onnx").mkdir()
-        (folder / "onnx" / "model.onnx").write_text("graph", "utf-8")
-        yield
+        file = folder / "onnx" / "model.onnx"
+        file.parent.mkdir()
+        file.write_text("graph", "utf-8")
+        made = files.ModelFile(file, ("input_ids", "attention_mask"), ("last_hidden_state",), 0.0, 0.0)
+        yield SimpleNamespace(at=lambda *_, **__: made)
 
-    made = files.ModelFile(Path("model.onnx"), ("input_ids", "attention_mask"), ("last_hidden_state",), 0.0, 0.0)
     monkeypatch.setattr(export, "recorded", quick)
     found = Found({"texts": 64, "cosine": 1.0, "least": 1.0})
-    monkeypatch.setattr(export, "write_gated", lambda *_: (made, found, {}))
+    monkeypatch.setattr(export, "write_gated", lambda made, *_: (made, found, {}))
 
 
 def test_a_wrong_file_leaves_nothing_behind(saved, tmp_path, monkeypatch):

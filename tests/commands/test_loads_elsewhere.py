@@ -47,14 +47,14 @@ def shipped(embedder, tmp_path_factory):
     made = {}
     for kind, model in (("class", head), ("vectors", embedder)):
         folder = tmp_path_factory.mktemp("shipped") / kind
-        own_files.succeeds("export", model, "--format", "onnx", "--weights", "-o", folder)
+        own_files.succeeds("export", model, "--format", "onnx", "--int8", "--fp16", "--weights", "-o", folder)
         made[kind] = model, folder
     return made
 
 
-def by_file(folder, output):
+def by_file(folder, output, name="model"):
     """ONNX Runtime and tokenizers alone."""
-    session = pytest.importorskip("onnxruntime").InferenceSession(folder / "onnx" / "model.onnx")
+    session = pytest.importorskip("onnxruntime").InferenceSession(folder / "onnx" / f"{name}.onnx")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.enable_padding()
     rows = tokenizer.encode_batch(TEXTS)
@@ -92,6 +92,8 @@ def test_vectors_by_sentence_transformers_and_by_onnx_runtime_alone(shipped):
     of_model, of_export = (SentenceTransformer(str(f), device="cpu").encode(TEXTS) for f in (model, folder))
     np.testing.assert_array_equal(of_model, of_export)
     np.testing.assert_allclose(by_file(folder, "sentence_embedding"), of_model, atol=1e-5)
+    np.testing.assert_allclose(by_file(folder, "sentence_embedding", "model_fp16"), of_model, atol=1e-2)
+    assert ((by_file(folder, "sentence_embedding", "model_quantized") * of_model).sum(-1) > 0.99).all()
 
 
 def test_both_by_transformers_js(shipped):

@@ -7,11 +7,12 @@ from pathlib import Path
 from statistics import fmean
 
 from kdcli.bench.latency import CELLS
+from kdcli.commands.compress.recipes import set_options
 from kdcli.commands.compress.settings import CompressRecipe, GoalSettings
 from kdcli.commands.compress.work import Work
 from kdcli.report.finish import RunResult
 from kdcli.report.schema import Report
-from kdcli.report.sections.latency import speedup_of
+from kdcli.report.sections.latency import milliseconds, speedup_of
 
 POINT = 0.01
 LIMITS = ("speedup", "max_latency_ms", "max_mb")  # Of speed and size
@@ -44,23 +45,13 @@ class Judged:
     teacher: Measured
     candidates: list[Measured]
 
-    @property
-    def everything(self) -> list[Measured]:
-        return [self.teacher, *self.candidates]
-
 
 def judge(work: Work, name: str, teacher: str, candidates: Mapping[str, Path]) -> Judged:
     """Evaluate the candidates beside the teacher on the same rows, and measure all in turns. Raises UsageError: they
     could not be judged."""
-    measure = work.recipe.measure
-    pairs = {
-        "measure.latency": "true",
-        "measure.min_runs": measure.min_runs,
-        "measure.min_seconds": measure.min_seconds,
-    }
-    options = [word for key, value in (pairs | {"worst": 0}).items() for word in ("--set", f"{key}={value}")]
+    measure = work.recipe.measure.model_dump(include={"min_runs", "min_seconds"}) | {"latency": True}
     sources = [teacher, *map(str, candidates.values())]
-    folder = work.must(name, ["evaluate", *sources, *work.on_task(), *options])
+    folder = work.must(name, ["evaluate", *sources, *work.on_task(), *set_options({"measure": measure, "worst": 0})])
     return read(RunResult.read(folder).report, teacher, candidates)
 
 
@@ -143,7 +134,8 @@ def check_rows(recipe: CompressRecipe, rows: int) -> list[str]:
     if rows >= FEW_ROWS:
         return []
     holds = "must hold" if recipe.goal.strict else "need not hold without --strict"
-    return [f"only {rows} held-out rows: the interval is wide, and --max-drop {holds} for its lower end"]
+    bound = f", and --max-drop {holds} for its lower end" if recipe.goal.max_drop is not None else ""
+    return [f"only {rows} held-out rows: the interval is wide{bound}"]
 
 
 def sentence(judged: Judged, chosen: Measured, missed: Mapping[str, str], goal: GoalSettings) -> str:
@@ -151,7 +143,8 @@ def sentence(judged: Judged, chosen: Measured, missed: Mapping[str, str], goal: 
     teacher, lost = judged.teacher, (judged.teacher.score - chosen.score) / POINT
     low, high = ((teacher.score - end) / POINT for end in (chosen.high, chosen.low))
     cost = "at no loss" if lost <= 0 else f"for {lost:.2f} points of {judged.metric}"
-    won = f"{chosen.name} is {chosen.speedup:.1f} times as fast as the teacher ({chosen.ms:.2g} ms) and "
+    ms, all_ms = milliseconds(chosen.ms), milliseconds(teacher.ms)
+    won = f"{chosen.name} is {chosen.speedup:.1f} times as fast as the teacher ({ms} ms, not {all_ms}) and "
     won += f"{teacher.mb / chosen.mb:.1f} times smaller ({chosen.mb:.1f} MB) {cost}, between {low:.2f} and {high:.2f}"
     if missed:
         both = conflict([misses(goal, teacher, one) for one in judged.candidates])

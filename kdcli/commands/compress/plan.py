@@ -10,11 +10,13 @@ import tempfile
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from kdcli.backends.runners import check_backend
 from kdcli.bench.latency import CELLS, Protocol, Subject, measure_latency
 from kdcli.commands.compress.judge import LIMITS, POINT, Judged, choose, is_bounded, is_sure, judge
+from kdcli.commands.compress.recipes import RERANK, set_options
 from kdcli.commands.compress.settings import GoalSettings
 from kdcli.commands.compress.work import Work, export_arguments, product
 from kdcli.errors import MachineError, UsageError
@@ -76,9 +78,36 @@ class Search:
             self.leave_out(name, why, parent)
         return not why
 
+    def write(self, name: str, model: Path | str, backend: str, parent: str | None, *, needed: bool = False) -> str:
+        """Write a model for a backend; returns why that failed, or an empty string. `parent` is the step that trained
+        it. int8 keeps the products in float32 without which it loses more than the goal allows, if that helps."""
+        plain, bound = export_arguments(model, backend), self.int8_bound(parent)
+        if backend.endswith("-int8") and bound > 0:
+            gated = [*plain, *self.work.on_task(), "--max-drop", f"{bound:.4g}"]
+            if not (why := self.work.step(name, gated, key=f"run {name} within {bound:.4g} points")):
+                return ""
+            Progress.log(f"{name} is quantised without a bound: {why}")
+        return self.work.step(name, plain, needed=needed)
+
+    def int8_bound(self, parent: str | None) -> float:
+        """Points that int8 may lose: of `max_drop` what training left over; 0 where nothing is bounded or left."""
+        bound = self.goal.max_drop or 0.0
+        if self.work.kind == RERANK:
+            return 0.0  # Exports are not judged by rankings
+        rows = self.work.judged(parent).report.evaluations if parent else []
+        scores: dict[str, list[float]] = {}
+        for row in rows:
+            scores.setdefault(row.model, []).append(next(iter(row.metrics.values())))
+        if TEACHER not in scores or len(scores) == 1:
+            return bound  # What training lost is not known
+        own = next(name for name in scores if name != TEACHER)
+        return bound - max(0.0, fmean(scores[TEACHER]) - fmean(scores[own])) / POINT
+
     def export(self, name: str, model: Path | str, backend: str, parent: str | None = None) -> None:
-        """Write a model for a backend as a candidate; `parent` is the shape that was trained for it."""
-        if self.made(name, export_arguments(model, backend), parent):
+        """Write a model for a backend as a candidate; `parent` is the step that trained it."""
+        if why := self.write(name, model, backend, parent):
+            self.leave_out(name, why, parent)
+        else:
             self.candidates[name] = Candidate(name, self.work.path(name), "", parent)
 
     @property
@@ -274,8 +303,7 @@ def curve_score(search: Search, shape: str, steps: int, rung: int) -> float:
 def halving(search: Search, shape: str, steps: int) -> list[str]:
     """The command that distils a shape with an evaluation and a checkpoint at every rung."""
     every = max(1, steps // QUARTERS)
-    pairs = ("--set", f"train.eval_every={every}", "--set", f"train.checkpoint_every={every}")
-    return distilling(search, shape, *pairs)
+    return distilling(search, shape, *set_options({"train": {"eval_every": every, "checkpoint_every": every}}))
 
 
 def halve(

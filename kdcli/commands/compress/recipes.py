@@ -92,3 +92,8 @@ def _error(model: Any, keys: Mapping[str, Any]) -> UsageError | None:
 def sets_of(keys: Mapping[str, Any]) -> list[str]:
     """Nested keys of a recipe as the values of `--set`; a value that is null is left out."""
     return [f"{key}={json.dumps(value)}" for key, value in flatten(keys) if value not in (None, {}, [])]
+
+
+def set_options(keys: Mapping[str, Any]) -> list[str]:
+    """The same as words of a command line."""
+    return [word for pair in sets_of(keys) for word in ("--set", pair)]

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from kdcli.backends.exported import FACTS
 from kdcli.bench.latency import CELLS, Latency
 from kdcli.commands.compress.judge import (
     Judged,
@@ -32,10 +33,10 @@ from kdcli.commands.compress.plan import (
     try_pruning,
     try_shapes,
 )
-from kdcli.commands.compress.recipes import sets_of
+from kdcli.commands.compress.recipes import set_options
 from kdcli.commands.compress.settings import CompressRecipe, GoalSettings
-from kdcli.commands.compress.work import Work, export_arguments, kind_of, product
-from kdcli.disk import atomic_dir, write_atomic
+from kdcli.commands.compress.work import Work, kind_of, product
+from kdcli.disk import atomic_dir, read_json, write_atomic
 from kdcli.downstream.embedding_scores import RETRIEVAL, open_pairs, read_retrieval
 from kdcli.downstream.reranker import is_reranker, judged_lists
 from kdcli.downstream.task import open_judged
@@ -159,23 +160,22 @@ def planned(search: Search, untrained: dict[str, Any]) -> Judged:
 
 def pipeline(search: Search) -> Judged:
     """Run the steps of a recipe one after another, each on the model before it, and judge what every one left."""
-    work, model, made = search.work, Path(search.teacher), {}
+    work, model, made, parent = search.work, Path(search.teacher), {}, None
     for number, step in enumerate(work.recipe.steps, 1):
         ((verb, keys),) = step.items()
         name = f"{number}-{verb}"
         if verb in ("quantize", "export"):
             backend = keys.get("format", "onnx") + ("-int8" if verb == "quantize" else "")
-            made[name] = work.must(name, export_arguments(model, backend))
+            search.write(name, model, backend, parent, needed=True)
+            made[name] = work.path(name)
             continue
         if verb == "trim":
             source = work.recipe.data.source
             more = ["--data", source] if source else []
-            model = work.must(
-                name, ["trim", str(model), *more, *(word for pair in sets_of(keys) for word in ("--set", pair))]
-            )
+            model = work.must(name, ["trim", str(model), *more, *set_options(keys)])
         else:
             beside = ["--teacher", search.teacher] if verb == "prune" and work.kind == "task" else []
-            model = product(work.must(name, work.training(verb, str(model), keys, *beside)))
+            model, parent = product(work.must(name, work.training(verb, str(model), keys, *beside))), name
         made[name] = model
     return judge(work, "judged", search.teacher, made)
 
@@ -194,7 +194,9 @@ def finish(search: Search, judged: Judged) -> RunResult:
     compression = {"task": str(work.recipe.task), "metric": judged.metric, "rows": judged.rows, "goal": limits}
     compression |= {"strict": goal.strict, "met": not missed, "chosen": chosen.name, "candidates": rows}
     compression |= {"sentence": sentence(judged, chosen, missed, goal)}
-    notes = [*search.notes, f"it took {duration(work.seconds)}, {duration(dropped)} of it for what is not in {BEST}/"]
+    notes = [f"{BEST}/ is what to ship, and its README.md says how to run it", *search.notes]
+    notes += [f"it took {duration(work.seconds)}, {duration(dropped)} of it for what is not in {BEST}/"]
+    notes += [note for one in judged.candidates if (note := in_float(one))]
     if any(row.status != "ok" for row in judged.report.latency):
         notes.append(
             "some latencies are noisy or unstable: the machine had other work, so measure again when it has none"
@@ -213,17 +215,22 @@ def row_of(one: Measured, teacher: Measured, goal: GoalSettings, chosen: Measure
     return row | {"outcome": outcome}
 
 
+def in_float(one: Measured) -> str:
+    """Which products a quantised candidate keeps in float32; an empty string for none."""
+    file = one.folder / FACTS
+    products = read_json(file).get("products", []) if file.is_file() else []
+    kept = [each["name"] for each in products if each["float"]]
+    return f"{one.name}: {len(kept)} of {len(products)} products stay in float32: {', '.join(kept)}" if kept else ""
+
+
 def seconds_dropped(search: Search, chosen: Measured) -> float:
     """What was spent on making candidates that were not chosen; every step of a pipeline is part of the last one."""
     if search.work.recipe.steps:
         return 0.0
     parent = search.candidates.get(chosen.name, Candidate(chosen.name)).parent
-    made = {record["key"].split()[1]: 0.0 for record in search.work.records if record["key"].startswith("run ")}
-    for record in search.work.records:
-        if record["key"].startswith("run "):
-            made[record["key"].split()[1]] += record["seconds"]
+    spent = [(r["key"].split()[1], r["seconds"]) for r in search.work.records if r["key"].startswith("run ")]
     kept = [TEACHER, "judged", chosen.name, *([parent, f"{parent}-trimmed"] if parent else [])]
-    return sum(spent for name, spent in made.items() if name not in kept and not name.startswith("judged"))
+    return float(sum(seconds for name, seconds in spent if name not in kept and not name.startswith("judged")))
 
 
 def _write(work: Work, judged: Judged, chosen: Measured, compression: dict[str, Any], notes: list[str]) -> RunResult:

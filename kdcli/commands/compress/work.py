@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kdcli.backends.exported import FACTS
-from kdcli.commands.compress.recipes import RERANK, sets_of
+from kdcli.commands.compress.recipes import RERANK, set_options
 from kdcli.commands.compress.settings import CompressRecipe
 from kdcli.downstream.embedding_scores import RETRIEVAL, by_vectors
 from kdcli.errors import ChildFailed, GateError, Interrupted, Stopped, UsageError
@@ -59,11 +59,10 @@ class Work:
 
     def claim(self, run: RunDir) -> None:
         """Write the journal into a claimed directory from now on."""
-        known = {record["key"] for record in self.records}
-        self.run = run
-        run.cut_log(len(run.read_log()))
-        earlier = run.read_log()
-        new = [record for record in self.records if record["key"] in known - {one["key"] for one in earlier}]
+        self.run, earlier = run, run.read_log()
+        run.cut_log(len(earlier))
+        known = {record["key"] for record in earlier}
+        new = [record for record in self.records if record["key"] not in known]
         self.records = earlier
         for record in new:
             self._log(record)
@@ -74,14 +73,11 @@ class Work:
         if self.run is not None:
             self.run.log(record)
 
-    def known(self, key: str) -> Any:
-        """What the journal holds under a key, or None."""
-        return next((record["value"] for record in self.records if record["key"] == key), None)
-
     def once(self, key: str, compute: Callable[[], T]) -> T:
         """What `compute` returns the first time, as JSON; later, and after a resume, what the journal says."""
-        if any(record["key"] == key for record in self.records):
-            return self.known(key)  # type: ignore[no-any-return]
+        for record in self.records:
+            if record["key"] == key:
+                return record["value"]  # type: ignore[no-any-return]
         if self.stop.requested and self.run is None:
             raise Interrupted("stopped before anything was written")
         if self.stop.requested:
@@ -161,20 +157,20 @@ class Work:
         given = self.recipe.data.model_dump(exclude_defaults=True)
         source = given.pop("source", None)
         options = ["--task", str(self.recipe.task), *(["--data", source] if source else [])]
-        return options + [word for pair in sets_of({"data": given}) for word in ("--set", pair)]
+        return options + set_options({"data": given})
 
     def training(self, verb: str, model: str, keys: Mapping[str, Any], *more: str) -> list[str]:
         """The command of a verb that trains `model`, or learns from it, with keys of its recipe; `recipe` among them
         names another to start from."""
         own = {"measure.latency": False, "train.seed": self.recipe.seed}
         own |= {"undistilled.use": False} if (verb, self.kind) == ("distill", "task") else {}
-        pairs = sets_of(own) + sets_of({key: value for key, value in keys.items() if key != "recipe"})
+        pairs = set_options(own) + set_options({key: value for key, value in keys.items() if key != "recipe"})
         named = ["--recipe", keys["recipe"]] if "recipe" in keys else []
         task = self.on_task()
         if self.kind == "embedding":
             source = self.recipe.text or self.recipe.data.source
             task = ["--task" if verb == "prune" else "--method", "embedding", *(["--data", source] if source else [])]
-        return [verb, model, *task, *named, *more, *(word for pair in pairs for word in ("--set", pair))]
+        return [verb, model, *task, *named, *more, *pairs]
 
 
 def export_arguments(model: Path | str, backend: str) -> list[str]:

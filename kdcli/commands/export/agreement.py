@@ -45,10 +45,10 @@ class TaskJudge:
 
     @classmethod
     def open(
-        cls, task: str, data: str | None, source: str, model: PreTrainedModel, *, trust_remote_code: bool
+        cls, task: str, settings: LabelledSettings, source: str, model: PreTrainedModel, *, trust_remote_code: bool
     ) -> "TaskJudge":
         """Read a task's rows and predict them in torch. Raises UsageError: unusable data; a head for another task."""
-        settings, rows = LabelledSettings(source=data), training_rows(location(source))
+        rows = training_rows(location(source))
         trusted = trust_remote_code
         opened = open_judged(task, settings, source, {source: rows}, trust_remote_code=trusted)
         check_head(source, model.config, opened.task)

@@ -9,7 +9,7 @@ from kdcli.cli.options import MAKING, Pooling, show, with_options
 
 
 @app.command()
-@with_options("data", *MAKING)
+@with_options("data", "sets", *MAKING)
 def export(
     model: Annotated[str, typer.Argument(help="Hub id, directory, or 'demo'; its head goes with it.")],
     file_format: Annotated[str, typer.Option("--format", metavar="onnx|openvino", help="What to write.")],
@@ -25,10 +25,15 @@ def export(
     task: Annotated[str | None, typer.Option(help="Judge the file on this task, on --data.")] = None,
     **shared: Any,
 ) -> Any:
-    """Write a model as ONNX or OpenVINO, compared with torch before it is kept."""
-    from kdcli.commands.export.run import run
+    """Write a model as ONNX or OpenVINO, compared with torch before it is kept. Several of --int8, --fp16 and --q4
+    write their files beside the float32 one."""
+    from kdcli.commands.export.run import ExportRecipe, run
+    from kdcli.recipe.resolve import resolve
 
-    given = {key: shared[key] for key in ("data", "output_dir", "overwrite", "trust_remote_code")}
+    options = {"data.source": shared["data"]}
+    data = resolve(ExportRecipe, recipe=None, sets=shared["sets"] or (), options=options).recipe.data
+    given = {"data": data} | {key: shared[key] for key in ("output_dir", "overwrite", "trust_remote_code")}
     given |= {"pooling": pooling, "task": task, "max_drop": max_drop, "weights": weights}
-    given["precision"] = "int8" if int8 else "fp16" if fp16 else "q4" if q4 else "fp32"
+    smaller = [name for name, wanted in (("int8", int8), ("fp16", fp16), ("q4", q4)) if wanted]
+    given["precisions"] = smaller if len(smaller) == 1 else ["fp32", *smaller]
     return show(run(model, format=file_format, **given), as_json=shared["json"])

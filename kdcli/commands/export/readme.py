@@ -61,11 +61,11 @@ PIPELINE = {kind: PIPELINES[auto.__name__] for kind, auto in AUTO_CLASS.items()}
 """Kind of the head -> what the hub calls its task."""
 
 
-def error_of(facts: dict[str, Any]) -> str:
-    """How far the file is from torch, in words."""
+def error_of(of: dict[str, Any], kind: str | None) -> str:
+    """How far a file is from torch, in words."""
     # What a quantised file's relative error means for its predictions nobody can tell.
-    exact = f"; the largest difference is {facts['max_abs']:.1e}" if facts["precision"] == "fp32" else ""
-    return said(facts["agreement"], facts["kind"]) + exact
+    exact = f"; the largest difference is {of['max_abs']:.1e}" if of["precision"] == "fp32" else ""
+    return said(of["agreement"], kind) + exact
 
 
 def readme(facts: dict[str, Any], model: PreTrainedModel, kind: str | None, most: int | None, source: str) -> str:
@@ -80,13 +80,17 @@ def readme(facts: dict[str, Any], model: PreTrainedModel, kind: str | None, most
     inputs = f'inputs = tokenizer({texts}, {", ".join(options)}, return_tensors="np")'
     code = "\n".join([OPEN[facts["format"]].format(imports=imports, file=file_in(facts)), *labels, inputs, rest])
     install = {"onnx": "onnxruntime", "openvino": "openvino"}[facts["format"]]
-    notes = "".join(f"\n* {note}" for note in facts["notes"])
+    lines = list(facts["notes"])
+    for of in facts["also"]:
+        lines += [f"`{file_in(facts | of)}`, {of['precision']}: {error_of(of, kind)}", *of["notes"]]
+    notes = "".join(f"\n* {line}" for line in lines)
+    precisions = [of["precision"] for of in (facts, *facts["also"])]
     front = front_matter(
-        f"{Path(facts['source']).name}-{facts['format']}-{facts['precision']}",
+        f"{Path(facts['source']).name}-{facts['format']}-{'-'.join(precisions)}",
         base=source,
-        relation="quantized" if facts["precision"] != "fp32" else None,
+        relation="quantized" if precisions != ["fp32"] else None,
         library={"onnx": "transformers.js", "openvino": "openvino"}[facts["format"]],
-        tags=["kdcli", facts["format"], facts["precision"], model.config.model_type],
+        tags=["kdcli", facts["format"], *precisions, model.config.model_type],
         pipeline=PIPELINE[kind],
         task=facts.get("task"),
         data=facts.get("data"),
@@ -95,13 +99,13 @@ def readme(facts: dict[str, Any], model: PreTrainedModel, kind: str | None, most
     return f"""---
 {front}
 ---
-# {facts["source"]} as {facts["format"]}, {facts["precision"]}
+# {facts["source"]} as {facts["format"]}, {", ".join(precisions)}
 
 {facts["architecture"]}, exported by kdcli. Any batch size and length.
 
 * inputs: {", ".join(facts["inputs"])}
 * outputs: {", ".join(facts["outputs"])}
-* beside torch in float32: {error_of(facts)}{notes}
+* beside torch in float32: {error_of(facts, kind)}{notes}
 
 `pip install {install} transformers`, then in this directory:
 

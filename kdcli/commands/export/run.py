@@ -7,16 +7,16 @@ export.json with the measured error. It is written atomically.
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 from rich.table import Table
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from kdcli.backends.export import EXACT, FILES, LIMITS, RUNTIMES, recorded
+from kdcli.backends.export import EXACT, FILES, LIMITS, RUNTIMES, ModelFile, recorded
 from kdcli.backends.exported import EMBEDDING, FACTS
 from kdcli.backends.sessions import library
 from kdcli.bench.environment import versions
@@ -27,6 +27,7 @@ from kdcli.commands.export.vectors import VectorsJudge, judged_on, judged_texts
 from kdcli.data.files import open_source
 from kdcli.disk import STAGED, check_writable, content_of, fill_dir, write_atomic
 from kdcli.downstream.embedder import Embedder
+from kdcli.downstream.settings import LabelledSettings
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.models.card import describe
 from kdcli.models.custom_class import custom_class
@@ -34,6 +35,7 @@ from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_forma
 from kdcli.models.heads import AUTO_CLASS, PROBLEM, kind_of_head
 from kdcli.models.load import load_config, load_tokenizer, load_weights, location, save_tokenizer
 from kdcli.models.training_rows import training_rows, write_training_rows
+from kdcli.recipe.sections import Section
 from kdcli.report.text import bytes_of
 from kdcli.report.views import short
 from kdcli.training.progress import Progress
@@ -41,6 +43,15 @@ from kdcli.training.run_dir import numbered
 from kdcli.types import Kind
 
 TEXTS_COMPARED = 64
+TEXT = LabelledSettings()  # That of the demo
+
+
+class ExportRecipe(Section):
+    """What `--set` reaches. `data` is of the task that judges the file; without a task its `source` is text on which
+    predictions are compared."""
+
+    verb: Literal["export"] = "export"
+    data: LabelledSettings = LabelledSettings()
 
 
 @dataclass(frozen=True)
@@ -54,30 +65,40 @@ class Exported:
         return json.dumps(self.facts, indent=2)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row: size, how far the file is from torch, and the scores of both."""
-        row = {key: self.facts[key] for key in ("source", "format", "precision", "max_abs", "relative")}
-        row |= {"bytes": sum(self.facts["files"].values())} | self.facts["agreement"]
-        for scores in self.facts.get("scores", ()):
-            task = f"{scores['task']} {scores['set']}".strip()
-            row |= {f"{task} {m} {side}": v for side in ("torch", "file") for m, v in scores[side].items()}
-        return pd.DataFrame([row])
+        """One row a file: size, how far it is from torch, and the scores of both."""
+        rows = []
+        for of in self.by_file:
+            row = {key: self.facts[key] for key in ("source", "format")}
+            row |= {key: of[key] for key in ("precision", "max_abs", "relative", "bytes")} | of["agreement"]
+            for scores in of.get("scores", ()):
+                task = f"{scores['task']} {scores['set']}".strip()
+                row |= {f"{task} {m} {side}": v for side in ("torch", "file") for m, v in scores[side].items()}
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+    @property
+    def by_file(self) -> list[dict[str, Any]]:
+        """What is known of each file."""
+        return [self.facts, *self.facts["also"]]
 
     def _repr_html_(self) -> str:
         return str(self.to_frame().to_html(index=False))
 
     def renderables(self) -> Iterable[Any]:
         table = Table("", "", show_header=False, box=None)
-        for key in ("source", "format", "precision"):
+        for key in ("source", "format"):
             table.add_row(key, self.facts[key])
         table.add_row("inputs", ", ".join(self.facts["inputs"]))
         table.add_row("outputs", ", ".join(self.facts["outputs"]))
-        table.add_row("size", bytes_of(sum(self.facts["files"].values())))
-        table.add_row("beside torch", error_of(self.facts))
-        for row in self.facts.get("scores", ()):
-            values = ", ".join(f"{m} {v:.4f} (torch {row['torch'][m]:.4f})" for m, v in row["file"].items())
-            table.add_row(row["task"], values)
+        for of in self.by_file:
+            table.add_row("precision", of["precision"])
+            table.add_row("size", bytes_of(of["bytes"]))
+            table.add_row("beside torch", error_of(of, self.facts["kind"]))
+            for row in of.get("scores", ()):
+                values = ", ".join(f"{m} {v:.4f} (torch {row['torch'][m]:.4f})" for m, v in row["file"].items())
+                table.add_row(row["task"], values)
         yield table
-        yield from self.facts["notes"]
+        yield from (note for of in self.by_file for note in of["notes"])
         yield f"model in {self.folder} (README.md shows how to run it)"
 
 
@@ -85,8 +106,8 @@ def run(
     source: str,
     *,
     format: str,
-    precision: str = "fp32",
-    data: str | None = None,
+    precisions: Sequence[str] = ("fp32",),
+    data: LabelledSettings = TEXT,
     pooling: str | None = None,
     task: str | None = None,
     max_drop: float | None = None,
@@ -95,37 +116,41 @@ def run(
     overwrite: bool = False,
     trust_remote_code: bool = False,
 ) -> Exported:
-    """Export a model (hub id, directory or `demo`) and compare the file with torch. An embedding model, or an encoder
-    with `pooling`, gives vectors of texts. `data`: text on which predictions are compared, by default the demo's; with
-    `task` its data, on which the file is judged: then products stay in float32 until it loses at most `max_drop`
-    points of the first metric. `weights`: model.safetensors too. `output_dir` is by default runs/export-NAME-FORMAT,
-    numbered; `overwrite` replaces an export there. Raises UsageError: unknown format or precision, a directory that is
-    not an export, a model that cannot be loaded or exported; GateError: too much is lost; MachineError: a library is
-    missing, the disk is full, or the file differs from torch."""
-    check_request(format, precision, task, max_drop)
-    name = f"export-{Path(short(source)).name}-{format}" + (f"-{precision}" if precision != "fp32" else "")
+    """Export a model (hub id, directory or `demo`) and compare each file with torch. An embedding model, or an encoder
+    with `pooling`, gives vectors of texts. `precisions`: if several, the first is `fp32`; the files lie side by side,
+    and export.json has the others under `also`. `data`: see `ExportRecipe`; text is by default the demo's. With `task`
+    a file is judged on its data: then products stay in float32 until it loses at most `max_drop` points of the first
+    metric. `weights`: model.safetensors too. `output_dir` is by default runs/export-NAME-FORMAT, numbered; `overwrite`
+    replaces an export there. Raises UsageError: unknown format or precision, a directory that is not an export, a model
+    that cannot be loaded or exported; GateError: too much is lost; MachineError: a library is missing, the disk is
+    full, or the file differs from torch."""
+    check_request(format, precisions, task, max_drop)
+    name = "-".join(["export", Path(short(source)).name, format, *(p for p in precisions if p != "fp32")])
     folder = output_dir or numbered(name, taken=overwrite)
     check_folder(folder, overwrite)
     loaded = _load_vectors if pooling is not None or read_format(source) is not None else _load_head
     part = loaded(source, data, pooling, task, trust_remote_code)
-    Progress.log(f"exporting {short(source)} to {format}, {precision}")
+    Progress.log(f"exporting {short(source)} to {format}, {', '.join(precisions)}")
     model, kind, tokenizer = part.model, part.kind, part.tokenizer
-    judged = max_drop is not None or (kind == EMBEDDING and precision != "fp32")
     with fill_dir(folder, last=FACTS, clear=True) as aside:
-        with recorded(model, aside, format, precision, pool=part.pool, judged=judged) as graph:
-            file, found, gate = write_gated(graph, part.judge, max_drop)
-        facts: dict[str, Any] = {"source": short(source), "format": format, "precision": precision}
-        facts |= {"architecture": type(model).__name__, "kind": kind}
-        facts |= {"inputs": list(file.inputs), "outputs": list(file.outputs)}
-        written = sorted(f for f in aside.rglob("*") if f.is_file())
-        facts["files"] = {f.relative_to(aside).as_posix(): f.stat().st_size for f in written}
-        card = describe(model, short(source), None) | {"bytes": sum(facts["files"].values()), "held_in": precision}
-        facts["card"] = card | {"sha256": _sha256(written)}
-        facts |= {"max_abs": file.max_abs, "relative": file.relative, "agreement": found.agreement}
-        facts["limits"] = {"max_abs": EXACT if precision == "fp32" else None, "relative": LIMITS[precision]}
-        if task is not None:
-            facts |= {"task": task, "data": data, "scores": found.scores, "comparisons": found.comparisons}
-        facts |= gate | {"notes": [*part.notes, *_notes(gate, found)]}
+        made: list[tuple[ModelFile, dict[str, Any]]] = []
+        with recorded(model, aside, format, precisions[0], pool=part.pool) as graph:
+            for precision in precisions:
+                judged = max_drop is not None or (kind == EMBEDDING and precision != "fp32")
+                file, found, gate = write_gated(graph.at(precision, judged=judged), part.judge, max_drop)
+                made.append((file, _facts_of(precision, file, found, gate)))
+        written = {file.path: _parts(file.path) for file, _ in made}
+        for file, of in made:
+            of["bytes"] = sum(part.stat().st_size for part in written[file.path])
+        (file, main), *also = made
+        facts: dict[str, Any] = {"source": short(source), "format": format, "architecture": type(model).__name__}
+        facts |= {"kind": kind, "inputs": list(file.inputs), "outputs": list(file.outputs)}
+        parts = sorted(part for parts in written.values() for part in parts)
+        facts["files"] = {f.relative_to(aside).as_posix(): f.stat().st_size for f in parts}
+        card = describe(model, short(source), None) | {"bytes": main["bytes"], "held_in": precisions[0]}
+        facts["card"] = card | {"sha256": _sha256(written[file.path])}
+        facts |= main | {"notes": [*part.notes, *main["notes"]], "also": [of for _, of in also]}
+        facts |= {"task": task, "data": data.source} if task is not None else {}
         facts["versions"] = versions() | {name: library(name, format).__version__ for name in RUNTIMES[format]}
         (model if weights else model.config).save_pretrained(aside)
         if part.format is not None:
@@ -137,15 +162,30 @@ def run(
     return Exported(facts, folder)
 
 
-def check_request(format: str, precision: str, task: str | None, max_drop: float | None) -> None:
+def _facts_of(precision: str, file: ModelFile, found: Found, gate: dict[str, Any]) -> dict[str, Any]:
+    """What export.json has of one file."""
+    facts: dict[str, Any] = {"precision": precision, "max_abs": file.max_abs, "relative": file.relative}
+    facts |= {"agreement": found.agreement}
+    facts["limits"] = {"max_abs": EXACT if precision == "fp32" else None, "relative": LIMITS[precision]}
+    if found.scores:
+        facts |= {"scores": found.scores, "comparisons": found.comparisons}
+    return facts | gate | {"notes": _notes(gate, found)}
+
+
+def _parts(file: Path) -> list[Path]:
+    """A model file and that of its weights: `openvino_model.bin`, or `model.onnx.data` above 2 GB."""
+    return sorted(part for part in file.parent.iterdir() if part.name.split(".")[0] == file.name.split(".")[0])
+
+
+def check_request(format: str, precisions: Sequence[str], task: str | None, max_drop: float | None) -> None:
     """Check what needs no model. Raises UsageError, MachineError: see `run`."""
     if format not in RUNTIMES:
         raise UsageError(
             f"unknown format '{format}'{did_you_mean(format, RUNTIMES)}", f"allowed: {', '.join(RUNTIMES)}"
         )
-    if (format, precision) not in FILES:
+    if wrong := next((precision for precision in precisions if (format, precision) not in FILES), None):
         allowed = ", ".join(p for f, p in FILES if f == format)
-        raise UsageError(f"{format} is not written in {precision}", f"allowed: {allowed}")
+        raise UsageError(f"{format} is not written in {wrong}", f"allowed: {allowed}")
     for name in RUNTIMES[format]:
         library(name, format)
     if max_drop is not None and task is None:
@@ -172,17 +212,17 @@ class _Part:
         return None if self.format is None else Pool(self.format).eval()
 
 
-def _load_vectors(source: str, data: str | None, pooling: str | None, task: str | None, trusted: bool) -> _Part:
+def _load_vectors(source: str, data: LabelledSettings, pooling: str | None, task: str | None, trusted: bool) -> _Part:
     embedder = Embedder.open(source, pooling=pooling, compacted=True, trust_remote_code=trusted)
     judged = judged_on(task, data, source)
     embedder.tokenizer.model_max_length = longest = embedder.max_length
-    judge = VectorsJudge(embedder, judged_texts(judged, data), judged)
+    judge = VectorsJudge(embedder, judged_texts(judged, data.source), judged)
     return _Part(embedder.model, embedder.tokenizer, EMBEDDING, [embedder.note], judge, embedder.format, longest)
 
 
-def _load_head(source: str, data: str | None, _: str | None, task: str | None, trusted: bool) -> _Part:
+def _load_head(source: str, data: LabelledSettings, _: str | None, task: str | None, trusted: bool) -> _Part:
     if task is None:
-        texts = list(itertools.islice(open_source(data or "demo").documents("train", None), TEXTS_COMPARED))
+        texts = list(itertools.islice(open_source(data.source or "demo").documents("train", None), TEXTS_COMPARED))
     model, tokenizer, kind, notes = _load(source, trusted)
     of_task = None
     if task is not None:

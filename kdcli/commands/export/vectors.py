@@ -16,8 +16,8 @@ from kdcli.commands.export.gate import Found
 from kdcli.data.files import open_source
 from kdcli.data.text.sentences import sentences
 from kdcli.downstream.embedder import Embedder, cosines
-from kdcli.downstream.embedding_scores import Judged, judged_sets, scored
-from kdcli.downstream.settings import DownstreamSettings
+from kdcli.downstream.embedding_scores import RETRIEVAL, Judged, open_pairs, read_retrieval, scored
+from kdcli.downstream.settings import LabelledSettings
 from kdcli.models.load import location
 from kdcli.models.training_rows import training_rows
 from kdcli.training.launch import Session, start
@@ -68,12 +68,14 @@ class VectorsJudge:
         return [rows.batch(np.arange(i, min(i + ROWS, len(rows)))) for i in range(0, len(rows), ROWS)]
 
 
-def judged_on(task: str | None, data: str | None, source: str) -> Judged | None:
-    """The task on which a file is judged, read. Raises UsageError: see `judged_sets`."""
+def judged_on(task: str | None, settings: LabelledSettings, source: str) -> Judged | None:
+    """The task on which a file is judged, read. Raises UsageError: a task that vectors cannot be judged on; unusable
+    data."""
     if task is None:
         return None
-    trained = {source: training_rows(location(source))}
-    return judged_sets(DownstreamSettings(tasks=[task], source=data), trained)[0]
+    if task == RETRIEVAL:
+        return Judged(task, retrieval=read_retrieval(settings.source or ""))
+    return Judged(task, open_pairs(task, settings, {source: training_rows(location(source))}), settings)
 
 
 def judged_texts(judged: Judged | None, data: str | None) -> list[str]:

@@ -3,6 +3,7 @@
 from functools import partial
 
 from kdcli.report.schema import Candidate, Compression
+from kdcli.report.sections.latency import milliseconds
 from kdcli.report.text import Picture, Section, Table, number
 
 NAMES = {"max_drop": "points lost, at most {:g}", "speedup": "at least {:g} times as fast"}
@@ -27,7 +28,7 @@ def compression_section(compression: Compression) -> Section:
 
 
 def _row(one: Candidate, teacher: Candidate) -> list[str]:
-    scores = [number(one.score), f"{one.ms:.3g}", f"{one.speedup:.2f}x", f"{one.mb:.1f}"]
+    scores = [number(one.score), milliseconds(one.ms), f"{one.speedup:.2f}x", f"{one.mb:.1f}"]
     lost = interval = ""
     if one is not teacher:
         far, most, near = (100 * ((teacher.score or 0.0) - (end or 0.0)) for end in (one.low, one.score, one.high))

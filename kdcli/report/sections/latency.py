@@ -106,16 +106,16 @@ def _facts(report: Report, row: LatencyRow) -> dict[str, str]:
     over = f" over {compared_with(report, row)}" if speedup and of_runs(report) else ""
     return {
         "model": row.model if len(_ran_on(report)) == 1 else ran_as(row),
-        "p50 ms": _ms(row.p50_ms),
-        "p90 ms": _ms(row.p90_ms),
-        "p99 ms": _ms(row.p99_ms),
+        "p50 ms": milliseconds(row.p50_ms),
+        "p90 ms": milliseconds(row.p90_ms),
+        "p99 ms": milliseconds(row.p99_ms),
         "tokens/s": "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}",
         "speed-up": "1 (baseline)" if alike else interval(speedup) + over,
         "status": row.status,
-        "p95 ms": _ms(row.p95_ms),
+        "p95 ms": milliseconds(row.p95_ms),
         "IQR / p50": f"{row.iqr_over_p50:.0%}",
         "peak memory": "" if row.peak_memory_bytes is None else bytes_of(row.peak_memory_bytes),
-        "first call ms": _ms(row.first_call_ms),
+        "first call ms": milliseconds(row.first_call_ms),
         "load s": "" if row.load_seconds is None else f"{row.load_seconds:.2f}",
         "runs": f"{row.n:,}",
         **{key: getattr(row, key) if several else "" for key, several in differ.items()},
@@ -126,7 +126,8 @@ def _ran_on(report: Report) -> list[str]:
     return list(dict.fromkeys(f"{row.backend} {row.dtype}" for row in report.latency))
 
 
-def _ms(value: float | None) -> str:
+def milliseconds(value: float | None) -> str:
+    """`2.36` or `1,234.5`."""
     return "" if value is None else f"{value:.2f}" if value < 100 else f"{value:,.1f}"
 
 
@@ -187,7 +188,7 @@ def projections(report: Report) -> list[Section]:
             "model": p.model,
             "device": p.device,
             "batch × tokens": f"{p.batch_size} × {p.seq_len}",
-            "projected ms": _ms(p.milliseconds),
+            "projected ms": milliseconds(p.milliseconds),
             "projected": f"{p.speedup:.2f}x",
             "published": "" if p.published is None else f"{p.published:.2f}x",
             "off by": "" if p.error is None else f"{p.error:+.0%}",
