@@ -123,8 +123,8 @@ def _scored_pairs(one: Judged, models: Mapping[str, Embedder], session: Session,
 
 
 def read_retrieval(source: str) -> Retrieval:
-    """Raises UsageError: a file is missing; an id occurs twice; a judgement of an unknown query or document; no query
-    has a relevant document."""
+    """Raises UsageError: a file is missing; an id occurs twice; a judgement of an unknown query or document, or two
+    that differ; no query has a relevant document."""
     folder = Path(source).expanduser()
     qrels = next((p for p in (folder / "qrels" / "test.tsv", folder / "qrels.tsv") if p.is_file()), None)
     if not source or qrels is None:
@@ -144,7 +144,8 @@ def read_retrieval(source: str) -> Retrieval:
             if query not in queries or document not in documents:
                 unknown = f"query {query}" if query not in queries else f"document {document}"
                 raise UsageError(f"{qrels}:{number} judges {unknown}, which is not there")
-            relevance.setdefault(query, {})[document] = grade
+            if relevance.setdefault(query, {}).setdefault(document, grade) != grade:
+                raise UsageError(f"{qrels}:{number} judges document {document} for query {query} again, otherwise")
     asked = {q: t for q, t in queries.items() if any(g > 0 for g in relevance.get(q, {}).values())}
     if not asked:
         raise UsageError(f"{qrels} names no relevant document of any query")

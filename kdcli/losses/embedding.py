@@ -19,13 +19,14 @@ L_vec and L_sim of the first d components too, and their mean.
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from kdcli.errors import UsageError
 from kdcli.losses import minilmv2
 from kdcli.losses.states import cosine_distance, projection
 from kdcli.recipe.sections import Section
@@ -49,6 +50,12 @@ class Settings(Section):
     hidden_weight: float = Field(0.0, ge=0)
     temperature: float = Field(0.05, gt=0)
     dimensions: list[int] | None = None
+
+
+def check_dimensions(loss: Mapping[str, Any], width: int) -> None:
+    """Raises UsageError: `dimensions` that vectors of a width do not have."""
+    if wrong := [d for d in loss.get("dimensions") or () if not 0 < d <= width]:
+        raise UsageError(f"loss.dimensions {wrong} of vectors of width {width}", f"each must be 1 to {width}")
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:

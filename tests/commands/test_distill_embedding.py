@@ -265,6 +265,7 @@ def test_vectors_are_judged_when_cut(teacher, pairs, beir, tmp_path):
     [
         ("qrels/test.tsv", "q1\tnone\t1", "judges document none, which is not there"),
         ("qrels/test.tsv", "q1 d1 1", "separated by tabs"),
+        ("qrels/test.tsv", "q1\td1\t0", "judges document d1 for query q1 again"),
         ("corpus.jsonl", '{"_id": "d1", "text": "w1"}', "_id d1 occurs twice"),
         ("queries.jsonl", '{"_id": 7, "text": "w1"}', "needs the texts '_id' and 'text'"),
     ],
@@ -279,6 +280,7 @@ def test_unusable_retrieval_data_are_refused(teacher, beir, tmp_path, name, line
     ("more", "message"),
     [
         (["--set", "loss.dimensions=[64]"], "loss.dimensions [64] of vectors of width 32"),
+        (["--set", "loss.contrastive_weight=1.0"], "has a positive among the 80 taken"),
         (["--pooling", "mean"], "pools by cls, not by mean"),
         (["--set", "loss.vectors_weight=0.0"], "weight 0"),
         (["--method", "minilm", "--set", "embedding.rows=9"], "are for --method embedding"),

@@ -121,6 +121,8 @@ def test_a_dry_run_writes_nothing(given, tmp_path):
         (["--method", "smp", "--method", "magnitude"], "one method and one sparsity"),
         (["--set", "keep=best"], "the last masks are kept"),
         (["--set", "loss.hidden_weight=1.0"], "are for kdcli distill"),
+        (["--set", "loss.contrastive_weight=1.0"], "has a positive among the"),
+        (["--set", "loss.dimensions=[64]"], "loss.dimensions [64] of vectors of width 8"),
         (["--pooling", "mean"], "pools by cls, not by mean"),
         (["--eval-task", "sst2"], "not judged by vectors"),
         (["--eval-task", "stsb", "--task", "sst2"], "eval.tasks is for --task embedding, not for task sst2"),

@@ -25,6 +25,7 @@ from kdcli.downstream.embedding_scores import Judged, judged_sets, scored
 from kdcli.downstream.vocabulary import trimmed
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective, check_settings
+from kdcli.losses.embedding import check_dimensions
 from kdcli.models.card import describe, describe_source
 from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_embedder
 from kdcli.models.load import location
@@ -314,8 +315,7 @@ def prepare_embedding(resolved: Resolved[DistillRecipe], invocation: Invocation,
                 "leave them at 0: vectors, similarity and contrastive compare whole texts",
             )
         width = origin.format.width(to.hidden) if to.hidden == shape.hidden else to.hidden
-        if wrong := [d for d in recipe.loss.get("dimensions") or () if not 0 < d <= width]:
-            raise UsageError(f"loss.dimensions {wrong} of vectors of width {width}", f"each must be 1 to {width}")
+        check_dimensions(recipe.loss, width)
     name = f"{Path(teacher.source).name}-{'+'.join(short_name(s, shape) for s in shapes.values())}"
     folder = choose_output_dir(as_directory(f"distill-{name}"), resolved, invocation, session)
     sources = [one.source for one in (teacher, origin)]
@@ -323,7 +323,8 @@ def prepare_embedding(resolved: Resolved[DistillRecipe], invocation: Invocation,
     settings, data = recipe.embedding, recipe.data
     # A file has a vector for each text as it stands.
     unit = "document" if settings.vectors else settings.unit
-    texts = read_texts(data.source, column=data.column, unit=unit, rows=settings.rows, log=Progress.log)
+    how: dict[str, Any] = {"rows": settings.rows, "paired": recipe.loss.get("contrastive_weight", 0) > 0}
+    texts = read_texts(data.source, column=data.column, unit=unit, log=Progress.log, **how)
     given = read_vectors(Path(settings.vectors), texts) if settings.vectors else None
     notes: list[str] = []
     if recipe.trim.use:

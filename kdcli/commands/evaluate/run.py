@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from kdcli.disk import check_writable, disk_errors, write_atomic
 from kdcli.downstream.as_trained import as_trained
 from kdcli.downstream.embedder import Embedder, as_task_model, predict_pairs
 from kdcli.downstream.embedding_scores import RETRIEVAL, Judged, by_vectors, open_pairs, read_retrieval, scored
+from kdcli.downstream.mteb_tasks import PREFIX, open_task, task_scores
 from kdcli.downstream.predictions import Evaluator, Prediction, compared, shown_label, summed_up
 from kdcli.downstream.rankings import ranked
 from kdcli.downstream.reranker import Reranker, judged_lists, open_reranker, per_query
@@ -41,7 +43,10 @@ from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
 from kdcli.types import Task
 
-RANKED = (RETRIEVAL, RERANK.name)  # Tasks of rankings
+
+def is_ranked(task: str | None) -> bool:
+    """Whether models are judged as they are, by rankings or by mteb, and have no predictions of rows."""
+    return task in (RETRIEVAL, RERANK.name) or str(task).startswith(PREFIX)
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ def run(resolved: Resolved[EvaluateRecipe], invocation: Invocation, extras: Extr
         return None
     name = f"evaluate-{Path(recipe.models[0]).name}-{recipe.task}"
     folder = choose_output_dir(name, resolved, invocation, session)
-    if recipe.task in RANKED:
+    if is_ranked(recipe.task):
         return _ranking(resolved, invocation, session, folder)
     sources, trusted = recipe.masks or recipe.models, session.trust_remote_code
     trained = {source: training_rows(location(source)) for source in recipe.models}
@@ -129,7 +134,7 @@ def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
         )
     if recipe.masks and recipe.head.label_map is not None:
         raise UsageError("head.label_map is for models, not for masks", "choose the words of an .npy by head.words")
-    if recipe.task in RANKED and (recipe.masks or recipe.metrics or extras.predictions or extras.submission):
+    if is_ranked(recipe.task) and (recipe.masks or recipe.metrics or extras.predictions or extras.submission):
         raise UsageError(f"--mask, --metric, --predictions and --submission are not for {recipe.task}")
     if extras.submission is not None and (count := max(len(recipe.models), len(recipe.masks))) > 1:
         raise UsageError(f"--submission takes one model, not {count}")
@@ -192,18 +197,24 @@ def _predictions(of: _Evaluated, session: Session) -> list[Prediction]:
 def _ranking(
     resolved: Resolved[EvaluateRecipe], invocation: Invocation, session: Session, folder: Path
 ) -> RunResult | None:
-    """Rank for every query a corpus by the vectors of each model, or a list of candidates by its scores."""
+    """Rank for every query a corpus by the vectors of each model, or a list of candidates by its scores; or judge
+    vectors by mteb."""
     recipe, pooling = resolved.recipe, resolved.recipe.pooling
     sources = _names(recipe.models)
     models: dict[str, Embedder | Reranker] = {}
-    if recipe.task == RETRIEVAL:
-        data = read_retrieval(recipe.data.source or "")
+    if recipe.task != RERANK.name:
+        by_mteb = open_task(str(recipe.task)) if recipe.task != RETRIEVAL else None
+        data = read_retrieval(recipe.data.source or "") if by_mteb is None else None
         embedders: dict[str, Embedder] = {}
         for name, source in sources.items():
             embedders |= _embedders(recipe, session, name, source)
         models |= embedders
-        evaluations, comparisons = scored([Judged(RETRIEVAL, retrieval=data)], embedders, session, recipe.resamples)
-        size = f"{len(data.queries):,} queries, {len(data.documents):,} documents"
+        if data is not None:
+            evaluations, comparisons = scored([Judged(RETRIEVAL, retrieval=data)], embedders, session, recipe.resamples)
+            size = f"{len(data.queries):,} queries, {len(data.documents):,} documents"
+        else:
+            evaluations, comparisons = task_scores(by_mteb, embedders, session), []
+            size = f"data and measure of mteb {version('mteb')}, which gives no intervals"
     else:
         if recipe.dimensions:
             raise _heads_judged()

@@ -27,6 +27,7 @@ from kdcli.downstream.embedding_scores import Judged, judged_sets, scored
 from kdcli.downstream.vocabulary import trimmed
 from kdcli.errors import MachineError, UsageError
 from kdcli.losses import build_objective
+from kdcli.losses.embedding import check_dimensions
 from kdcli.models.capture import capture
 from kdcli.models.card import describe, describe_source
 from kdcli.models.embedder import Pool, read_format, save_embedder
@@ -207,12 +208,14 @@ def prepare_embedding(
     shape = shape_of(dense.model.config)
     if build_objective(TASK, recipe.loss, shape, shape).teacher_needs != Needs():
         raise UsageError("loss.relations_weight and loss.hidden_weight are for kdcli distill, not for prune")
+    check_dimensions(recipe.loss, dense.format.width(shape.hidden))
     if recipe.data.source is None:
         raise UsageError("no text given", "kdcli prune EMBEDDER --task embedding --data TEXT")
     folder = choose_output_dir(f"prune-{Path(dense.source).name}-{TASK}", first, invocation, session)
     judged = judged_sets(recipe.eval, {dense.source: training_rows(location(dense.source))})
     settings = recipe.embedding
-    texts = read_texts(recipe.data.source, column=None, unit=settings.unit, rows=settings.rows, log=Progress.log)
+    how: dict[str, Any] = {"rows": settings.rows, "paired": recipe.loss.get("contrastive_weight", 0) > 0}
+    texts = read_texts(recipe.data.source, column=None, unit=settings.unit, log=Progress.log, **how)
     notes: list[str] = []
     if recipe.trim.use:
         dense, _, notes = trimmed(dense, recipe.trim, texts.texts, prompts=dense.format.prompts.values())

@@ -55,10 +55,12 @@ class Texts:
         return bool((self.positive >= 0).any())
 
 
-def read_texts(source: str, *, column: str | None, unit: str, rows: int | None, log: Log) -> Texts:
+def read_texts(
+    source: str, *, column: str | None, unit: str, rows: int | None, log: Log, paired: bool = False
+) -> Texts:
     """The distinct training texts of a source. `unit`: `sentence` cuts documents, `document` does not. `rows`: at most
-    so many, those with the smallest hashes. Raises UsageError: see `kdcli.data.files`; a pair without a positive; fewer
-    than two texts."""
+    so many, those with the smallest hashes. `paired`: pairs are wanted. Raises UsageError: see `kdcli.data.files`; a
+    pair without a positive, or no pair where they are wanted; fewer than two texts."""
     opened = open_source(source)
     links: dict[str, tuple[str | None, tuple[str, ...]]] = {}  # text -> its positive and negatives
     roles: dict[str, str] = {}
@@ -87,7 +89,13 @@ def read_texts(source: str, *, column: str | None, unit: str, rows: int | None, 
         for m, negative in enumerate(links[text][1]):
             negatives_NM[n, m] = number.get(negative, -1)
     rows_N = np.array([places.get(t, -1) for t in ordered], dtype=np.int64)
-    return Texts(ordered, [roles[t] for t in ordered], positive_N, negatives_NM, rows_N, read)
+    found = Texts(ordered, [roles[t] for t in ordered], positive_N, negatives_NM, rows_N, read)
+    if paired and not found.paired:
+        raise UsageError(
+            f"no text of {source} has a positive among the {len(found):,} taken, so nothing can be contrasted",
+            "give rows of query and positive, or leave loss.contrastive_weight at 0",
+        )
+    return found
 
 
 def held_out_count(texts: Sequence[str], wanted: int) -> int:

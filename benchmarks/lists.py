@@ -1,0 +1,75 @@
+"""Lists of candidates for rerankers, made of QNLI: each question with the sentence that answers it and the sentences
+that share most words with it, by BM25.
+
+    python benchmarks/lists.py QNLI OUT [--queries 6000] [--candidates 5] [--judged 500] [--judged-candidates 16]
+
+QNLI is a directory with train.jsonl.gz and validation.jsonl.gz; OUT gets train.jsonl and validation.jsonl.
+"""
+
+import argparse
+import gzip
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+ANSWERED = 0  # QNLI's label of a sentence that answers its question
+K1, B = 1.2, 0.75
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def bm25(sentences: list[str]) -> tuple[csr_matrix, dict[str, int]]:
+    """Weights of each word in each sentence, [words, sentences]."""
+    counts = [Counter(words(sentence)) for sentence in sentences]
+    vocabulary = {word: n for n, word in enumerate(sorted({word for count in counts for word in count}))}
+    rows = np.array([vocabulary[word] for count in counts for word in count])
+    columns = np.repeat(np.arange(len(counts)), [len(count) for count in counts])
+    found = np.array([n for count in counts for n in count.values()], dtype=np.float64)
+    lengths = np.array([count.total() for count in counts])
+    documents = np.bincount(rows, minlength=len(vocabulary))
+    rarity = np.log1p((len(counts) - documents + 0.5) / (documents + 0.5))
+    saturated = found * (K1 + 1) / (found + K1 * (1 - B + B * lengths / lengths.mean())[columns])
+    return csr_matrix((rarity[rows] * saturated, (rows, columns)), shape=(len(vocabulary), len(counts))), vocabulary
+
+
+def lists(file: Path, queries: int, candidates: int, seed: int) -> list[dict[str, object]]:
+    with gzip.open(file, "rt") as lines:
+        rows = [json.loads(line) for line in lines]
+    sentences = sorted({row["sentence"] for row in rows})
+    weights, vocabulary = bm25(sentences)
+    answered = {row["question"]: row["sentence"] for row in rows if row["label"] == ANSWERED}
+    chosen = np.random.default_rng(seed).permutation(sorted(answered))[:queries]
+    made: list[dict[str, object]] = []
+    for question in chosen.tolist():
+        known = sorted({vocabulary[word] for word in words(question) if word in vocabulary})
+        scores = np.asarray(weights[known].sum(axis=0))[0]
+        nearest = [sentences[n] for n in np.argsort(-scores, kind="stable")[: candidates + 1]]
+        others = [sentence for sentence in nearest if sentence != answered[question]][: candidates - 1]
+        made.append({"query": question, "positive": answered[question], "negative": others})
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("qnli", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--queries", type=int, default=6000)
+    parser.add_argument("--candidates", type=int, default=5)
+    parser.add_argument("--judged", type=int, default=500)
+    parser.add_argument("--judged-candidates", type=int, default=16)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    sizes = {"train": (given.queries, given.candidates), "validation": (given.judged, given.judged_candidates)}
+    for seed, (split, (queries, candidates)) in enumerate(sizes.items()):
+        made = lists(given.qnli / f"{split}.jsonl.gz", queries, candidates, seed)
+        (given.out / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+
+
+if __name__ == "__main__":
+    main()

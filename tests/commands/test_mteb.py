@@ -1,0 +1,61 @@
+"""`kdcli evaluate --task mteb:NAME`: mteb's measure of kdcli's vectors, and tasks that cannot be had."""
+
+import numpy as np
+import own_files
+import pytest
+from datasets import Dataset, DatasetDict
+from own_files import refused, report_of, succeeds, write
+
+from kdcli.models.embedder import EmbeddingFormat, save_embedder
+from kdcli.models.load import load_encoder
+
+mteb = pytest.importorskip("mteb")
+
+
+@pytest.fixture
+def models(tmp_path):
+    """Two tiny embedding models, one with a prompt for queries."""
+    folders = []
+    for seed, prompts in enumerate(({"query": "w30 "}, {})):
+        loaded = load_encoder(str(own_files.encoder(tmp_path / f"base-{seed}", num_hidden_layers=1 + seed)))
+        save_embedder(loaded.model, loaded.tokenizer, EmbeddingFormat(prompts=prompts), tmp_path / f"model-{seed}")
+        folders.append(tmp_path / f"model-{seed}")
+    return folders
+
+
+def sentence(rng):
+    return " ".join(f"w{n}" for n in rng.integers(0, 59, size=6))
+
+
+def holds(monkeypatch, name, **data):
+    """Give a task of mteb rows of our own in place of the hub's."""
+    task = mteb.get_task(name)
+    task.dataset, task.data_loaded = DatasetDict({"test": Dataset.from_dict(data)}), True
+    monkeypatch.setattr(mteb, "get_task", lambda _: task)
+
+
+def test_its_score_is_that_of_the_same_pairs_here(models, tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    first, second = ([sentence(rng) for _ in range(40)] for _ in range(2))
+    scores = (np.arange(40) % 6 + 0.5).tolist()
+    rows = [{"a": a, "b": b, "label": s} for a, b, s in zip(first, second, scores, strict=True)]
+    write(tmp_path / "pairs" / "validation.jsonl", rows)
+    columns = ["--set", "data.columns.text=a", "--set", "data.columns.pair=b"]
+    succeeds("evaluate", *models, "--task", "own", "--data", tmp_path / "pairs", *columns, "-o", tmp_path / "own")
+    holds(monkeypatch, "STS12", sentence1=first, sentence2=second, score=scores)
+    succeeds("evaluate", *models, "--task", "mteb:STS12", "-o", tmp_path / "out")
+    here, report = report_of(tmp_path / "own"), report_of(tmp_path / "out")
+    for ours, theirs in zip(here.evaluations, report.evaluations, strict=True):
+        assert theirs.metrics == {"cosine_spearman": pytest.approx(ours.metrics["spearman"], abs=1e-5)}
+        assert (theirs.model, theirs.task, theirs.n) == (ours.model, "mteb:STS12", 80)
+    assert report.comparisons == []
+
+
+def test_what_cannot_be_had_is_one_message(models, tmp_path, monkeypatch):
+    given = ["evaluate", models[0], "--task"]
+    assert "Did you mean: 'STS12'" in refused(tmp_path, *given, "mteb:STS12x")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    assert "the data of mteb:STS12 (mteb/sts12-sts) is not in the cache" in refused(tmp_path, *given, "mteb:STS12")
+    assert "name one of them: CQADupstackAndroidRetrieval" in refused(tmp_path, *given, "mteb:CQADupstackRetrieval")
+    assert "is a task of image" in refused(tmp_path, *given, "mteb:CIFAR10")
+    assert "--mask, --metric" in refused(tmp_path, *given, "mteb:STS12", "--predictions", tmp_path / "p")
