@@ -41,7 +41,7 @@ RUNTIMES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", 
 FILES = {
     ("onnx", "fp32"): "onnx/model.onnx",
     ("onnx", "fp16"): "onnx/model_fp16.onnx",
-    ("onnx", "int8"): "onnx/model_quantized.onnx",
+    ("onnx", "int8"): "onnx/model_int8.onnx",
     ("onnx", "q4"): "onnx/model_q4.onnx",
     ("openvino", "fp32"): "openvino/openvino_model.xml",
     ("openvino", "int8"): "openvino/openvino_model_qint8_quantized.xml",

@@ -93,7 +93,7 @@ def test_vectors_by_sentence_transformers_and_by_onnx_runtime_alone(shipped):
     np.testing.assert_array_equal(of_model, of_export)
     np.testing.assert_allclose(by_file(folder, "sentence_embedding"), of_model, atol=1e-5)
     np.testing.assert_allclose(by_file(folder, "sentence_embedding", "model_fp16"), of_model, atol=1e-2)
-    assert ((by_file(folder, "sentence_embedding", "model_quantized") * of_model).sum(-1) > 0.99).all()
+    assert ((by_file(folder, "sentence_embedding", "model_int8") * of_model).sum(-1) > 0.99).all()
 
 
 def test_both_by_transformers_js(shipped):

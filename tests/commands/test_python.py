@@ -61,4 +61,4 @@ def test_the_page_runs(tmp_path):
     with contextlib.chdir(tmp_path):
         for block in blocks:
             exec(block, names)
-    assert (tmp_path / "runs" / "shipped" / "onnx" / "model_quantized.onnx").is_file()
+    assert (tmp_path / "runs" / "shipped" / "onnx" / "model_int8.onnx").is_file()
