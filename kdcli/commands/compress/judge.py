@@ -23,7 +23,7 @@ ALIKE = 1.05  # Latencies within this factor count as one, so that the smaller o
 @dataclass(frozen=True)
 class Measured:
     """One model: `score` of the task's first metric, `low` and `high` the ends of its paired interval beside the
-    teacher, `ms` and `speedup` of one sequence of 128 tokens, `mb` of its files. `folder` has the model."""
+    teacher, `ms` and `speedup` of one sequence of 128 tokens, with the `quartiles` of the latter, `mb` of its files. `folder` has the model."""
 
     name: str
     folder: Path
@@ -33,6 +33,7 @@ class Measured:
     ms: float
     speedup: float
     mb: float
+    quartiles: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,9 @@ def read(report: Report, teacher: str, candidates: Mapping[str, Path]) -> Judged
         base, ratio = scores[names[0]], speedup_of(report, rows[shown])
         ends = (base + low, base + high) if shown != names[0] else (base, base)
         speed = ratio.median if ratio else 1.0
+        quartiles = (ratio.low, ratio.high) if ratio else (1.0, 1.0)
         mb = report.models[shown].bytes / 1e6
-        measured.append(Measured(name, folder, scores[shown], *ends, rows[shown].p50_ms, speed, mb))
+        measured.append(Measured(name, folder, scores[shown], *ends, rows[shown].p50_ms, speed, mb, quartiles))
     held_out = sum(e.n for e in report.evaluations if e.model == names[0])
     return Judged(report, first, held_out, measured[0], measured[1:])
 
@@ -144,7 +146,8 @@ def sentence(judged: Judged, chosen: Measured, missed: Mapping[str, str], goal: 
     low, high = ((teacher.score - end) / POINT for end in (chosen.high, chosen.low))
     cost = "at no loss" if lost <= 0 else f"for {lost:.2f} points of {judged.metric}"
     ms, all_ms = milliseconds(chosen.ms), milliseconds(teacher.ms)
-    won = f"{chosen.name} is {chosen.speedup:.1f} times as fast as the teacher ({ms} ms, not {all_ms}) and "
+    spread = "-".join(f"{end:.1f}" for end in chosen.quartiles)
+    won = f"{chosen.name} is {chosen.speedup:.1f} times ({spread}) as fast as the teacher ({ms} ms, not {all_ms}) and "
     won += f"{teacher.mb / chosen.mb:.1f} times smaller ({chosen.mb:.1f} MB) {cost}, between {low:.2f} and {high:.2f}"
     if missed:
         both = conflict([misses(goal, teacher, one) for one in judged.candidates])
