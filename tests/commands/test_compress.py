@@ -94,7 +94,9 @@ def test_the_fastest_that_keeps_the_quality_is_chosen_and_the_smallest_of_those_
     chosen, missed = choose(GoalSettings(max_drop=1.0, speedup=8.0), judged_of(one, bad))
     assert (chosen, missed) == (one, {"speedup": "5.00 times as fast, not 8"})
     said = sentence(judged_of(one), one, missed, GoalSettings(max_drop=1.0, speedup=8.0))
-    assert said.startswith("The goal cannot be met with what was tried. Nearest: a is 5.0 times (4.0-6.0) as fast")
+    assert said.startswith(
+        "The goal cannot be met with what was tried. Nearest: a is 5.0 times as fast as the teacher (4.0-6.0; "
+    )
 
 
 def test_strict_asks_the_lower_end_of_the_interval():

@@ -147,7 +147,7 @@ def sentence(judged: Judged, chosen: Measured, missed: Mapping[str, str], goal: 
     cost = "at no loss" if lost <= 0 else f"for {lost:.2f} points of {judged.metric}"
     ms, all_ms = milliseconds(chosen.ms), milliseconds(teacher.ms)
     spread = "-".join(f"{end:.1f}" for end in chosen.quartiles)
-    won = f"{chosen.name} is {chosen.speedup:.1f} times ({spread}) as fast as the teacher ({ms} ms, not {all_ms}) and "
+    won = f"{chosen.name} is {chosen.speedup:.1f} times as fast as the teacher ({spread}; {ms} ms, not {all_ms}) and "
     won += f"{teacher.mb / chosen.mb:.1f} times smaller ({chosen.mb:.1f} MB) {cost}, between {low:.2f} and {high:.2f}"
     if missed:
         both = conflict([misses(goal, teacher, one) for one in judged.candidates])
