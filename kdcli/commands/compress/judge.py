@@ -23,7 +23,8 @@ ALIKE = 1.05  # Latencies within this factor count as one, so that the smaller o
 @dataclass(frozen=True)
 class Measured:
     """One model: `score` of the task's first metric, `low` and `high` the ends of its paired interval beside the
-    teacher, `ms` and `speedup` of one sequence of 128 tokens, with the `quartiles` of the latter, `mb` of its files. `folder` has the model."""
+    teacher, `ms` and `speedup` of one sequence of 128 tokens, the latter with its `quartiles`, `mb` of its files.
+    `folder` has the model."""
 
     name: str
     folder: Path
