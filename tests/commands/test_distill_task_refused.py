@@ -208,7 +208,7 @@ def test_a_disk_that_is_full(data, teacher, tmp_path, monkeypatch):
     """While signals are kept, and while the student is saved: what is there is whole, and the run can go on."""
     arguments = ["distill", teacher, "--task", "own", "--data", data, "--to", "2x16", *QUICK, "-o", tmp_path / "out"]
     with monkeypatch.context() as patch:
-        patch.setattr("kdcli.teachers.cache._sync", full)
+        patch.setattr("kdcli.teachers.cache._index", full)
         result = kdcli(*arguments)
     assert (result.exit_code, result.stderr.count("error: "), "full" in said_by(result)) == (3, 1, True)
     assert not list((tmp_path / "out" / "signals").glob("*/*"))
