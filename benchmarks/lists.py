@@ -1,9 +1,10 @@
-"""Lists of candidates for rerankers, made of QNLI: each question with the sentence that answers it and the sentences
-that share most words with it, by BM25.
+"""Lists of candidates for rerankers, made of pairs: each query with the text that belongs to it and texts that share
+most words with it, by BM25.
 
     python benchmarks/lists.py QNLI OUT [--queries 6000] [--candidates 5] [--judged 500] [--judged-candidates 16]
+    python benchmarks/lists.py QQP OUT --columns question1 question2 --positive 1
 
-QNLI is a directory with train.jsonl.gz and validation.jsonl.gz; OUT gets train.jsonl and validation.jsonl.
+QNLI and QQP are directories with train.jsonl.gz and validation.jsonl.gz; OUT gets train.jsonl and validation.jsonl.
 """
 
 import argparse
@@ -16,7 +17,6 @@ from pathlib import Path
 import numpy as np
 from scipy.sparse import csr_matrix
 
-ANSWERED = 0  # QNLI's label of a sentence that answers its question
 K1, B = 1.2, 0.75
 
 
@@ -38,12 +38,20 @@ def bm25(sentences: list[str]) -> tuple[csr_matrix, dict[str, int]]:
     return csr_matrix((rarity[rows] * saturated, (rows, columns)), shape=(len(vocabulary), len(counts))), vocabulary
 
 
-def lists(file: Path, queries: int, candidates: int, seed: int) -> list[dict[str, object]]:
+def lists(
+    file: Path, columns: tuple[str, str], positive: int, queries: int, candidates: int, seed: int
+) -> list[dict[str, object]]:
     with gzip.open(file, "rt") as lines:
         rows = [json.loads(line) for line in lines]
-    sentences = sorted({row["sentence"] for row in rows})
+    asking, asked = columns
+    sentences = sorted({row[asked] for row in rows})
     weights, vocabulary = bm25(sentences)
-    answered = {row["question"]: row["sentence"] for row in rows if row["label"] == ANSWERED}
+    # Texts that belong to the same query are no negatives.
+    belonging: dict[str, set[str]] = {}
+    for row in rows:
+        if row["label"] == positive:
+            belonging.setdefault(row[asking], set()).add(row[asked])
+    answered = {query: texts.pop() for query, texts in belonging.items() if len(texts) == 1}
     chosen = np.random.default_rng(seed).permutation(sorted(answered))[:queries]
     made: list[dict[str, object]] = []
     for question in chosen.tolist():
@@ -57,8 +65,10 @@ def lists(file: Path, queries: int, candidates: int, seed: int) -> list[dict[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("qnli", type=Path)
+    parser.add_argument("pairs", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--columns", nargs=2, default=("question", "sentence"))
+    parser.add_argument("--positive", type=int, default=0, help="the label of a pair that belongs together")
     parser.add_argument("--queries", type=int, default=6000)
     parser.add_argument("--candidates", type=int, default=5)
     parser.add_argument("--judged", type=int, default=500)
@@ -67,7 +77,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     sizes = {"train": (given.queries, given.candidates), "validation": (given.judged, given.judged_candidates)}
     for seed, (split, (queries, candidates)) in enumerate(sizes.items()):
-        made = lists(given.qnli / f"{split}.jsonl.gz", queries, candidates, seed)
+        made = lists(given.pairs / f"{split}.jsonl.gz", tuple(given.columns), given.positive, queries, candidates, seed)
         (given.out / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
 
 

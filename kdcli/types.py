@@ -327,6 +327,8 @@ class Job:
             gradients. `step` finds those of all rows of all processes, [rows, ...], under the same names in its batch,
             and the places of its own rows among them, [B], as `own_rows`; none of them in evaluations.
         on_step_end: called with the number of finished steps: before the first (or next) step, and after each.
+        held_out_size: sequences of an example held out, at most, over those of one trained on; a held-out pass takes so
+            many fewer examples at once.
     """
 
     modules: Mapping[str, nn.Module]
@@ -340,6 +342,7 @@ class Job:
     param_group: Callable[[str], ParamGroup] | None = None
     shared: Callable[[Batch], Mapping[str, Tensor]] | None = None
     on_step_end: Callable[[int], None] | None = None
+    held_out_size: float = 1.0
 
 
 @dataclass

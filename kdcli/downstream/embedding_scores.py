@@ -124,7 +124,7 @@ def _scored_pairs(one: Judged, models: Mapping[str, Embedder], session: Session,
 
 def read_retrieval(source: str) -> Retrieval:
     """Raises UsageError: a file is missing; an id occurs twice; a judgement of an unknown query or document, or two
-    that differ; no query has a relevant document."""
+    that differ; no query has a relevant document; a judged query without text."""
     folder = Path(source).expanduser()
     qrels = next((p for p in (folder / "qrels" / "test.tsv", folder / "qrels.tsv") if p.is_file()), None)
     if not source or qrels is None:
@@ -149,6 +149,8 @@ def read_retrieval(source: str) -> Retrieval:
     asked = {q: t for q, t in queries.items() if any(g > 0 for g in relevance.get(q, {}).values())}
     if not asked:
         raise UsageError(f"{qrels} names no relevant document of any query")
+    if (blank := next((query for query, text in asked.items() if not text), None)) is not None:
+        raise UsageError(f"query {blank} of {folder} has no text", "fill it in, or take its judgements out")
     return Retrieval(folder.name, documents, asked, relevance)
 
 

@@ -193,7 +193,9 @@ class RerankRun:
         order = BucketOrder(train.lengths, recipe.train.batch_size, group, recipe.train.seed, recipe.train.pool)
         schedule = replace(make_schedule(recipe.train, order.steps_of_pass), micro_batch_size=group)
         best = METRICS[0] if recipe.keep == "best" else None
-        job = Job({"model": captured}, step, train, order, held_out, compute_metrics=metrics, best=best)
+        size = max(1.0, float(self.held_out.sizes.max() / self.train.sizes.mean()))
+        judging: dict[str, Any] = {"compute_metrics": metrics, "best": best, "held_out_size": size}
+        job = Job({"model": captured}, step, train, order, held_out, **judging)
         freeze_unused(captured, step(train.batch(np.arange(1))).total)
         cards = {STUDENT: describe(student.model, str(self.folder), None)} if self.invocation.dry_run else {}
         return StageJob(job, schedule, order.steps_of_pass, cards)

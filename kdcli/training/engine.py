@@ -325,7 +325,8 @@ class _Run:
             return {}
         began = time.perf_counter()
         self.modules.train(False)
-        while (found := evaluate_batches(self.session, self.job, examples, self.micro)) is None:
+        size = self.job.held_out_size
+        while (found := evaluate_batches(self.session, self.job, examples, max(1, int(self.micro / size)))) is None:
             self._halve(step)
         record: dict[str, Any] = {"held_out": found.losses}
         if self.job.compute_metrics is not None:

@@ -13,11 +13,11 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
+from typing import Any, Protocol
 
 from kdcli.errors import Interrupted, MachineError, Stopped
 
@@ -148,39 +148,27 @@ def fan_out(arguments: Sequence[str], count: int, *, on_cpu: bool) -> int:
         )
         for rank in range(count)
     ]
-    return _wait(children)
+    return wait_for(children)
 
 
-def run_verb(arguments: Sequence[str], *, until: Callable[[], bool] | None = None) -> tuple[int, str, str]:
-    """Run `kdcli ARGUMENTS` as a process of its own; returns its exit code, its standard output and the first line of
-    its error. Its standard error is shown. Once `until` is true it is asked to stop with a checkpoint. Signals are
-    forwarded. Raises MachineError: another signal ended the process."""
-    command, found = [sys.executable, "-P", "-m", "kdcli", *arguments], list[str]()
+class Child(Protocol):
+    """A process that was started, as `subprocess.Popen` has it."""
 
-    def show() -> None:
-        assert child.stderr is not None
-        for line in child.stderr:
-            sys.stderr.write(text := line.decode("utf-8", "replace"))
-            sys.stderr.flush()
-            found.extend([text.removeprefix("error: ").strip()] if text.startswith("error: ") else [])
+    returncode: Any
 
-    with tempfile.TemporaryFile() as output:
-        child = subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE)
-        shower = threading.Thread(target=show, daemon=True)
-        shower.start()
-        try:
-            code = _wait([child], until)
-        except MachineError:
-            # It was stopped before it could say so itself.
-            if child.returncode not in (-signal.SIGTERM, -signal.SIGINT):
-                raise
-            code = Stopped.exit_code
-        shower.join()
-        output.seek(0)
-        return code, output.read().decode("utf-8", "replace"), (found or [""])[0]
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+    def kill(self) -> None: ...
 
 
-def _wait(children: list[subprocess.Popen[bytes]], until: Callable[[], bool] | None = None) -> int:
+def wait_for(children: Sequence[Child], until: Callable[[], bool] | None = None) -> int:
+    """The exit code of one that failed, else 0. Signals are forwarded; when one fails, the others are stopped. Once
+    `until` is true they are asked to stop. Raises MachineError: a signal ended a process."""
+
     def pass_on(signum: int, frame: FrameType | None) -> None:
         for child in children:
             # Ctrl-C on a terminal already reached every process of its group.

@@ -24,8 +24,9 @@ from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.recipe.sections import Invocation
 from kdcli.report import finish
-from kdcli.training.processes import StopRequest, run_verb
+from kdcli.training.processes import StopRequest
 from kdcli.training.run_dir import RunDir
+from kdcli.training.verbs import Verbs
 from kdcli.types import ModelShape
 
 FAST = ("--set", "measure.min_runs=2", "--set", "measure.min_seconds=0.0", "--set", "data.max_length=24")
@@ -54,7 +55,7 @@ def here(monkeypatch):
     """Runs the steps in this process; returns the verbs that were run."""
     ran = []
 
-    def here(arguments, *, until=None):
+    def here(self, arguments, *, until=None):
         result = kdcli(*arguments)
         ran.append((arguments[0], Path(arguments[arguments.index("-o") + 1]).name if "-o" in arguments else "dry run"))
         error = next((line for line in result.stderr.splitlines() if line.startswith("error: ")), "")
@@ -67,8 +68,7 @@ def here(monkeypatch):
             serve(request, Path(aside), found.add)
         return found
 
-    for module in (plan, work):
-        monkeypatch.setattr(module, "run_verb", here)
+    monkeypatch.setattr(Verbs, "run", here)
     for module in (plan, finish):
         monkeypatch.setattr(module, "measure_latency", latency)
     return ran
@@ -204,10 +204,27 @@ def test_what_timing_tells_is_said_before_anything_is_written(limits, code, said
     assert said in said_by(done)
 
 
+def test_a_budget_that_timing_alone_breaks_is_refused_at_once(tmp_path):
+    given = (
+        "demo",
+        "--task",
+        "demo-topic",
+        "--max-drop",
+        "1",
+        "--set",
+        "plan.backends=[onnx]",
+        "--set",
+        "measure.min_seconds=3",
+        "--budget",
+        "5s",
+    )
+    assert "timing the backends takes 6 s at least" in refused(tmp_path, "compress", *given)
+
+
 def test_a_budget_that_fine_tuning_alone_breaks_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "measure_untrained", lambda *_: UNTRAINED)
     monkeypatch.setattr(Work, "seconds", 10.0)
-    monkeypatch.setattr(plan, "dry_run", lambda _: {"steps": 9, "seconds": 99.0})
+    monkeypatch.setattr(plan, "dry_run", lambda *_: {"steps": 9, "seconds": 99.0})
     said = refused(tmp_path, "compress", "demo", "--task", "demo-topic", "--max-drop", "1", "--budget", "60s")
     assert "fine-tuning comes first, and it takes about 99 s, 50 s are left" in said
 
@@ -231,14 +248,14 @@ def missing(*names):
 def test_the_budget_ends_a_training_that_has_begun(tmp_path, monkeypatch):
     clock, ran = itertools.count(), []
 
-    def training(arguments, *, until=None):
+    def training(self, arguments, *, until=None):
         ran.append(arguments[0])
         while arguments[0] != "export":
             if until():
                 return Stopped.exit_code, "", ""
         return 0, "", ""
 
-    monkeypatch.setattr(work, "run_verb", training)
+    monkeypatch.setattr(Verbs, "run", training)
     monkeypatch.setattr(work.time, "monotonic", lambda: float(next(clock)))
     recipe = CompressRecipe(model="m", task="own", budget=20.0)
     one = Work(recipe, Invocation(), tmp_path, StopRequest(), "task")
@@ -318,11 +335,11 @@ def test_int8_gets_what_training_left_of_the_goal(tmp_path, monkeypatch):
     rows = [SimpleNamespace(model=name, metrics={"accuracy": score, "f1": 0.0}) for name, score in scores]
     monkeypatch.setattr(Work, "judged", lambda self, name: SimpleNamespace(report=SimpleNamespace(evaluations=rows)))
 
-    def export(arguments, *, until=None):
+    def export(self, arguments, *, until=None):
         ran.append(list(itertools.takewhile(lambda word: word != "--overwrite", arguments))[4:])
         return (5, "", "too much is lost") if failing & set(arguments) else (0, "", "")
 
-    monkeypatch.setattr(work, "run_verb", export)
+    monkeypatch.setattr(Verbs, "run", export)
     gated = ["--int8", "--task", "own", "--max-drop"]
     # Too much lost with a bound: the plain file stays a candidate.
     assert (one.write("a", "teacher", "onnx-int8", None), ran) == ("", [[*gated, "1"], ["--int8"]])
@@ -396,10 +413,3 @@ def test_the_journal_gives_what_was_found_before(tmp_path):
     other.stop.requested = True
     with pytest.raises(Stopped):
         other.once("d", lambda: 4)
-
-
-def test_another_verb_is_run_with_its_code_and_its_message(capfd):
-    code, output, error = run_verb(["distill", "--to", "2x16"])
-    assert (code, output) == (2, "")
-    assert error.startswith("no teacher given")
-    assert "no teacher given" in capfd.readouterr().err

@@ -268,11 +268,14 @@ def test_vectors_are_judged_when_cut(teacher, pairs, beir, tmp_path):
         ("qrels/test.tsv", "q1\td1\t0", "judges document d1 for query q1 again"),
         ("corpus.jsonl", '{"_id": "d1", "text": "w1"}', "_id d1 occurs twice"),
         ("queries.jsonl", '{"_id": 7, "text": "w1"}', "needs the texts '_id' and 'text'"),
+        ("queries.jsonl", '{"_id": "blank", "text": " "}', "query blank of"),
     ],
 )
 def test_unusable_retrieval_data_are_refused(teacher, beir, tmp_path, name, line, message):
     with open(beir / name, "a") as file:
         file.write(f"\n{line}")
+    with open(beir / "qrels/test.tsv", "a") as file:
+        file.write("\nblank\td1\t1" if "blank" in line else "")
     assert message in refused(tmp_path, "evaluate", teacher, "--task", "retrieval", "--data", beir)
 
 

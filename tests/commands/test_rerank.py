@@ -16,6 +16,7 @@ from kdcli.downstream.settings import RerankRecipe
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.recipe.yaml import read_yaml
+from kdcli.training import engine
 
 QUICK = [
     *("--max-steps", "8", "--batch-size", "6", "--lr", "1e-3", "--dtype", "fp32", "--set", "data.max_length=24"),
@@ -188,6 +189,22 @@ def test_labels_alone_train_a_reranker(data, tmp_path, loss):
     student = CrossEncoder(str(tmp_path / "out"), device="cpu")
     assert isinstance(student.activation_fn, torch.nn.Sigmoid)
     assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == 24
+
+
+def test_a_held_out_pass_counts_candidates_and_not_lists(data, tmp_path, monkeypatch):
+    taken, whole = [], engine.evaluate_batches
+
+    def spy(session, job, examples, micro):
+        taken.append(micro)
+        return whole(session, job, examples, micro)
+
+    monkeypatch.setattr(engine, "evaluate_batches", spy)
+    # Eight candidates in place of three; training takes 32 // 2.5 lists, and no more than a batch.
+    rows = [row | {"negative": [f"w{n}" for n in range(7)]} for row in listed(20, seed=1)]
+    write(data / "validation.jsonl", rows)
+    base = own_files.encoder(tmp_path / "base", type_vocab_size=2)
+    succeeds("finetune", base, "--task", "rerank", "--data", data, *QUICK, "-o", tmp_path / "out")
+    assert set(taken) == {1}
 
 
 def test_whole_queries_are_held_back_of_pairs(tmp_path):

@@ -18,7 +18,7 @@ def impatient(monkeypatch):
 
 
 def wait(*programs):
-    return processes._wait([subprocess.Popen([sys.executable, "-c", program]) for program in programs])
+    return processes.wait_for([subprocess.Popen([sys.executable, "-c", program]) for program in programs])
 
 
 @pytest.mark.parametrize("programs", [[SLEEP, KILLED], [KILLED, SLEEP], [SLEEP, SLEEP, KILLED]])

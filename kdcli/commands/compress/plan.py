@@ -28,7 +28,6 @@ from kdcli.models.training_rows import NO_ROWS
 from kdcli.report.text import duration
 from kdcli.report.views import short
 from kdcli.training.device import choose_device
-from kdcli.training.processes import run_verb
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
 from kdcli.types import ModelShape
@@ -264,14 +263,14 @@ def distilling(search: Search, shape: str, *more: str) -> list[str]:
 
 def estimate(work: Work, name: str, command: list[str]) -> tuple[dict[str, Any], str]:
     """Steps and seconds of a training, and why it is not begun: it would fail, or take longer than is left."""
-    cost = work.once(f"estimate {name}", partial(dry_run, command))
+    cost = work.once(f"estimate {name}", partial(dry_run, work, command))
     late = f"it takes about {duration(cost['seconds'])}, {duration(max(0.0, work.left))} are left"
     return cost, cost.get("error") or (late if cost["seconds"] > work.left else "")
 
 
-def dry_run(command: list[str]) -> dict[str, Any]:
+def dry_run(work: Work, command: list[str]) -> dict[str, Any]:
     """Steps and seconds of a command, by its dry run."""
-    code, output, error = run_verb([*command, "--dry-run", "--json", "--quiet"])
+    code, output, error = work.verbs.run([*command, "--dry-run", "--json", "--quiet"])
     if code:
         return {"steps": 0, "seconds": 0.0, "error": error or f"exit {code}"}
     legs = json.loads(output)["legs"]
@@ -362,12 +361,17 @@ def try_pruning(search: Search) -> None:
         search.judge("judged-pruned")
 
 
-def check_budget(work: Work, *, fits: bool) -> None:
-    """Refuse a budget that no candidate keeps, before anything is written. Raises UsageError."""
+def check_budget(search: Search, *, fits: bool | None = None) -> None:
+    """Refuse a budget that no candidate keeps, before anything is written: without `fits`, one too small for timing the
+    backends. Raises UsageError."""
+    work = search.work
     if work.recipe.budget is None:
         return
     why = ""
-    if work.left <= 0:
+    least = work.recipe.measure.min_seconds * (1 + len(search.backends))
+    if fits is None:
+        why = f"timing the backends takes {duration(least)} at least" if work.left < least else ""
+    elif work.left <= 0:
         why = f"timing the backends and the untrained shapes took {duration(work.seconds)}"
     elif not fits:
         cost, late = estimate(work, TEACHER, finetuning(work))

@@ -4,6 +4,7 @@ Data flow: goal -> untrained latencies -> teacher -> candidates, each a chain of
 teacher on held-out rows -> the best one in best/, and a report with the whole table.
 """
 
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ from kdcli.report.text import duration
 from kdcli.training.processes import stop_requests
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir, numbered
+from kdcli.training.verbs import Verbs
 
 BEST, PICTURE, BACKENDS = "best", "pareto.png", "judged-backends"
 NOT_SHIPPED = ("checkpoints", "start", "intermediate", "student-undistilled", "mask", "compact", ".lock", "log.jsonl")
@@ -67,8 +69,8 @@ def run(resolved: Resolved[CompressRecipe], invocation: Invocation) -> RunResult
     folder = invocation.output_dir or numbered(name, taken=invocation.resume or invocation.overwrite)
     how = {"resume": invocation.resume, "overwrite": invocation.overwrite}
     resumed = RunDir(folder).check(resolved.to_yaml(), **how)
-    with stop_requests() as stop:
-        work = Work(recipe, invocation, folder, stop, kind_of(recipe))
+    with stop_requests() as stop, contextlib.closing(Verbs()) as verbs:
+        work = Work(recipe, invocation, folder, stop, kind_of(recipe), verbs=verbs)
         if resumed:
             work.records = RunDir(folder).read_log()
             if RunDir(folder).done:
@@ -82,10 +84,11 @@ def run(resolved: Resolved[CompressRecipe], invocation: Invocation) -> RunResult
         untrained: dict[str, Any] = {}
         if not recipe.steps:
             check_backends(search)
+            check_budget(search)
             untrained = work.once("untrained", lambda: measure_untrained(search, str(recipe.model)))
             search.fastest = untrained["fastest"]
             check_reachable(search, untrained)
-        check_budget(work, fits=fits)
+        check_budget(search, fits=fits)
         work.claim(RunDir.claim(folder, resolved.to_yaml(), **how))
         search.teacher = str(recipe.model) if fits else str(work.must(TEACHER, finetuning(work)))
         judged = pipeline(search) if recipe.steps else planned(search, untrained)

@@ -18,9 +18,10 @@ from kdcli.downstream.embedding_scores import RETRIEVAL, by_vectors
 from kdcli.errors import ChildFailed, GateError, Interrupted, Stopped, UsageError
 from kdcli.recipe.sections import Invocation
 from kdcli.report.finish import RunResult
-from kdcli.training.processes import StopRequest, run_verb
+from kdcli.training.processes import StopRequest
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
+from kdcli.training.verbs import Verbs
 
 T = TypeVar("T")
 ENDS = (Stopped.exit_code, Interrupted.exit_code, 1)
@@ -46,6 +47,7 @@ class Work:
     kind: str
     records: list[dict[str, Any]] = field(default_factory=list)
     run: RunDir | None = None
+    verbs: Verbs = field(default_factory=Verbs)
 
     @property
     def seconds(self) -> float:
@@ -132,7 +134,7 @@ class Work:
             more += [] if verb == "export" else ["--device", self.invocation.device]
             Progress.log(f"{name}: {verb}")
             more += ["--quiet"] if Progress.console.quiet else []
-            code, _, why = run_verb([*arguments, *more], until=lambda: reached() or late())
+            code, _, why = self.verbs.run([*arguments, *more], until=lambda: reached() or late())
             if code == Stopped.exit_code and (reached() or late()):
                 return "" if reached() else OVER
             if code == Stopped.exit_code:
