@@ -231,6 +231,7 @@ def compress(
     model: str | None = None,
     *,
     task: str | None = None,
+    pooling: str | None = None,
     max_drop: float | None = None,
     speedup: float | None = None,
     max_latency_ms: float | None = None,

@@ -157,6 +157,10 @@ def test_keys_of_a_step_are_values_of_set():
         (["demo", "--task", "demo-topic", "--max-drop", "1", "--budget", "soon"], "--budget takes a time"),
         (["demo", "-r", "trim-int8", "--task", "demo-topic", "--budget", "9m"], "a recipe with steps has one"),
         (
+            ["demo", "--task", "demo-topic", "--max-drop", "1", "--pooling", "mean"],
+            "task demo-topic is not judged by vectors",
+        ),
+        (
             ["demo", "--task", "demo-topic", "--max-drop", "1", "--set", "plan.distill.methd=x"],
             "plan.distill: unknown key 'methd'",
         ),
@@ -379,7 +383,16 @@ def reranker(folder):
     return "rerank", {"data.max_length": 24}
 
 
-@pytest.mark.parametrize(("make", "metrics"), [(embedder, ("pearson", "spearman")), (reranker, ("ndcg@10",))])
+def plain(folder):
+    task, sets = embedder(folder)
+    (folder / "model" / "modules.json").unlink()
+    return task, sets | {"pooling": "mean"}
+
+
+@pytest.mark.parametrize(
+    ("make", "metrics"),
+    [(embedder, ("pearson", "spearman")), (plain, ("pearson", "spearman")), (reranker, ("ndcg@10",))],
+)
 def test_other_models_are_judged_by_their_own_measure(make, metrics, tmp_path, monkeypatch, here):
     monkeypatch.setattr(run, "measure_untrained", lambda *_: UNTRAINED | {"shapes": {"1x32": TIMES}})
     task, sets = make(tmp_path)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.app import app
-from kdcli.cli.options import JUDGING, Task, invocation_of, show, with_options
+from kdcli.cli.options import JUDGING, Pooling, Task, invocation_of, show, with_options
 
 GOAL = "Goal"
 
@@ -15,6 +15,7 @@ GOAL = "Goal"
 def compress(
     model: Annotated[str | None, typer.Argument(help="Hub id, directory, or 'demo'; fine-tuned or not.")] = None,
     task: Task = None,
+    pooling: Pooling = None,
     max_drop: Annotated[
         float | None, typer.Option(help="Points of the task's metric that may be lost.", rich_help_panel=GOAL)
     ] = None,
@@ -39,7 +40,7 @@ def compress(
     from kdcli.commands.compress.recipes import compress_recipe, seconds_of
 
     goal = {name: given[name] for name in ("max_drop", "speedup", "max_latency_ms", "max_mb", "strict")}
-    options = {"model": model, "task": task, "data.source": shared["data"], "seed": shared["seed"]}
+    options = {"model": model, "task": task, "data.source": shared["data"], "seed": shared["seed"], "pooling": pooling}
     options |= {"budget": seconds_of(budget)} | {f"goal.{name}": value for name, value in goal.items()}
     resolved = compress_recipe(recipe=shared["recipe"], sets=shared["sets"] or (), options=options)
     from kdcli.commands.compress.run import run

@@ -53,7 +53,9 @@ def judge(work: Work, name: str, teacher: str, candidates: Mapping[str, Path]) -
     could not be judged."""
     measure = work.recipe.measure.model_dump(include={"min_runs", "min_seconds"}) | {"latency": True}
     sources = [teacher, *map(str, candidates.values())]
-    folder = work.must(name, ["evaluate", *sources, *work.on_task(), *set_options({"measure": measure, "worst": 0})])
+    folder = work.must(
+        name, ["evaluate", *sources, *work.on_task(), *work.pooling, *set_options({"measure": measure, "worst": 0})]
+    )
     return read(RunResult.read(folder).report, teacher, candidates)
 
 

@@ -80,7 +80,7 @@ class Search:
     def write(self, name: str, model: Path | str, backend: str, parent: str | None, *, needed: bool = False) -> str:
         """Write a model for a backend; returns why that failed, or an empty string. `parent` is the step that trained
         it. int8 keeps the products in float32 without which it loses more than the goal allows, if that helps."""
-        plain, bound = export_arguments(model, backend), self.int8_bound(parent)
+        plain, bound = [*export_arguments(model, backend), *self.work.pooling], self.int8_bound(parent)
         if backend.endswith("-int8") and bound > 0:
             gated = [*plain, *self.work.on_task(), "--max-drop", f"{bound:.4g}"]
             if not (why := self.work.step(name, gated, key=f"run {name} within {bound:.4g} points")):

@@ -38,12 +38,13 @@ class PlanSettings(Section):
 class CompressRecipe(Section):
     """The recipe of `kdcli compress`. `steps` make a pipeline, each a mapping from `distill`, `prune`, `trim`,
     `quantize` or `export` to keys of its own; without them candidates are planned. `text` is what an embedding model is
-    distilled on. `budget` is in seconds."""
+    distilled on; `pooling` makes a plain encoder one. `budget` is in seconds."""
 
     verb: Literal["compress"] = "compress"
     model: str | None = None
     task: str | None = None
     text: str | None = None
+    pooling: str | None = None
     budget: float | None = Field(None, gt=0)
     goal: GoalSettings = GoalSettings()
     steps: list[dict[str, dict[str, Any]]] = Field(default_factory=list)

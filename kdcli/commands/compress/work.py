@@ -161,6 +161,11 @@ class Work:
         options = ["--task", str(self.recipe.task), *(["--data", source] if source else [])]
         return options + set_options({"data": given})
 
+    @property
+    def pooling(self) -> list[str]:
+        """The option that makes a plain encoder an embedding model."""
+        return ["--pooling", self.recipe.pooling] if self.recipe.pooling else []
+
     def training(self, verb: str, model: str, keys: Mapping[str, Any], *more: str) -> list[str]:
         """The command of a verb that trains `model`, or learns from it, with keys of its recipe; `recipe` among them
         names another to start from."""
@@ -172,6 +177,7 @@ class Work:
         if self.kind == "embedding":
             source = self.recipe.text or self.recipe.data.source
             task = ["--task" if verb == "prune" else "--method", "embedding", *(["--data", source] if source else [])]
+            task += self.pooling
         return [verb, model, *task, *named, *more, *pairs]
 
 
@@ -187,10 +193,13 @@ def product(folder: Path) -> Path:
 
 
 def kind_of(recipe: CompressRecipe) -> str:
-    """How the models of a recipe are trained and judged."""
-    if recipe.task == RERANK:
-        return RERANK
-    return "embedding" if recipe.task == RETRIEVAL or by_vectors(str(recipe.task), str(recipe.model)) else "task"
+    """How models are trained and judged. Raises UsageError: `pooling` of what is not judged by vectors."""
+    vectors = by_vectors(str(recipe.task), str(recipe.model), recipe.pooling) and recipe.task != RERANK
+    if vectors or recipe.task == RETRIEVAL:
+        return "embedding"
+    if recipe.pooling is not None:
+        raise UsageError(f"--pooling is for embedding models, and task {recipe.task} is not judged by vectors")
+    return RERANK if recipe.task == RERANK else "task"
 
 
 def _is_done(place: Path) -> bool:
