@@ -73,7 +73,7 @@ def test_the_verbs_and_their_options_are_frozen():
         "--json",
         *SAYING,
     }
-    goals = {"--max-drop", "--speedup", "--max-latency-ms", "--max-mb", "--budget", "--strict"}
+    goals = {"--max-drop", "--speedup", "--max-latency-ms", "--max-mb", "--pooling", "--budget", "--strict"}
     common = shared | {"--task", "--seed", "--resume", "--trust-remote-code", "--json", *SAYING}
     assert options_of("compress") == goals | common
     large = {"--tokenizer", "--column", "--workers", "--output-dir", "-o", "--dry-run", "--trust-remote-code"}
