@@ -275,6 +275,20 @@ def test_the_budget_ends_a_training_that_has_begun(tmp_path, monkeypatch):
     assert one.step("a", ["distill"], until=lambda: next(reached)) == ""
 
 
+def test_a_signal_that_came_before_the_verb_ends_it(tmp_path, monkeypatch):
+    stop = StopRequest()
+
+    def starting(self, arguments, *, until=None):
+        assert not until()
+        stop.requested = True
+        return (Stopped.exit_code if until() else 0), "", ""
+
+    monkeypatch.setattr(Verbs, "run", starting)
+    recipe = CompressRecipe(model="m", task="own")
+    with pytest.raises(Stopped, match="stopped in teacher"):
+        Work(recipe, Invocation(), tmp_path, stop, "task").must("teacher", ["finetune"])
+
+
 def test_a_pipeline_is_resumed_where_it_was_stopped(tmp_path, tuned, here, monkeypatch):
     teacher, file = tuned, tmp_path / "mine.yaml"
     file.write_text(json.dumps(PIPELINE), "utf-8")

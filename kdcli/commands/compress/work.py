@@ -115,6 +115,10 @@ class Work:
         def late() -> bool:
             return time.monotonic() >= ends
 
+        def ended() -> bool:
+            # A signal that came before the verb was there has not reached it.
+            return self.stop.requested or reached() or late()
+
         def go() -> str:
             why = made()
             # Raised in here, so that the journal does not hold it and a resumed run tries again.
@@ -134,7 +138,7 @@ class Work:
             more += [] if verb == "export" else ["--device", self.invocation.device]
             Progress.log(f"{name}: {verb}")
             more += ["--quiet"] if Progress.console.quiet else []
-            code, _, why = self.verbs.run([*arguments, *more], until=lambda: reached() or late())
+            code, _, why = self.verbs.run([*arguments, *more], until=ended)
             if code == Stopped.exit_code and (reached() or late()):
                 return "" if reached() else OVER
             if code == Stopped.exit_code:
