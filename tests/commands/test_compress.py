@@ -18,6 +18,7 @@ from kdcli.commands.compress.judge import Judged, Measured, choose, conflict, mi
 from kdcli.commands.compress.plan import Search, halve, shapes_of, str_of
 from kdcli.commands.compress.recipes import seconds_of, sets_of
 from kdcli.commands.compress.settings import CompressRecipe, GoalSettings
+from kdcli.commands.compress.verbs import Verbs
 from kdcli.commands.compress.work import Work
 from kdcli.errors import GateError, MachineError, Stopped
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
@@ -26,7 +27,6 @@ from kdcli.recipe.sections import Invocation
 from kdcli.report import finish
 from kdcli.training.processes import StopRequest
 from kdcli.training.run_dir import RunDir
-from kdcli.training.verbs import Verbs
 from kdcli.types import ModelShape
 
 FAST = ("--set", "measure.min_runs=2", "--set", "measure.min_seconds=0.0", "--set", "data.max_length=24")

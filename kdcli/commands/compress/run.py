@@ -36,6 +36,7 @@ from kdcli.commands.compress.plan import (
 )
 from kdcli.commands.compress.recipes import set_options
 from kdcli.commands.compress.settings import CompressRecipe, GoalSettings
+from kdcli.commands.compress.verbs import Verbs
 from kdcli.commands.compress.work import Work, kind_of, product
 from kdcli.disk import atomic_dir, read_json, write_atomic
 from kdcli.downstream.embedding_scores import RETRIEVAL, open_pairs, read_retrieval
@@ -54,7 +55,6 @@ from kdcli.report.text import duration
 from kdcli.training.processes import stop_requests
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir, numbered
-from kdcli.training.verbs import Verbs
 
 BEST, PICTURE, BACKENDS = "best", "pareto.png", "judged-backends"
 NOT_SHIPPED = ("checkpoints", "start", "intermediate", "student-undistilled", "mask", "compact", ".lock", "log.jsonl")

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from kdcli.backends.exported import FACTS
 from kdcli.commands.compress.recipes import RERANK, set_options
 from kdcli.commands.compress.settings import CompressRecipe
+from kdcli.commands.compress.verbs import Verbs
 from kdcli.downstream.embedding_scores import RETRIEVAL, by_vectors
 from kdcli.errors import ChildFailed, GateError, Interrupted, Stopped, UsageError
 from kdcli.recipe.sections import Invocation
@@ -21,7 +22,6 @@ from kdcli.report.finish import RunResult
 from kdcli.training.processes import StopRequest
 from kdcli.training.progress import Progress
 from kdcli.training.run_dir import RunDir
-from kdcli.training.verbs import Verbs
 
 T = TypeVar("T")
 ENDS = (Stopped.exit_code, Interrupted.exit_code, 1)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from kdcli.commands.compress.verbs import Verbs
 from kdcli.errors import MachineError, Stopped
-from kdcli.training.verbs import Verbs
 
 
 def test_verbs_are_run_with_their_codes_outputs_and_messages(capfd):

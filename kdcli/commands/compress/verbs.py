@@ -63,7 +63,7 @@ class Verbs:
             self._server, theirs = Pipe()
             end = theirs.fileno()
             # -P: a file torch.py or kdcli.py in the working directory must not shadow a module.
-            command = [sys.executable, "-P", "-m", "kdcli.training.verbs", str(end)]
+            command = [sys.executable, "-P", "-m", "kdcli.commands.compress.verbs", str(end)]
             self._process = subprocess.Popen(command, pass_fds=[end])
             theirs.close()
         return self._server
