@@ -143,6 +143,8 @@ def in_ranks(count: int, work: Callable[[], dict[str, torch.Tensor]]) -> list[di
     """What `work` returns in each of several gloo processes, forked from this one."""
     place = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    # A fork has none of the threads that its parent computed with, and accelerate asks for as many as there are cores.
+    place |= {"OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{rank}.safetensors" for rank in range(count)]
         children = [_rank(file, place | {"RANK": str(n), "LOCAL_RANK": str(n)}, work) for n, file in enumerate(files)]
@@ -156,7 +158,6 @@ def _rank(file: Path, environment: dict[str, str], work: Callable[[], dict[str, 
         return child
     try:
         os.environ.update(environment)
-        # A fork has none of the threads that its parent computed with.
         torch.set_num_threads(1)
         AcceleratorState._reset_state(reset_partial_state=True)
         Accelerator(cpu=True)
