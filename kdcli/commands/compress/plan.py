@@ -330,7 +330,9 @@ def finish(search: Search, shape: str, steps: int, *, first: bool) -> None:
         return
     models = {shape: work.path(shape)}
     card = list(work.judged(shape).report.models.values())[-1]
-    if card.params_embedding >= plan.trim_from * card.params_total and (source := work.recipe.data.source) is not None:
+    # The text that an embedding model learnt, of which the judged pairs are a small part.
+    source = work.recipe.text or work.recipe.data.source
+    if card.params_embedding >= plan.trim_from * card.params_total and source is not None:
         name = f"{shape}-trimmed"
         if search.made(name, ["trim", str(models[shape]), "--data", source], shape):
             models[name] = work.path(name)
