@@ -209,20 +209,8 @@ def test_what_timing_tells_is_said_before_anything_is_written(limits, code, said
 
 
 def test_a_budget_that_timing_alone_breaks_is_refused_at_once(tmp_path):
-    given = (
-        "demo",
-        "--task",
-        "demo-topic",
-        "--max-drop",
-        "1",
-        "--set",
-        "plan.backends=[onnx]",
-        "--set",
-        "measure.min_seconds=3",
-        "--budget",
-        "5s",
-    )
-    assert "timing the backends takes 6 s at least" in refused(tmp_path, "compress", *given)
+    given = "demo --task demo-topic --max-drop 1 --set plan.backends=[onnx] --set measure.min_seconds=3 --budget 5s"
+    assert "timing the backends takes 6 s at least" in refused(tmp_path, "compress", *given.split())
 
 
 def test_a_budget_that_fine_tuning_alone_breaks_is_refused(tmp_path, monkeypatch):

@@ -363,17 +363,19 @@ def try_pruning(search: Search) -> None:
         search.judge("judged-pruned")
 
 
-def check_budget(search: Search, *, fits: bool | None = None) -> None:
-    """Refuse a budget that no candidate keeps, before anything is written: without `fits`, one too small for timing the
-    backends. Raises UsageError."""
-    work = search.work
+def check_timing(search: Search) -> None:
+    """Refuse a budget that timing the backends breaks. Raises UsageError."""
+    least = search.work.recipe.measure.min_seconds * (1 + len(search.backends))
+    if search.work.left < least:
+        raise too_small(f"timing the backends takes {duration(least)} at least")
+
+
+def check_budget(work: Work, *, fits: bool) -> None:
+    """Refuse a budget that no candidate keeps, before anything is written. Raises UsageError."""
     if work.recipe.budget is None:
         return
     why = ""
-    least = work.recipe.measure.min_seconds * (1 + len(search.backends))
-    if fits is None:
-        why = f"timing the backends takes {duration(least)} at least" if work.left < least else ""
-    elif work.left <= 0:
+    if work.left <= 0:
         why = f"timing the backends and the untrained shapes took {duration(work.seconds)}"
     elif not fits:
         cost, late = estimate(work, TEACHER, finetuning(work))
@@ -381,8 +383,13 @@ def check_budget(search: Search, *, fits: bool | None = None) -> None:
             raise UsageError(f"{TEACHER} failed: {late}")
         why = late and f"fine-tuning comes first, and {late}"
     if why:
-        hint = "raise it, or give a fine-tuned model and fewer plan.shapes"
-        raise UsageError(f"--budget is too small for any candidate: {why}", hint)
+        raise too_small(why)
+
+
+def too_small(why: str) -> UsageError:
+    """The error of a budget that no candidate keeps."""
+    hint = "raise it, or give a fine-tuned model and fewer plan.shapes"
+    return UsageError(f"--budget is too small for any candidate: {why}", hint)
 
 
 def finetuning(work: Work) -> list[str]:

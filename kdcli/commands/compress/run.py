@@ -28,6 +28,7 @@ from kdcli.commands.compress.plan import (
     Search,
     check_backends,
     check_budget,
+    check_timing,
     finetuning,
     measure_untrained,
     missed_untrained,
@@ -84,11 +85,11 @@ def run(resolved: Resolved[CompressRecipe], invocation: Invocation) -> RunResult
         untrained: dict[str, Any] = {}
         if not recipe.steps:
             check_backends(search)
-            check_budget(search)
+            check_timing(search)
             untrained = work.once("untrained", lambda: measure_untrained(search, str(recipe.model)))
             search.fastest = untrained["fastest"]
             check_reachable(search, untrained)
-        check_budget(search, fits=fits)
+        check_budget(work, fits=fits)
         work.claim(RunDir.claim(folder, resolved.to_yaml(), **how))
         search.teacher = str(recipe.model) if fits else str(work.must(TEACHER, finetuning(work)))
         judged = pipeline(search) if recipe.steps else planned(search, untrained)

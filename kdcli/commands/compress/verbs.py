@@ -118,7 +118,7 @@ class Verbs:
 
 
 def serve(parent: Connection) -> None:
-    """Fork a verb for each list of arguments, and tell its number and its exit code, until the other end is closed."""
+    """Fork a verb for each list of arguments and send its process id and its exit code, until the parent closes."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
