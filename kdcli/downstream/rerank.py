@@ -105,7 +105,8 @@ def student_of(
         if shape == full and recipe.student.init == "teacher":
             return replace(origin, model=copy.deepcopy(origin.model), tokenizer=copy.deepcopy(origin.tokenizer))
         kept = recipe.student.model_dump(include={"init", "layers"})
-        built = build_student(origin.model.base_model, shape, seed=seed, **kept)
+        few = read_by(train.take(np.arange(min(len(train), 100))), origin, recipe.data.max_length)
+        built = build_student(origin.model.base_model, shape, text=few, seed=seed, **kept)
         config, how = copy.deepcopy(built.model.config), {"trust_remote_code": trusted}
         model = with_new_head(built.model, config, RERANK, seed, source=source, **how)
         if recipe.student.init == "teacher" and shape.hidden == full.hidden:

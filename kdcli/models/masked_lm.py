@@ -48,7 +48,7 @@ def student_with_head(
     """Put a student encoder under a head of its teacher's class, tied to its embeddings if the configuration says so.
     `teacher`: a masked language model; or an encoder of a type that has such a head, which is then random. `built`: a
     student of its `base_model`, which becomes part of the new model, without its pooler. `init`: `teacher` copies the
-    head's weights in the dimensions that the student keeps. `seed`: of random weights."""
+    head's weights in the student's basis. `seed`: of random weights."""
     encoder, headed = built.model, teacher.base_model is not teacher
     model_class = type(teacher) if headed else AutoModelForMaskedLM._model_mapping[type(encoder.config)]
     with torch.random.fork_rng(devices=[]):
@@ -62,6 +62,6 @@ def student_with_head(
     if init == "random" or not headed:
         reason = "" if headed else ": the teacher has no masked-language-model head"
         return InitializedStudent(model, [*built.notes, f"head initialised at random{reason}"])
-    left = copy_head(teacher, model)
+    left = copy_head(teacher, model, built.basis_DN)
     note = f", except {', '.join(left)}, which start at random" if left else ""
     return InitializedStudent(model, [*built.notes, f"head initialised from the teacher's{note}"])

@@ -1,74 +1,138 @@
-"""Initialise a student from its teacher: copy layers, reduce widths to a subset of the teacher's dimensions.
+"""Initialise a student from its teacher: copy layers; where a width shrinks, keep the best dimensions and refit.
 
-One subset serves all places with the same dimensions, so that a reduced matrix still reads what another one writes:
-
-* residual stream (D): the dimensions in which the word embeddings vary most, the same in every layer;
+* residual stream (D): the principal components of the teacher's hidden states over a sample, one basis for all layers;
 * q and k, and DeBERTa's position projections: within each head the largest |q row|·|k row|; v and o: the largest
   |v row|·|o column|. With rotary embeddings or grouped key/value heads, evenly spaced (pairs of) dimensions instead;
 * feed-forward units (F): the largest |up row|·|down column|, times |gate row| in a gated unit.
 
-A linear that loses columns is scaled so that its remaining rows keep their Frobenius norm, hence its output its size.
 With another number of heads, a student head takes its dimensions from the teacher heads in the same place. A parameter
-without such a subset keeps its random values.
+without such a map keeps its random values.
+
+Then one pass of the sample refits the student, module by module in the order they run. Each linear gets the weights
+(ridge regression about the copied ones) that give, from the student's own input, the teacher's output in the kept
+dimensions; each normalisation gets the gain and bias that do. A student of its teacher's widths is copied as it is.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kdcli.models.layout import Layout, Rows, linears
+from kdcli.types import Batch, Examples
 
-Sets = dict[int, Tensor]  # dimension of a tensor -> indices into the teacher's
+Maps = dict[int, Tensor]
+"""Dimension of a tensor -> indices into the teacher's, [N], or a basis of the teacher's, [D, N]."""
+RIDGE = 1e-2  # Of the mean squared input; between 1e-3 and 1e-2 nothing changes
+SAMPLE = 8192  # Tokens: more than the inputs of the widest linear
 
 
-def copy_reduced(teacher: PreTrainedModel, student: PreTrainedModel, layout: Layout, chosen: list[int]) -> list[str]:
-    """Fill the parameters of a student of the same type in place; returns the names of those that could not be filled.
-    `chosen` is the teacher layer (1 ... N) for each student layer."""
-    sets: dict[int, Sets] = {}
+def sample_of(text: Examples | None, config: Any, longest: int | None) -> Batch:
+    """Rows of text, evenly spaced and cut, with about `SAMPLE` tokens; random tokens for want of text. `longest`:
+    tokens that a model takes."""
+    rows, width = 64, min(128, longest or 128)
+    if text is None:
+        ids_BL = torch.randint(int(config.vocab_size), (rows, width), generator=torch.Generator().manual_seed(0))
+        # Some types count their positions by what is not padding.
+        ids_BL[ids_BL == config.pad_token_id] = (config.pad_token_id or 0) + 1
+        return {"input_ids": ids_BL, "attention_mask": torch.ones_like(ids_BL)}
+
+    def cut(rows: int) -> Batch:
+        batch = text.batch(np.arange(rows) * len(text) // rows)
+        mask_BL = batch.get("attention_mask")
+        if mask_BL is None or mask_BL.dim() > 2:
+            mask_BL = torch.ones_like(batch["input_ids"])
+        return {"input_ids": batch["input_ids"][:, :width], "attention_mask": mask_BL[:, :width]}
+
+    few = cut(min(rows, len(text)))
+    tokens = int(few["attention_mask"].sum()) / len(few["input_ids"])
+    return cut(min(len(text), round(SAMPLE / tokens)))
+
+
+@torch.no_grad()
+def copy_reduced(
+    teacher: PreTrainedModel, student: PreTrainedModel, layout: Layout, chosen: list[int], sample: Batch
+) -> tuple[list[str], Tensor | None]:
+    """Fill the parameters of a student of the same type in place; returns the names of those that could not be filled,
+    and the basis [D, N] of the teacher's residual stream that the student has, None if it has all of it. `chosen` is
+    the teacher layer (1 ... N) for each student layer."""
+    maps: dict[int, Maps] = {}
     for n, layer in zip(chosen, layout.modules(student), strict=True):
-        sets |= _layer_sets(layout, teacher.config, student.config, layout.modules(teacher)[n - 1], layer)
+        maps |= _layer_maps(layout, teacher.config, student.config, layout.modules(teacher)[n - 1], layer)
+    wide, narrow = int(teacher.config.hidden_size), int(student.config.hidden_size)
+    training = teacher.training
+    teacher.eval()
+    basis_DN = _principal(teacher, layout, sample, narrow) if narrow < wide else None
+
+    def origin(name: str) -> str:
+        if layout.shared or not name.startswith(f"{layout.layers}."):
+            return name
+        number, _, rest = name.removeprefix(f"{layout.layers}.").partition(".")
+        return f"{layout.layers}.{chosen[int(number)] - 1}.{rest}".rstrip(".")
+
     source = dict(teacher.named_parameters())
+    parameters = [(n, p, source.get(origin(n))) for n, p in student.named_parameters()]
+    left = _fill(parameters, basis_DN, maps)
+    # The layers of a shared one would each refit the same weights.
+    if (maps or basis_DN is not None) and not layout.shared:
+        _refit(teacher, student, origin, basis_DN, maps, sample)
+    teacher.train(training)
+    return left, basis_DN
 
-    def origin(name: str) -> Tensor | None:
-        if not layout.shared and name.startswith(f"{layout.layers}."):
-            number, rest = name.removeprefix(f"{layout.layers}.").split(".", 1)
-            name = f"{layout.layers}.{chosen[int(number)] - 1}.{rest}"
-        return source.get(name)
 
-    return _fill(teacher, student, [(n, p, origin(n)) for n, p in student.named_parameters()], sets)
-
-
-def copy_head(teacher: PreTrainedModel, student: PreTrainedModel) -> list[str]:
+@torch.no_grad()
+def copy_head(teacher: PreTrainedModel, student: PreTrainedModel, basis_DN: Tensor | None) -> list[str]:
     """Fill the head of a student of the same class; returns the names of parameters that could not be filled."""
     source = dict(teacher.named_parameters(remove_duplicate=False))
     # A matrix that is tied to the embeddings belongs to the encoder.
     encoder = {id(p) for p in student.base_model.parameters()}
-    head = [(n, p, source[n]) for n, p in student.named_parameters() if id(p) not in encoder]
-    return _fill(teacher, student, head, {})
+    return _fill([(n, p, source[n]) for n, p in student.named_parameters() if id(p) not in encoder], basis_DN, {})
 
 
-@torch.no_grad()
+def _principal(teacher: PreTrainedModel, layout: Layout, sample: Batch, narrow: int) -> Tensor:
+    """The principal components of the hidden states of all layers, [D, N] float64; each layer counts alike."""
+    moments_DD: list[Tensor] = []
+
+    def add(x_BLD: Tensor) -> None:
+        x_RD = _real(x_BLD, sample)
+        moments_DD.append(x_RD.T @ x_RD / x_RD.square().sum())
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if not moments_DD:
+            add(args[0] if args else kwargs["hidden_states"])
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        add(output if isinstance(output, Tensor) else output[0])
+
+    with ExitStack() as hooks:
+        layers = dict.fromkeys(layout.modules(teacher))
+        hooks.callback(next(iter(layers)).register_forward_pre_hook(before, with_kwargs=True).remove)
+        for layer in layers:
+            hooks.callback(layer.register_forward_hook(after).remove)
+        _run(teacher, sample)
+    return _components(torch.stack(moments_DD).sum(0), narrow)
+
+
+def _components(moment_DD: Tensor, count: int) -> Tensor:
+    """The eigenvectors of largest eigenvalue, [D, count]."""
+    basis_DN: Tensor = torch.linalg.eigh(moment_DD).eigenvectors[:, -count:].flip(1)
+    # Of the two signs of a component the one whose largest entry is positive, whatever the processor.
+    signs_1N: Tensor = basis_DN.gather(0, basis_DN.abs().argmax(0, keepdim=True)).sign()
+    return basis_DN * signs_1N
+
+
 def _fill(
-    teacher: PreTrainedModel,
-    student: PreTrainedModel,
-    parameters: Iterable[tuple[str, nn.Parameter, Tensor | None]],
-    sets: Mapping[int, Sets],
+    parameters: Iterable[tuple[str, nn.Parameter, Tensor | None]], basis_DN: Tensor | None, maps: Mapping[int, Maps]
 ) -> list[str]:
     """Fill the student's (name, parameter, teacher's tensor); returns the names of those that could not be filled."""
-    wide, narrow = int(teacher.config.hidden_size), int(student.config.hidden_size)
-    words_VD: Tensor = teacher.get_input_embeddings().weight
-    # The columns of factorised embeddings are not the dimensions of the residual stream.
-    stream = words_VD.shape[1] == wide
-    kept_D = words_VD.float().var(0).topk(narrow).indices.sort().values if stream else _spread(wide, narrow)
-    linear = {id(m.weight) for m in student.modules() if isinstance(m, nn.Linear)}
     left = []
     for name, parameter, origin in parameters:
-        own = sets.get(id(parameter), {})
-        part = None if origin is None else _part(origin, parameter, own, wide, kept_D, id(parameter) in linear)
+        part = None if origin is None else _part(name, origin, parameter, basis_DN, maps.get(id(parameter), {}))
         if part is not None:
             parameter.copy_(part)
         elif parameter.requires_grad:
@@ -77,71 +141,162 @@ def _fill(
     return left
 
 
-def _part(origin: Tensor, target: Tensor, sets: Sets, wide: int, kept_D: Tensor, linear: bool) -> Tensor | None:
-    """The student's part of a teacher's tensor, `kept_D` of `wide` residual ones; None if a dimension has no subset."""
-    part = origin.detach().float()
+def _part(name: str, origin: Tensor, target: Tensor, basis_DN: Tensor | None, own: Maps) -> Tensor | None:
+    """The student's part of a teacher's tensor; None if a dimension has no map."""
+    part = origin.detach()
     if part.dim() != target.dim():
         return None
+    # The diagonal of a gain, or of a convolution by channels, in another basis.
+    gain = name.endswith("weight") and (part.dim() == 1 or (part.dim() == 3 and part.shape[1] == 1))
     for dim, (size, narrow) in enumerate(zip(origin.shape, target.shape, strict=True)):
-        index = sets.get(dim)
-        if index is None and size == narrow:
+        kept = own.get(dim)
+        if kept is None and size == narrow:
             continue
-        if index is None and (size, narrow) == (wide, len(kept_D)):
-            index = kept_D
-        if index is None or len(index) != narrow:
+        if kept is None and basis_DN is not None and (size, narrow) == basis_DN.shape:
+            kept = basis_DN.square() if gain else basis_DN
+        if kept is None or kept.shape[-1] != narrow:
             return None
-        before = part.norm()
-        part = part.index_select(dim, index.to(part.device))
-        if linear and dim == 1 and part.norm() > 0:
-            part = part * (before / part.norm())
+        part = reduced(part, kept, dim)
     return part
 
 
-def _layer_sets(
+def reduced(x: Tensor, kept: Tensor | None, dim: int = -1) -> Tensor:
+    """A tensor with a dimension mapped to the student's."""
+    if kept is None:
+        return x
+    kept = kept.to(x.device)
+    if kept.dim() == 1:
+        return x.index_select(dim, kept)
+    return (x.double().movedim(dim, -1) @ kept).movedim(-1, dim).to(x.dtype)
+
+
+def _refit(
+    teacher: PreTrainedModel,
+    student: PreTrainedModel,
+    origin: Callable[[str], str],
+    basis_DN: Tensor | None,
+    maps: Mapping[int, Maps],
+    sample: Batch,
+) -> None:
+    """Refit linears and normalisations to the teacher's outputs for the sample."""
+    theirs, shape = dict(teacher.named_modules()), sample["input_ids"].shape
+    targets: dict[nn.Module, Tensor] = {}
+
+    def record(own: nn.Module, kept: Tensor | None) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            # Not a pooler, nor what is computed once for all rows (DeBERTa's projections of positions).
+            if isinstance(output, Tensor) and output.dim() == 3 and output.shape[:2] == shape:
+                targets[own] = reduced(_real(output, sample), kept).float()
+
+        return hook
+
+    def fit(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        if (target_RN := targets.pop(module, None)) is None or target_RN.shape[-1] != output.shape[-1]:
+            return None
+        target_RN = target_RN.double()
+        if isinstance(module, nn.Linear):
+            _fit_linear(module, _real(args[0], sample), target_RN)
+        else:
+            _fit_norm(module, _real(output, sample), target_RN)
+        fitted: Tensor = type(module).forward(module, *args)
+        return fitted
+
+    with ExitStack() as recording, ExitStack() as fitting:
+        for name, module in student.named_modules():
+            weight, of_teacher = getattr(module, "weight", None), theirs.get(origin(name))
+            if of_teacher is None or not isinstance(weight, Tensor):
+                continue
+            if isinstance(module, nn.Linear) or weight.dim() == 1:
+                kept = maps.get(id(weight), {}).get(0)
+                if kept is None and basis_DN is not None and of_teacher.weight.shape[0] == len(basis_DN) > len(weight):
+                    kept = basis_DN
+                recording.callback(of_teacher.register_forward_hook(record(module, kept)).remove)
+                fitting.callback(module.register_forward_hook(fit).remove)
+        student.eval()
+        _run(teacher, sample)
+        recording.close()
+        _run(student, sample)
+    student.train()
+
+
+def _run(model: PreTrainedModel, sample: Batch) -> None:
+    model(**{name: x.to(model.device) for name, x in sample.items()})
+
+
+def _real(x_BLD: Tensor, sample: Batch) -> Tensor:
+    """States of the tokens that are no padding, [R, D] float64."""
+    return x_BLD.cpu()[sample["attention_mask"].bool()].double()
+
+
+def _fit_linear(linear: nn.Linear, x_RI: Tensor, target_RO: Tensor) -> None:
+    """Ridge regression about the weights and bias that a linear has."""
+    weight_OI = linear.weight.double()
+    if linear.bias is not None:
+        x_RI = torch.cat([x_RI, torch.ones_like(x_RI[:, :1])], 1)
+        weight_OI = torch.cat([weight_OI, linear.bias.double()[:, None]], 1)
+    gram_II = x_RI.T @ x_RI
+    ridge = RIDGE * gram_II.diagonal().mean()
+    gram_II.diagonal().add_(ridge)
+    fitted_OI = torch.linalg.solve(gram_II, x_RI.T @ target_RO + ridge * weight_OI.T).T
+    linear.weight.copy_(fitted_OI[:, : linear.in_features])
+    if linear.bias is not None:
+        linear.bias.copy_(fitted_OI[:, -1])
+
+
+def _fit_norm(norm: Any, y_RN: Tensor, target_RN: Tensor) -> None:
+    """Least squares of gain and bias, given the output under those that a normalisation has."""
+    bias_N = getattr(norm, "bias", None)
+    y_N, t_N = (torch.zeros(()), torch.zeros(())) if bias_N is None else (y_RN.mean(0), target_RN.mean(0))
+    gain_N = ((y_RN - y_N) * (target_RN - t_N)).sum(0) / (y_RN - y_N).square().sum(0).clamp(min=1e-12)
+    norm.weight.mul_(gain_N)
+    if bias_N is not None:
+        bias_N.mul_(gain_N).add_(t_N - gain_N * y_N)
+
+
+def _layer_maps(
     layout: Layout, of_teacher: Any, of_student: Any, teacher: nn.Module, student: nn.Module
-) -> dict[int, Sets]:
-    """Index sets of one layer besides the residual one: id of a student's parameter -> sets."""
+) -> dict[int, Maps]:
+    """Maps of one layer besides the residual one: id of a student's parameter -> maps."""
     big, small = linears(layout, teacher), linears(layout, student)
-    sets: dict[int, Sets] = {}
+    maps: dict[int, Maps] = {}
     heads, narrow_heads = of_teacher.num_attention_heads, of_student.num_attention_heads
     width, narrow = (each["Q"][0][0].out_features // (3 if layout.fused else 1) for each in (big, small))
     output, down = small["O"][0][0], small["D"][0][0]
     if (width, heads) != (narrow, narrow_heads):
-        q, k, v, o = _head_sets(layout, of_teacher, of_student, big, width, narrow)
-        linear, each = small["Q"][0][0], width // heads
-        if layout.fused == "blocks":
-            _put(sets, linear, torch.cat([kept + i * heads * each for i, kept in enumerate((q, k, v))]))
-        elif layout.fused == "heads":
-            # The row of part p, flat dimension f of [A, 3, K] is (f // K)·3K + p·K + f % K.
-            parts = [f // each * 3 * each + p * each + f % each for p, f in enumerate((q, k, v))]
-            _put(sets, linear, torch.stack([part.view(narrow_heads, -1) for part in parts], 1).reshape(-1))
+        q, k, v, o = _head_maps(layout, of_teacher, of_student, big, width, narrow)
+        if layout.fused:
+            rows_EN = torch.zeros(3 * width, 3 * narrow, dtype=torch.float64)
+            for letter, kept in zip("QKV", (q, k, v), strict=True):
+                at_E, at_N = (torch.arange(3 * n)[each[letter][0][1]] for n, each in ((width, big), (narrow, small)))
+                rows_EN[at_E[:, None], at_N] = kept
+            _put(maps, small["Q"][0][0], rows_EN)
         else:
             for letter, kept in zip("QKV", (q, k, v), strict=True):
-                _put(sets, small[letter][0][0], kept)
+                _put(maps, small[letter][0][0], kept)
         for name, kept in zip(layout.bias or (), (q, v), strict=False):
-            sets.setdefault(id(student.get_parameter(name)), {})[0] = kept
+            maps.setdefault(id(student.get_parameter(name)), {})[0] = kept
         for name, module in student.named_modules():
             if name in layout.like_q and isinstance(module, nn.Linear):
-                _put(sets, module, q)
+                _put(maps, module, q)
         if output.in_features == narrow:
-            sets.setdefault(id(output.weight), {})[1] = o
+            maps.setdefault(id(output.weight), {})[1] = o
     units, narrow_units = big["D"][0][0].in_features, down.in_features
     # A student may have wider feed-forward blocks than its teacher; those stay random.
     if narrow_units < units:
         gains_UF = torch.cat([_weight(*pair) for pair in big["U"]]).norm(dim=1).view(-1, units)
         score_F = gains_UF.prod(0) * _weight(*big["D"][0]).norm(dim=0)
         kept = score_F.topk(narrow_units).indices.sort().values
-        sets.setdefault(id(down.weight), {})[1] = kept
+        maps.setdefault(id(down.weight), {})[1] = kept
         for linear, _ in small["U"]:
             blocks = linear.out_features // narrow_units
-            _put(sets, linear, torch.cat([kept + i * units for i in range(blocks)]))
-    return sets
+            _put(maps, linear, torch.cat([kept + i * units for i in range(blocks)]))
+    return maps
 
 
-def _head_sets(
+def _head_maps(
     layout: Layout, of_teacher: Any, of_student: Any, big: dict[str, Any], width: int, narrow: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Flat dimensions kept of q, k, v (rows) and of o (columns)."""
+    """Bases of q, k and v (rows) and of o (columns), [E, N] float64."""
     heads, narrow_heads = of_teacher.num_attention_heads, of_student.num_attention_heads
     groups = getattr(of_teacher, "num_key_value_heads", None) or heads
     narrow_groups = getattr(of_student, "num_key_value_heads", None) or narrow_heads
@@ -150,19 +305,24 @@ def _head_sets(
         q = _even_in_heads(heads, each, narrow_heads, narrow_each, layout.rotary)
         k = _even_in_heads(groups, each, narrow_groups, narrow_each, layout.rotary)
         return q, k, k, q
-    q_norm, k_norm, v_norm = (_weight(*big[letter][0]).norm(dim=1) for letter in "QKV")
+    q_ED, k_ED, v_ED = (_weight(*big[letter][0]) for letter in "QKV")
     # ConvBERT's output projection also reads a convolution, behind the heads.
-    o_norm = _weight(*big["O"][0]).norm(dim=0)[:width]
-    qk = _best_in_heads(q_norm * k_norm, narrow, narrow_heads)
-    vo = _best_in_heads(v_norm * o_norm, narrow, narrow_heads)
-    return qk, qk, vo, vo
+    o_ED = _weight(*big["O"][0]).T[:width]
+    qk_EN, vo_EN = _best_in_heads(q_ED, k_ED, narrow, narrow_heads), _best_in_heads(v_ED, o_ED, narrow, narrow_heads)
+    return qk_EN, qk_EN, vo_EN, vo_EN
 
 
-def _best_in_heads(score_E: Tensor, narrow: int, narrow_heads: int) -> Tensor:
-    """For each student head the best dimensions of its span of the teacher's width, a head if the counts agree."""
+def _best_in_heads(one_ED: Tensor, other_ED: Tensor, narrow: int, narrow_heads: int) -> Tensor:
+    """For each student head the principal components of its span of the teacher's width, a head if the counts agree,
+    under two matrices that count alike."""
     # Spans differ by one if the heads do not divide the width; none is shorter than a student's head.
-    each, bounds = narrow // narrow_heads, [a * len(score_E) // narrow_heads for a in range(narrow_heads + 1)]
-    return torch.cat([start + score_E[start:end].topk(each).indices.sort().values for start, end in pairwise(bounds)])
+    each, bounds = narrow // narrow_heads, [a * len(one_ED) // narrow_heads for a in range(narrow_heads + 1)]
+    bases = []
+    for start, end in pairwise(bounds):
+        grams = [part @ part.T for part in (one_ED[start:end].double(), other_ED[start:end].double())]
+        bases.append(_components(torch.stack([gram / gram.trace() for gram in grams]).sum(0), each))
+    together: Tensor = torch.block_diag(*bases)  # type: ignore[no-untyped-call]
+    return together
 
 
 def _even_in_heads(heads: int, each: int, narrow_heads: int, narrow_each: int, rotary: str | None) -> Tensor:
@@ -173,7 +333,8 @@ def _even_in_heads(heads: int, each: int, narrow_heads: int, narrow_each: int, r
         pair = _spread(each // 2, narrow_each // 2)
         halves = rotary == "halves"
         inside = torch.cat([pair, pair + each // 2]) if halves else torch.stack([2 * pair, 2 * pair + 1], 1).flatten()
-    return (_spread(heads, narrow_heads)[:, None] * each + inside).reshape(-1)
+    kept = (_spread(heads, narrow_heads)[:, None] * each + inside).reshape(-1)
+    return torch.eye(heads * each, dtype=torch.float64)[:, kept]
 
 
 def _spread(size: int, count: int) -> Tensor:
@@ -181,9 +342,9 @@ def _spread(size: int, count: int) -> Tensor:
     return torch.arange(count) * size // count
 
 
-def _put(sets: dict[int, Sets], linear: nn.Linear, rows: Tensor) -> None:
+def _put(maps: dict[int, Maps], linear: nn.Linear, rows: Tensor) -> None:
     for parameter in linear.parameters():
-        sets.setdefault(id(parameter), {})[0] = rows
+        maps.setdefault(id(parameter), {})[0] = rows
 
 
 def _weight(linear: nn.Linear, rows: Rows) -> Tensor:

@@ -2,18 +2,18 @@
 
 import copy
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kdcli.errors import UsageError
 from kdcli.models.factorise import factorise
 from kdcli.models.layout import layout_for
-from kdcli.models.reduce import copy_reduced
-from kdcli.types import ModelShape
+from kdcli.models.reduce import copy_reduced, sample_of
+from kdcli.types import Examples, ModelShape
 
 GRAMMAR = re.compile(r"(\d{1,6})x(\d{1,6})(?::(\d{1,6}))?(?:@(\d{1,6}))?", re.ASCII)
 # A mistyped shape, and no model's name: `6y384`, `6 x 384`, `6X384`, `6x384@`.
@@ -22,10 +22,11 @@ SLIP = re.compile(r"\d+\s*[A-Za-z*×]\s*\d+([:@].*)?")
 
 @dataclass(frozen=True)
 class InitializedStudent:
-    """A student and notes on its initialisation."""
+    """A student, notes on its initialisation, and its basis of the teacher's residual stream (`models.reduce`)."""
 
     model: PreTrainedModel
     notes: list[str]
+    basis_DN: Tensor | None = None
 
 
 def is_shape(source: str) -> bool:
@@ -124,13 +125,15 @@ def build_student(
     layers: list[int] | None = None,
     dropout: float | None = None,
     embedding_rank: int | None = None,
+    text: Examples | None = None,
     seed: int = 0,
 ) -> InitializedStudent:
     """Make a student of a shape from a base encoder. `init`: `teacher` copies weights (`kdcli.models.reduce`); `random`
     draws them as the model type does, from `seed`. `layers`: teacher layers 1 ... N to copy, one per student layer;
     None for evenly spaced ones with the last. `dropout`: rate of every dropout in memory; the saved configuration keeps
-    the teacher's. `embedding_rank`: of a factorised table of tokens. Raises UsageError: `layers` has the wrong
-    count or names a layer that the teacher lacks; see `student_config`."""
+    the teacher's. `embedding_rank`: of a factorised table of tokens. `text`: that a narrower student is fitted to;
+    None for random tokens. Raises UsageError: `layers` has the wrong count or names a layer that the teacher lacks; see
+    `student_config`."""
     source = shape_of(teacher.config)
     chosen = layers or evenly_spaced_layers(source.layers, shape.layers)
     if len(chosen) != shape.layers or not all(1 <= n <= source.layers for n in chosen):
@@ -140,25 +143,24 @@ def build_student(
         torch.manual_seed(seed)
         student = type(teacher)(student_config(teacher.config, shape, chosen)).float()
     if init == "random":
-        return _finished(student, ["initialised at random"], dropout, embedding_rank)
-    left = copy_reduced(teacher, student, layout_for(teacher.config), chosen)
+        return _finished(InitializedStudent(student, ["initialised at random"]), dropout, embedding_rank)
+    sample = sample_of(text, teacher.config, positions_of(teacher.config))
+    left, basis_DN = copy_reduced(teacher, student, layout_for(teacher.config), chosen, sample)
     notes = [f"initialised from teacher layers {', '.join(map(str, chosen))}"]
     if shape.hidden < source.hidden:
         notes[0] += f", width {source.hidden} reduced to {shape.hidden}"
     if left:
         notes.append(f"{len(left)} tensors have no counterpart and start at random, for example {left[0]}")
-    return _finished(student, notes, dropout, embedding_rank)
+    return _finished(InitializedStudent(student, notes, basis_DN), dropout, embedding_rank)
 
 
-def _finished(
-    student: PreTrainedModel, notes: list[str], dropout: float | None, embedding_rank: int | None
-) -> InitializedStudent:
+def _finished(built: InitializedStudent, dropout: float | None, embedding_rank: int | None) -> InitializedStudent:
     if embedding_rank is not None:
-        student, note = factorise(student, embedding_rank)
-        notes = [*notes, note]
+        model, note = factorise(built.model, embedding_rank)
+        built = replace(built, model=model, notes=[*built.notes, note])
     if dropout is not None:
-        set_dropout(student, dropout)
-    return InitializedStudent(student, notes)
+        set_dropout(built.model, dropout)
+    return built
 
 
 def evenly_spaced_layers(of_teacher: int, of_student: int) -> list[int]:

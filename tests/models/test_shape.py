@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdcli.errors import UsageError
+from kdcli.models import reduce
 from kdcli.models.layout import layout_for, linears
 from kdcli.models.shape import build_student, parse_shape, shape_of
 from kdcli.types import ModelShape
@@ -68,6 +69,13 @@ def test_key_heads_keep_their_ratio_to_the_query_heads_or_the_nearest_that_divid
     assert student.config.num_key_value_heads == 4
 
 
+@pytest.fixture
+def copied_alone(monkeypatch):
+    """Students as their teacher's weights in another basis, without the fit that follows."""
+    monkeypatch.setattr(reduce, "_refit", lambda *_: None)
+
+
+@pytest.mark.usefixtures("copied_alone")
 def test_heads_are_regrouped_where_their_numbers_do_not_divide():
     teacher = tiny_encoder("bert")
     with torch.no_grad():
@@ -75,16 +83,15 @@ def test_heads_are_regrouped_where_their_numbers_do_not_divide():
         # The k-th row of q and k has norm k: the best of every span are its last.
         of.query.weight.copy_(torch.eye(32) * torch.arange(1, 33)[:, None])
         of.key.weight.copy_(of.query.weight)
-    student = build_student(teacher, parse_shape("2x20:80@5", ModelShape(2, 32, 128, 4))).model
-    of_student = student.encoder.layer[0].attention.self
+    built = build_student(teacher, parse_shape("2x20:80@5", ModelShape(2, 32, 128, 4)))
+    of_student = built.model.encoder.layer[0].attention.self
     assert of_student.query.bias.shape == (20,)
-    kept = teacher.embeddings.word_embeddings.weight.var(0).topk(20).indices.sort().values
-    # Spans of 32 rows for 5 heads start at 0, 6, 12, 19, 25; each gives its 4 strongest.
-    rows = [r for start, end in ((0, 6), (6, 12), (12, 19), (19, 25), (25, 32)) for r in range(end - 4, end)]
-    part = of.query.weight[rows]
-    torch.testing.assert_close(of_student.query.weight, part[:, kept] * (part.norm() / part[:, kept].norm()))
+    # Spans of 32 rows for 5 heads start at 0, 6, 12, 19, 25; each gives its 4 strongest, the strongest first.
+    rows = [r for end in (6, 12, 19, 25, 32) for r in range(end - 1, end - 5, -1)]
+    torch.testing.assert_close(of_student.query.weight, of.query.weight[rows] @ built.basis_DN.float())
 
 
+@pytest.mark.usefixtures("copied_alone")
 @pytest.mark.parametrize(
     ("kind", "path", "others"),
     [("deberta", "in_proj", "pos_proj pos_q_proj"), ("deberta-v2", "query_proj", "pos_key_proj pos_query_proj")],
@@ -103,9 +110,7 @@ def test_position_projections_keep_the_dimensions_of_q(kind, path, others):
         assert linear is getattr(layer.attention.self, path)
         own = linear.weight if rows is None else linear.weight[rows]
         for name in others.split():
-            # Rows of the same subset; a fused linear is scaled over q, k and v together.
-            position = getattr(layer.attention.self, name).weight
-            torch.testing.assert_close(position / position.norm(), own / own.norm())
+            torch.testing.assert_close(getattr(layer.attention.self, name).weight, own)
 
 
 def test_what_starts_at_random_is_named():
@@ -138,25 +143,22 @@ def test_same_width_copies_evenly_spaced_layers_and_the_last():
     assert torch.equal(student.embeddings.word_embeddings.weight, teacher.embeddings.word_embeddings.weight)
 
 
-def test_a_narrow_student_keeps_one_set_of_residual_dimensions_everywhere():
+@pytest.mark.usefixtures("copied_alone")
+def test_a_narrow_student_has_one_basis_of_the_residual_stream_everywhere():
     teacher = tiny_encoder("bert")
     with torch.no_grad():
-        # Half of the dimensions carry nothing at all: the reduction must keep exactly the others.
+        # Half of the dimensions carry nothing at all: the basis must span exactly the others.
         for name, parameter in teacher.named_parameters():
             for dim, size in enumerate(parameter.shape):
                 if size == 32 and "self" not in name and (dim == 0 or "dense" not in name or "intermediate" in name):
                     parameter.index_fill_(dim, torch.arange(0, 32, 2), 0.0)
-    student = build_student(teacher, parse_shape("2x16", ModelShape(2, 32, 128, 4))).model
-    assert torch.equal(student.embeddings.word_embeddings.weight, teacher.embeddings.word_embeddings.weight[:, 1::2])
-    norms = [m.encoder.layer[1].output.LayerNorm.weight for m in (student, teacher)]
-    assert torch.equal(norms[0], norms[1][1::2])
-
-
-def test_a_reduced_linear_keeps_the_norm_of_its_rows():
-    teacher = tiny_encoder("bert")
-    student = build_student(teacher, parse_shape("2x16:128", ModelShape(2, 32, 128, 4))).model
-    before, after = (m.encoder.layer[0].intermediate.dense.weight.norm() for m in (teacher, student))
-    torch.testing.assert_close(before, after)
+    built = build_student(teacher, parse_shape("2x16", ModelShape(2, 32, 128, 4)))
+    student, basis_DN = built.model, built.basis_DN.float()
+    torch.testing.assert_close(basis_DN.T @ basis_DN, torch.eye(16))
+    words, of_teacher = (m.embeddings.word_embeddings.weight for m in (student, teacher))
+    torch.testing.assert_close(words @ basis_DN.T, of_teacher)
+    gains = [m.encoder.layer[1].output.LayerNorm.weight for m in (student, teacher)]
+    torch.testing.assert_close(gains[0], (basis_DN.T @ gains[1].diag() @ basis_DN).diag())
 
 
 def test_dropout_is_set_for_training_and_not_saved():

@@ -176,7 +176,7 @@ def measure_untrained(search: Search, model: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as aside:
         subjects, students = [], {}
         for name, shape in shapes.items():
-            built = build_student(loaded.model, shape, seed=work.recipe.seed).model
+            built = build_student(loaded.model, shape, init="random", seed=work.recipe.seed).model
             save_model(built, loaded.tokenizer, Path(aside) / name, NO_ROWS)
             subjects.append(subject(name, str(Path(aside) / name), fastest))
             students[name] = {"layers_mb": describe(built, name, None)["params_transformer"] / 1e6}

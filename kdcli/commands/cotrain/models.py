@@ -64,7 +64,7 @@ def load_task_pair(recipe: CotrainTaskRecipe, task: PreparedTask) -> Pair:
         else:
             base = load_encoder(recipe.base or str(recipe.teacher), trust_remote_code=trusted)
             shape, seed = forms.parse_shape(source, base.shape), 2 * recipe.train.seed + number
-            built = forms.build_student(base.model, shape, seed=seed)
+            built = forms.build_student(base.model, shape, text=task.train.rows if task.train else None, seed=seed)
             notes += [f"{role}: {note}" for note in built.notes]
             with tempfile.TemporaryDirectory() as aside:
                 save_model(built.model, base.tokenizer, Path(aside), base.rows)

@@ -241,7 +241,9 @@ class EmbeddingRun:
 
     def _initialized(self, to: ModelShape) -> InitializedStudent:
         how = self.resolved.recipe.student.model_dump(include={"init", "layers", "dropout", "embedding_rank"})
-        return build_student(self.origin.model.base_model, to, **how, seed=self.resolved.recipe.train.seed)
+        held = held_out_count(self.texts.texts, self.resolved.recipe.data.held_out_blocks)
+        text = self.rows.take(np.arange(held, len(self.rows))[:: max(1, (len(self.rows) - held) // 1000)])
+        return build_student(self.origin.model.base_model, to, **how, text=text, seed=self.resolved.recipe.train.seed)
 
     def _report(self, outcome: Outcome) -> None:
         recipe, teacher, origin, session = self.resolved.recipe, self.teacher, self.origin, self.session

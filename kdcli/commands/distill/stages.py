@@ -284,7 +284,8 @@ class TaskRun:
         model = load_encoder(teacher.source, trust_remote_code=self.session.trust_remote_code).model
         if self.task.kept is not None:
             model = cut_model(model, self.task.kept)
-        built = build_student(model, self.shape, seed=self.recipe.train.seed, **how)
+        text = self.task.train.rows if self.task.train else None
+        built = build_student(model, self.shape, text=text, seed=self.recipe.train.seed, **how)
         for note in built.notes:
             Progress.log(f"{STUDENT}: {note}")
         save_model(built.model, self.reader.tokenizer, folder, teacher.rows)

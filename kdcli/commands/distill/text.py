@@ -274,7 +274,7 @@ class TextStage:
 
     def _initialized(self, teacher: LoadedModel, planned: Planned) -> InitializedStudent:
         recipe = planned.recipe
-        built = _build(recipe, teacher, planned.shape)
+        built = _build(recipe, teacher, planned.shape, self.run.corpus.train)
         if not _is_masked(recipe):
             return built
         return student_with_head(teacher.model, built, init=recipe.student.init, seed=recipe.train.seed)
@@ -314,7 +314,9 @@ class TextStage:
             sources[baselines[name]] = copied
             if run.session.is_main and not copied.exists():
                 fresh = run.untrained()
-                save_model(_build(recipe, fresh, planned.shape).model, fresh.tokenizer, copied, fresh.rows)
+                save_model(
+                    _build(recipe, fresh, planned.shape, run.corpus.train).model, fresh.tokenizer, copied, fresh.rows
+                )
         run.session.wait()
         seeds, whole = recipe.eval.seeds, {TEACHER: str(recipe.teacher)}
         teacher = scored(run.session, run.vocabulary.tasks, whole, folder, seeds=seeds)
@@ -361,15 +363,15 @@ class TextStage:
         whole, fresh = load_encoder(self.run.teacher.source), self.run.untrained()
         probes = {TEACHER: probe_demo(whole.model, whole.tokenizer)}
         for name, student in self.students.items():
-            copied = _build(self.resolved.recipe, fresh, self.planned[name].shape).model
+            copied = _build(self.resolved.recipe, fresh, self.planned[name].shape, self.run.corpus.train).model
             probes[name] = probe_demo(student.encoder.base_model, fresh.tokenizer)
             probes[name + UNDISTILLED] = probe_demo(copied, fresh.tokenizer)
         return {f"{task} probe": {name: p[task] for name, p in probes.items()} for task in probes[TEACHER]}
 
 
-def _build(recipe: DistillRecipe, teacher: LoadedModel, shape: ModelShape) -> InitializedStudent:
+def _build(recipe: DistillRecipe, teacher: LoadedModel, shape: ModelShape, text: Examples) -> InitializedStudent:
     how = recipe.student.model_dump(include={"init", "layers", "dropout", "embedding_rank"})
-    return build_student(teacher.model.base_model, shape, **how, seed=recipe.train.seed)
+    return build_student(teacher.model.base_model, shape, **how, text=text, seed=recipe.train.seed)
 
 
 def held_out_losses(run_dir: RunDir, names: list[str]) -> dict[str, dict[str, float]]:

@@ -1,0 +1,119 @@
+"""Fitting a narrower student to its teacher, beside numpy in float64."""
+
+import numpy as np
+import pytest
+import torch
+from encoders import padded_batch, tiny_encoder
+from torch import nn
+
+from kdcli.data.text.corpus import Blocks
+from kdcli.models import reduce
+from kdcli.models.capture import capture
+from kdcli.models.layout import LAYOUTS
+from kdcli.models.shape import build_student, parse_shape, shape_of
+from kdcli.types import Needs
+
+
+class Rows:
+    """Rows of 1 ... 7 tokens that count up."""
+
+    def __len__(self):
+        return 50_000
+
+    def batch(self, indices):
+        ids_BL = torch.as_tensor(indices)[:, None] % 50 + torch.arange(200)
+        real_BL = torch.arange(200) < torch.as_tensor(indices % 7 + 1)[:, None]
+        return {"input_ids": ids_BL, "attention_mask": real_BL.long(), "labels": ids_BL}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@torch.no_grad()
+def test_a_linear_is_fitted_by_ridge_regression_about_its_weights(bias):
+    torch.manual_seed(0)
+    linear, x_RI, y_RO = nn.Linear(6, 3, bias=bias), torch.randn(40, 6).double(), torch.randn(40, 3).double()
+    before = [p.double().numpy() for p in linear.parameters()]
+    reduce._fit_linear(linear, x_RI, y_RO)
+    x, start = x_RI.numpy(), before[0].T
+    if bias:
+        x, start = np.hstack([x, np.ones((40, 1))]), np.vstack([start, before[1]])
+    root = np.sqrt(reduce.RIDGE * np.square(x).sum(0).mean())
+    rows, targets = np.vstack([x, root * np.eye(len(start))]), np.vstack([y_RO.numpy(), root * start])
+    expected = np.linalg.lstsq(rows, targets, rcond=None)[0]
+    np.testing.assert_allclose(linear.weight.numpy(), expected[:6].T, atol=1e-6)
+    if bias:
+        np.testing.assert_allclose(linear.bias.numpy(), expected[6], atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_normalisation_is_fitted_by_least_squares():
+    torch.manual_seed(0)
+    norm, x, target = nn.LayerNorm(4), torch.randn(30, 4), torch.randn(30, 4).double()
+    nn.init.normal_(norm.weight)
+    plain = nn.functional.layer_norm(x, (4,)).double().numpy()
+    reduce._fit_norm(norm, norm(x).double(), target)
+    for n in range(4):
+        gain, bias = np.polyfit(plain[:, n], target[:, n].numpy(), 1)
+        np.testing.assert_allclose([norm.weight[n], norm.bias[n]], [gain, bias], atol=1e-5)
+    only = nn.RMSNorm(4)
+    reduce._fit_norm(only, x.double(), target)
+    expected = (x.double() * target).sum(0) / x.double().square().sum(0)
+    torch.testing.assert_close(only.weight.double(), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_components_fall_in_weight_and_have_one_sign():
+    turn = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).Q
+    moment = turn @ torch.tensor([1.0, 5.0, 3.0, 2.0, 4.0]).double().diag() @ turn.T
+    basis = reduce._components(moment, 3)
+    torch.testing.assert_close((basis.T @ turn).abs(), torch.eye(5).double()[[1, 4, 2]], atol=1e-9, rtol=0)
+    assert (basis.max(0).values > -basis.min(0).values).all()
+
+
+def test_a_sample_has_as_many_tokens_whatever_the_rows():
+    config = tiny_encoder("bert").config
+    sample = reduce.sample_of(Rows(), config, None)
+    assert sample.keys() == {"input_ids", "attention_mask"}
+    assert 0.9 * reduce.SAMPLE < int(sample["attention_mask"].sum()) < 1.1 * reduce.SAMPLE
+    assert sample["input_ids"].shape[1] == 128
+    assert sample["input_ids"][:, 0].unique().numel() > 10
+    assert reduce.sample_of(Rows(), config, 5)["input_ids"].shape[1] == 5
+
+
+def test_documents_apart_count_as_one_row_of_a_sample():
+    class Stream:
+        def read(self, at, count):
+            return np.arange(at, at + count) % 60
+
+    blocks = Blocks(Stream(), 0, 10, 16, 1, 2, True)
+    sample = reduce.sample_of(blocks, tiny_encoder("bert").config, None)
+    assert sample["attention_mask"].shape == sample["input_ids"].shape == (10, 16)
+    assert sample["attention_mask"].all()
+
+
+def test_without_text_a_sample_is_of_random_tokens_that_are_no_padding():
+    config = tiny_encoder("roberta", pad_token_id=1).config
+    one, two = (reduce.sample_of(None, config, 20)["input_ids"] for _ in range(2))
+    assert torch.equal(one, two)
+    assert one.shape == (64, 20)
+    assert not (one == 1).any()
+    assert one.unique().numel() == config.vocab_size - 1
+
+
+@pytest.mark.parametrize("kind", sorted(LAYOUTS))
+@torch.no_grad()
+def test_a_narrower_student_starts_near_its_teacher_in_that_basis(kind):
+    torch.manual_seed(1)
+    teacher = tiny_encoder(kind)
+    shape = shape_of(teacher.config)
+    to = parse_shape(f"{shape.layers}x24", shape)
+    built, drawn = build_student(teacher, to), build_student(teacher, to, init="random")
+    batch, last = padded_batch(teacher), shape.layers
+    needs = Needs(hidden=frozenset({last}))
+    target = capture(teacher, needs)(batch).hidden[last].double() @ built.basis_DN
+    real = batch["attention_mask"].bool()
+
+    def error(model):
+        own = capture(model.eval(), needs)(batch).hidden[last].double()
+        return float((own - target)[real].square().sum() / target[real].square().sum())
+
+    assert error(built.model) < (1.0 if LAYOUTS[kind].shared else 0.4)
+    assert error(built.model) < 0.5 * error(drawn.model)
