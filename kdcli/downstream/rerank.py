@@ -102,14 +102,14 @@ def student_of(
     shape = full if to is None else parse_shape(to, full)
 
     def make() -> TaskModel:
-        if shape == full and recipe.student.init == "teacher":
+        if shape == full and recipe.student.init != "random":
             return replace(origin, model=copy.deepcopy(origin.model), tokenizer=copy.deepcopy(origin.tokenizer))
         kept = recipe.student.model_dump(include={"init", "layers"})
         few = read_by(train.take(np.arange(min(len(train), 100))), origin, recipe.data.max_length)
         built = build_student(origin.model.base_model, shape, text=few, seed=seed, **kept)
         config, how = copy.deepcopy(built.model.config), {"trust_remote_code": trusted}
         model = with_new_head(built.model, config, RERANK, seed, source=source, **how)
-        if recipe.student.init == "teacher" and shape.hidden == full.hidden:
+        if recipe.student.init != "random" and shape.hidden == full.hidden:
             inside = f"{model.base_model_prefix}."
             head = {name: x for name, x in origin.model.state_dict().items() if not name.startswith(inside)}
             model.load_state_dict(head, strict=False)

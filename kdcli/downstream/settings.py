@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kdcli.recipe.sections import BatchSize, Length, MeasureSettings, Section, TrainSettings
+from kdcli.types import Init
 
 
 class LabelledSettings(Section):
@@ -142,7 +143,7 @@ class RerankStudentSettings(Section):
 
     to: str | None = None
     source: str | None = None
-    init: Literal["teacher", "random"] = "teacher"
+    init: Init = "teacher"
     layers: list[int] | None = None
 
 

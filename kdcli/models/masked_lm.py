@@ -1,7 +1,5 @@
 """Masked language models: an encoder under its stock head over the vocabulary."""
 
-from typing import Literal
-
 import torch
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 
@@ -11,6 +9,7 @@ from kdcli.models.load import LoadedModel, load_config, load_encoder, load_token
 from kdcli.models.reduce import copy_head
 from kdcli.models.shape import InitializedStudent, shape_of
 from kdcli.models.training_rows import training_rows
+from kdcli.types import Init
 
 
 def load_masked_lm(source: str, *, otherwise: str, bare: bool = False, trust_remote_code: bool = False) -> LoadedModel:
@@ -42,13 +41,13 @@ def student_with_head(
     teacher: PreTrainedModel,
     built: InitializedStudent,
     *,
-    init: Literal["teacher", "random"] = "teacher",
+    init: Init = "teacher",
     seed: int = 0,
 ) -> InitializedStudent:
     """Put a student encoder under a head of its teacher's class, tied to its embeddings if the configuration says so.
     `teacher`: a masked language model; or an encoder of a type that has such a head, which is then random. `built`: a
-    student of its `base_model`, which becomes part of the new model, without its pooler. `init`: `teacher` copies the
-    head's weights in the student's basis. `seed`: of random weights."""
+    student of its `base_model`, which becomes part of the new model, without its pooler. `init`: but for `random`
+    the head's weights are copied in the student's basis. `seed`: of random weights."""
     encoder, headed = built.model, teacher.base_model is not teacher
     model_class = type(teacher) if headed else AutoModelForMaskedLM._model_mapping[type(encoder.config)]
     with torch.random.fork_rng(devices=[]):

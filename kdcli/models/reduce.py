@@ -1,4 +1,4 @@
-"""Initialise a student from its teacher: copy layers; where a width shrinks, keep the best dimensions and refit.
+"""Initialise a student from its teacher: copy layers; where a width shrinks, keep the best dimensions; then fit it.
 
 * residual stream (D): the principal components of the teacher's hidden states over a sample, one basis for all layers;
 * q and k, and DeBERTa's position projections: within each head the largest |q row|·|k row|; v and o: the largest
@@ -8,9 +8,10 @@
 With another number of heads, a student head takes its dimensions from the teacher heads in the same place. A parameter
 without such a map keeps its random values.
 
-Then one pass of the sample refits the student, module by module in the order they run. Each linear gets the weights
-(ridge regression about the copied ones) that give, from the student's own input, the teacher's output in the kept
-dimensions; each normalisation gets the gain and bias that do. A student of its teacher's widths is copied as it is.
+Then one pass of a sample of text fits the student, module by module in the order they run, since its inputs are not
+its teacher's once a layer or a dimension is gone. Each linear gets the weights (ridge regression about the copied ones)
+that give, from the student's own input, the teacher's output in the kept dimensions; each normalisation gets the gain
+and bias that do.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -56,11 +57,11 @@ def sample_of(text: Examples | None, config: Any, longest: int | None) -> Batch:
 
 @torch.no_grad()
 def copy_reduced(
-    teacher: PreTrainedModel, student: PreTrainedModel, layout: Layout, chosen: list[int], sample: Batch
+    teacher: PreTrainedModel, student: PreTrainedModel, layout: Layout, chosen: list[int], sample: Batch, *, fit: bool
 ) -> tuple[list[str], Tensor | None]:
     """Fill the parameters of a student of the same type in place; returns the names of those that could not be filled,
     and the basis [D, N] of the teacher's residual stream that the student has, None if it has all of it. `chosen` is
-    the teacher layer (1 ... N) for each student layer."""
+    the teacher layer (1 ... N) for each student layer; `fit`: to the teacher's outputs for the sample."""
     maps: dict[int, Maps] = {}
     for n, layer in zip(chosen, layout.modules(student), strict=True):
         maps |= _layer_maps(layout, teacher.config, student.config, layout.modules(teacher)[n - 1], layer)
@@ -78,8 +79,7 @@ def copy_reduced(
     source = dict(teacher.named_parameters())
     parameters = [(n, p, source.get(origin(n))) for n, p in student.named_parameters()]
     left = _fill(parameters, basis_DN, maps)
-    # The layers of a shared one would each refit the same weights.
-    if (maps or basis_DN is not None) and not layout.shared:
+    if fit:
         _refit(teacher, student, origin, basis_DN, maps, sample)
     teacher.train(training)
     return left, basis_DN

@@ -13,7 +13,7 @@ from kdcli.errors import UsageError
 from kdcli.models.factorise import factorise
 from kdcli.models.layout import layout_for
 from kdcli.models.reduce import copy_reduced, sample_of
-from kdcli.types import Examples, ModelShape
+from kdcli.types import Examples, Init, ModelShape
 
 GRAMMAR = re.compile(r"(\d{1,6})x(\d{1,6})(?::(\d{1,6}))?(?:@(\d{1,6}))?", re.ASCII)
 # A mistyped shape, and no model's name: `6y384`, `6 x 384`, `6X384`, `6x384@`.
@@ -121,19 +121,19 @@ def build_student(
     teacher: PreTrainedModel,
     shape: ModelShape,
     *,
-    init: str = "teacher",
+    init: Init = "teacher",
     layers: list[int] | None = None,
     dropout: float | None = None,
     embedding_rank: int | None = None,
     text: Examples | None = None,
     seed: int = 0,
 ) -> InitializedStudent:
-    """Make a student of a shape from a base encoder. `init`: `teacher` copies weights (`kdcli.models.reduce`); `random`
-    draws them as the model type does, from `seed`. `layers`: teacher layers 1 ... N to copy, one per student layer;
-    None for evenly spaced ones with the last. `dropout`: rate of every dropout in memory; the saved configuration keeps
-    the teacher's. `embedding_rank`: of a factorised table of tokens. `text`: that a narrower student is fitted to;
-    None for random tokens. Raises UsageError: `layers` has the wrong count or names a layer that the teacher lacks; see
-    `student_config`."""
+    """Make a student of a shape from a base encoder. `init`: `teacher` copies weights and fits them to the
+    teacher's outputs (`kdcli.models.reduce`), `copied` does not fit them, `random` draws them as the model type does,
+    from `seed`. `layers`: teacher layers 1 ... N to copy, one per student layer; None for evenly spaced ones with the
+    last. `dropout`: rate of every dropout in memory; the saved configuration keeps the teacher's. `embedding_rank`: of
+    a factorised table of tokens. `text`: what to fit to; without it nothing is fitted. Raises UsageError: `layers` has
+    the wrong count or names a layer that the teacher lacks; see `student_config`."""
     source = shape_of(teacher.config)
     chosen = layers or evenly_spaced_layers(source.layers, shape.layers)
     if len(chosen) != shape.layers or not all(1 <= n <= source.layers for n in chosen):
@@ -144,11 +144,14 @@ def build_student(
         student = type(teacher)(student_config(teacher.config, shape, chosen)).float()
     if init == "random":
         return _finished(InitializedStudent(student, ["initialised at random"]), dropout, embedding_rank)
+    # The layers of a shared one would each fit the same weights.
+    fit = init == "teacher" and text is not None and shape != source and not layout_for(teacher.config).shared
     sample = sample_of(text, teacher.config, positions_of(teacher.config))
-    left, basis_DN = copy_reduced(teacher, student, layout_for(teacher.config), chosen, sample)
+    left, basis_DN = copy_reduced(teacher, student, layout_for(teacher.config), chosen, sample, fit=fit)
     notes = [f"initialised from teacher layers {', '.join(map(str, chosen))}"]
     if shape.hidden < source.hidden:
         notes[0] += f", width {source.hidden} reduced to {shape.hidden}"
+    notes[0] += ", fitted to its outputs" if fit else ""
     if left:
         notes.append(f"{len(left)} tensors have no counterpart and start at random, for example {left[0]}")
     return _finished(InitializedStudent(student, notes, basis_DN), dropout, embedding_rank)

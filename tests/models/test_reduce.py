@@ -23,7 +23,7 @@ class Rows:
     def batch(self, indices):
         ids_BL = torch.as_tensor(indices)[:, None] % 50 + torch.arange(200)
         real_BL = torch.arange(200) < torch.as_tensor(indices % 7 + 1)[:, None]
-        return {"input_ids": ids_BL, "attention_mask": real_BL.long(), "labels": ids_BL}
+        return {"input_ids": ids_BL % 55 + 3, "attention_mask": real_BL.long(), "labels": ids_BL}
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -105,7 +105,7 @@ def test_a_narrower_student_starts_near_its_teacher_in_that_basis(kind):
     teacher = tiny_encoder(kind)
     shape = shape_of(teacher.config)
     to = parse_shape(f"{shape.layers}x24", shape)
-    built, drawn = build_student(teacher, to), build_student(teacher, to, init="random")
+    built, drawn = build_student(teacher, to, text=Rows()), build_student(teacher, to, init="random")
     batch, last = padded_batch(teacher), shape.layers
     needs = Needs(hidden=frozenset({last}))
     target = capture(teacher, needs)(batch).hidden[last].double() @ built.basis_DN

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdcli.errors import UsageError
-from kdcli.models import reduce
 from kdcli.models.layout import layout_for, linears
 from kdcli.models.shape import build_student, parse_shape, shape_of
 from kdcli.types import ModelShape
@@ -69,13 +68,6 @@ def test_key_heads_keep_their_ratio_to_the_query_heads_or_the_nearest_that_divid
     assert student.config.num_key_value_heads == 4
 
 
-@pytest.fixture
-def copied_alone(monkeypatch):
-    """Students as their teacher's weights in another basis, without the fit that follows."""
-    monkeypatch.setattr(reduce, "_refit", lambda *_: None)
-
-
-@pytest.mark.usefixtures("copied_alone")
 def test_heads_are_regrouped_where_their_numbers_do_not_divide():
     teacher = tiny_encoder("bert")
     with torch.no_grad():
@@ -91,7 +83,6 @@ def test_heads_are_regrouped_where_their_numbers_do_not_divide():
     torch.testing.assert_close(of_student.query.weight, of.query.weight[rows] @ built.basis_DN.float())
 
 
-@pytest.mark.usefixtures("copied_alone")
 @pytest.mark.parametrize(
     ("kind", "path", "others"),
     [("deberta", "in_proj", "pos_proj pos_q_proj"), ("deberta-v2", "query_proj", "pos_key_proj pos_query_proj")],
@@ -143,7 +134,6 @@ def test_same_width_copies_evenly_spaced_layers_and_the_last():
     assert torch.equal(student.embeddings.word_embeddings.weight, teacher.embeddings.word_embeddings.weight)
 
 
-@pytest.mark.usefixtures("copied_alone")
 def test_a_narrow_student_has_one_basis_of_the_residual_stream_everywhere():
     teacher = tiny_encoder("bert")
     with torch.no_grad():

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from kdcli.downstream.settings import DownstreamSettings, OnTask, RerankRecipe, TrimSettings, VectorSettings
 from kdcli.recipe.sections import DataSettings, KdSettings, MeasureSettings, Section, ShardTeacher, TrainSettings
+from kdcli.types import Init
 
 
 class StudentSettings(Section):
@@ -15,7 +16,7 @@ class StudentSettings(Section):
     tokens, null keeps it whole."""
 
     to: list[str] = Field(default_factory=list)
-    init: Literal["teacher", "random"] = "teacher"
+    init: Init = "teacher"
     layers: list[int] | None = None
     dropout: float | None = Field(None, ge=0, lt=1)
     embedding_rank: int | None = Field(None, gt=0)
