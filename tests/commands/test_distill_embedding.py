@@ -85,7 +85,7 @@ def test_an_embedding_model_is_distilled_as_one_and_stays_one(given, pairs, tmp_
         "--set",
         "eval.overrides={data.columns: {text: a, pair: b}}",
     ]
-    result = succeeds(*given, "--to", "2x32", "-o", tmp_path / "out", *judge)
+    result = succeeds(*given, "--to", "2x32", "--lr", "1e-4", "-o", tmp_path / "out", *judge)
     report = report_of(tmp_path / "out")
     assert report.recipe["method"] == "embedding"
     assert "cls pooling, normalised, as its modules.json says" in said_by(result)
