@@ -63,7 +63,7 @@ def test_a_normalisation_is_fitted_by_least_squares():
 def test_components_fall_in_weight_and_have_one_sign():
     turn = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).Q
     moment = turn @ torch.tensor([1.0, 5.0, 3.0, 2.0, 4.0]).double().diag() @ turn.T
-    basis = reduce._components(moment, 3)
+    basis = reduce.components(moment, 3)
     torch.testing.assert_close((basis.T @ turn).abs(), torch.eye(5).double()[[1, 4, 2]], atol=1e-9, rtol=0)
     assert (basis.max(0).values > -basis.min(0).values).all()
 

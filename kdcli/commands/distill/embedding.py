@@ -29,6 +29,7 @@ from kdcli.losses.embedding import check_dimensions
 from kdcli.models.card import describe, describe_source
 from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_embedder
 from kdcli.models.load import location
+from kdcli.models.reduce import components
 from kdcli.models.shape import InitializedStudent, build_student, shape_of
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved, defaulted
@@ -100,9 +101,8 @@ def projected(objective: Objective, basis_ED: Array | None) -> Objective:
 def principal_basis(vectors_NE: Array, width: int) -> Array:
     """The `width` directions of most energy, [E, width] float32, orthonormal; of second moments, because cosines are
     about the origin and not about the mean."""
-    x = vectors_NE.astype(np.float64)
-    _, directions = np.linalg.eigh(x.T @ x)
-    return np.ascontiguousarray(directions[:, ::-1][:, :width].astype(np.float32))
+    x_NE = torch.from_numpy(vectors_NE.astype(np.float64))
+    return np.ascontiguousarray(components(x_NE.T @ x_NE, width).float().numpy())
 
 
 @dataclass
