@@ -38,7 +38,6 @@ Kind = Literal["class", "multi", "score", "tokens", "span", "text"]
 IGNORED = -100
 """Label of a token that counts nowhere."""
 
-Init = Literal["teacher", "copied", "random"]  # of a student: see `kdcli.models.shape.build_student`
 Count = Literal["rows", "tokens", "labels"]
 """What a mean is taken over: rows; tokens that are no padding; labels that are not IGNORED."""
 COUNTS: tuple[Count, ...] = get_args(Count)

@@ -4,8 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kdcli.recipe.sections import BatchSize, Length, MeasureSettings, Section, TrainSettings
-from kdcli.types import Init
+from kdcli.recipe.sections import BatchSize, Init, Length, MeasureSettings, Section, TrainSettings
 
 
 class LabelledSettings(Section):

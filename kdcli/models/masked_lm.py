@@ -9,7 +9,6 @@ from kdcli.models.load import LoadedModel, load_config, load_encoder, load_token
 from kdcli.models.reduce import copy_head
 from kdcli.models.shape import InitializedStudent, shape_of
 from kdcli.models.training_rows import training_rows
-from kdcli.types import Init
 
 
 def load_masked_lm(source: str, *, otherwise: str, bare: bool = False, trust_remote_code: bool = False) -> LoadedModel:
@@ -41,7 +40,7 @@ def student_with_head(
     teacher: PreTrainedModel,
     built: InitializedStudent,
     *,
-    init: Init = "teacher",
+    init: str = "teacher",
     seed: int = 0,
 ) -> InitializedStudent:
     """Put a student encoder under a head of its teacher's class, tied to its embeddings if the configuration says so.

@@ -13,7 +13,7 @@ from kdcli.errors import UsageError
 from kdcli.models.factorise import factorise
 from kdcli.models.layout import layout_for
 from kdcli.models.reduce import copy_reduced, sample_of
-from kdcli.types import Examples, Init, ModelShape
+from kdcli.types import Examples, ModelShape
 
 GRAMMAR = re.compile(r"(\d{1,6})x(\d{1,6})(?::(\d{1,6}))?(?:@(\d{1,6}))?", re.ASCII)
 # A mistyped shape, and no model's name: `6y384`, `6 x 384`, `6X384`, `6x384@`.
@@ -121,7 +121,7 @@ def build_student(
     teacher: PreTrainedModel,
     shape: ModelShape,
     *,
-    init: Init = "teacher",
+    init: str = "teacher",
     layers: list[int] | None = None,
     dropout: float | None = None,
     embedding_rank: int | None = None,

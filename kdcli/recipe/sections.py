@@ -16,6 +16,9 @@ Length = Annotated[int, Field(ge=8, le=2**20)]
 ShardTeacher = Annotated[bool | None, Field(alias="teacher.shard")]
 """Whether the processes share out the weights of the frozen teacher; null: where it does not fit on a device."""
 
+Init = Literal["teacher", "copied", "random"]
+"""How a student starts: copied from its teacher and fitted to it, copied alone, or drawn."""
+
 
 class Section(BaseModel):
     """Base of every section of a recipe: unknown keys and values of another type are errors."""

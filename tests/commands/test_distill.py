@@ -54,7 +54,7 @@ def test_what_a_run_leaves(given, tmp_path):
 
 
 def test_unreached_weights_keep_their_values_and_are_named(given, model_dir, tmp_path):
-    result = kdcli(*given, "--to", "2x32", "-o", tmp_path / "out")
+    result = kdcli(*given, "--to", "2x32", "--set", "student.init=copied", "-o", tmp_path / "out")
     before, after = weights(model_dir), weights(tmp_path / "out")
     dense, query = "encoder.layer.{}.output.dense.weight", "encoder.layer.{}.attention.self.query.weight"
     assert torch.equal(after[dense.format(1)], before[dense.format(3)])

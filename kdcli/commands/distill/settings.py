@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from kdcli.downstream.settings import DownstreamSettings, OnTask, RerankRecipe, TrimSettings, VectorSettings
-from kdcli.recipe.sections import DataSettings, KdSettings, MeasureSettings, Section, ShardTeacher, TrainSettings
-from kdcli.types import Init
+from kdcli.recipe.sections import DataSettings, Init, KdSettings, MeasureSettings, Section, ShardTeacher, TrainSettings
 
 
 class StudentSettings(Section):
