@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from kdcli.errors import UsageError
 from kdcli.losses import minilmv2
-from kdcli.losses.states import cosine_distance, projection
+from kdcli.losses.states import Projection, cosine_distance
 from kdcli.recipe.sections import Section
 from kdcli.types import Count, ModelShape, Needs, Objective, Signals
 
@@ -75,7 +75,8 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         t_needs |= Needs(hidden=frozenset({teacher.layers}))
         s_needs |= Needs(hidden=frozenset({student.layers}))
         if student.hidden != teacher.hidden:
-            projections["hidden"] = projection(student.hidden, teacher.hidden)
+            last = student.layers, teacher.layers
+            projections["hidden"] = Projection(student.hidden, teacher.hidden, last)
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
         assert t.pooled is not None

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from kdcli.losses.layer_map import Strategy, strategy_map, written_map
-from kdcli.losses.states import projection
+from kdcli.losses.states import Projection
 from kdcli.recipe.sections import Section
 from kdcli.types import Count, ModelShape, Needs, Objective, Signals
 
@@ -50,8 +50,9 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
             )
     else:
         pairs = written_map(settings.layers, teacher.layers, student.layers, list(NAMED))
-    projected = pairs if teacher.hidden != student.hidden else ()
-    projections = nn.ModuleDict({str(m): projection(student.hidden, teacher.hidden) for m in projected})
+    projections = nn.ModuleDict()
+    if teacher.hidden != student.hidden:
+        projections.update({str(m): Projection(student.hidden, teacher.hidden, (m, n)) for m, n in pairs.items()})
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
         errors = []

@@ -4,13 +4,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def projection(student_width: int, teacher_width: int) -> nn.Linear:
-    """A learned matrix without bias; the identity at first if the widths are equal."""
-    linear = nn.Linear(student_width, teacher_width, bias=False)
-    if student_width == teacher_width:
-        # The student is made of its teacher's layers, so its states are near already.
-        nn.init.eye_(linear.weight)
-    return linear
+class Projection(nn.Linear):
+    """A learned matrix without bias from hidden states of the student to the teacher's; the identity at first if the
+    widths are equal. `pairs`: the layers that it compares, the student's first."""
+
+    def __init__(self, student_width: int, teacher_width: int, *pairs: tuple[int, int]) -> None:
+        super().__init__(student_width, teacher_width, bias=False)
+        self.pairs = pairs
+        if student_width == teacher_width:
+            # The student is made of its teacher's layers, so its states are near already.
+            nn.init.eye_(self.weight)
 
 
 def token_mean(x_BL: Tensor, mask: Tensor | None) -> Tensor:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from kdcli.losses.layer_map import layer_map
 from kdcli.losses.relation import regroup, score_mse
-from kdcli.losses.states import masked_mse, projection
+from kdcli.losses.states import Projection, masked_mse
 from kdcli.recipe.sections import Section
 from kdcli.types import Count, ModelShape, Needs, Objective, Signals
 
@@ -64,7 +64,10 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
             "the loss.layer_weights of a layer in loss.layers, a value above 0"
         )
     keys = {m: SHARED if settings.share_projection else str(m) for m in states}
-    projections = nn.ModuleDict({key: projection(student.hidden, teacher.hidden) for key in sorted(set(keys.values()))})
+    projections = nn.ModuleDict()
+    for key in sorted(set(keys.values())):
+        compared = [(m, n) for m, n in states.items() if keys[m] == key]
+        projections[key] = Projection(student.hidden, teacher.hidden, *compared)
     heads = common_heads(teacher, student)
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:

@@ -99,7 +99,7 @@ def _principal(teacher: PreTrainedModel, layout: Layout, sample: Batch, narrow: 
     moments_DD: list[Tensor] = []
 
     def add(x_BLD: Tensor) -> None:
-        x_RD = _real(x_BLD, sample)
+        x_RD = real_tokens(x_BLD, sample)
         moments_DD.append(x_RD.T @ x_RD / x_RD.square().sum())
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -186,7 +186,7 @@ def _refit(
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             # Not a pooler, nor what is computed once for all rows (DeBERTa's projections of positions).
             if isinstance(output, Tensor) and output.dim() == 3 and output.shape[:2] == shape:
-                targets[own] = reduced(_real(output, sample), kept).float()
+                targets[own] = reduced(real_tokens(output, sample), kept).float()
 
         return hook
 
@@ -195,9 +195,9 @@ def _refit(
             return None
         target_RN = target_RN.double()
         if isinstance(module, nn.Linear):
-            _fit_linear(module, _real(args[0], sample), target_RN)
+            fit_linear(module, real_tokens(args[0], sample), target_RN)
         else:
-            _fit_norm(module, _real(output, sample), target_RN)
+            _fit_norm(module, real_tokens(output, sample), target_RN)
         fitted: Tensor = type(module).forward(module, *args)
         return fitted
 
@@ -223,12 +223,12 @@ def _run(model: PreTrainedModel, sample: Batch) -> None:
     model(**{name: x.to(model.device) for name, x in sample.items()})
 
 
-def _real(x_BLD: Tensor, sample: Batch) -> Tensor:
+def real_tokens(x_BLD: Tensor, sample: Batch) -> Tensor:
     """States of the tokens that are no padding, [R, D] float64."""
     return x_BLD.cpu()[sample["attention_mask"].bool()].double()
 
 
-def _fit_linear(linear: nn.Linear, x_RI: Tensor, target_RO: Tensor) -> None:
+def fit_linear(linear: nn.Linear, x_RI: Tensor, target_RO: Tensor) -> None:
     """Ridge regression about the weights and bias that a linear has."""
     weight_OI = linear.weight.double()
     if linear.bias is not None:

@@ -8,12 +8,14 @@ from encoders import on_disk, tiny_config, tiny_encoder
 from transformers import AutoModelForSequenceClassification
 
 from kdcli.commands.distill.stages import STUDENT, intermediate_job, prediction_job
+from kdcli.commands.distill.student import fit_projections
 from kdcli.downstream.settings import FinetuneRecipe, FinetuneTrainSettings, LabelledSettings
 from kdcli.downstream.task import prepare
 from kdcli.losses import build_objective
 from kdcli.losses.hard import hard_loss
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.models.heads import load_for_task
+from kdcli.models.reduce import RIDGE
 from kdcli.models.shape import shape_of
 from kdcli.recipe.sections import KdSettings
 from kdcli.teachers.cache import TOKENS_KEY, SignalStore
@@ -106,6 +108,45 @@ def test_the_teacher_never_drops_out_and_gets_no_gradient(own_stage, ready):
     job.step(job.examples.batch(ROWS)).total.backward()
     assert all(p.grad is None for p in teacher.model.parameters())
     assert all(p.grad is not None for p in student.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize(
+    ("share", "pairs"), [(False, [[(0, 0)], [(1, 2)], [(2, 4)]]), (True, [[(0, 0), (1, 2), (2, 4)]])]
+)
+def test_projections_start_at_the_least_squares_of_both_models_states(ready, share, pairs):
+    task, teacher = ready
+    student, rows = encoder().train(), task.train.rows
+    shapes = shape_of(teacher.model.config), shape_of(student.config)
+    made = build_objective("tinybert", {"share_projection": share}, *shapes)
+    fit_projections(made, teacher.model, student, rows)
+    assert student.training, "as it came"
+    batch = rows.batch(np.arange(len(rows)))
+    batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+    def states(model, n):
+        with torch.no_grad():
+            hidden = model.base_model.eval()(**batch, output_hidden_states=True).hidden_states[n]
+        return hidden[batch["attention_mask"].bool()].double().numpy()
+
+    for projection, compared in zip(made.projections.values(), pairs, strict=True):
+        x_RD = np.concatenate([states(student, m) for m, _ in compared])
+        y_RE = np.concatenate([states(teacher.model, n) for _, n in compared])
+        ridge = RIDGE * np.square(x_RD).sum(0).mean() * np.eye(x_RD.shape[1])
+        expected_DE = np.linalg.solve(x_RD.T @ x_RD + ridge, x_RD.T @ y_RE)
+        np.testing.assert_allclose(projection.weight.detach().numpy(), expected_DE.T, atol=1e-5)
+
+
+def test_both_stages_fit_the_projections(own_stage, ready, recipe, tmp_path):
+    task, teacher = ready
+    narrow = saved(tmp_path / "narrow", 4, hidden_size=16, intermediate_size=64)
+    headed, job = predicted(
+        ready, recipe.model_copy(update={"model": str(narrow)}), KdSettings(), [teacher], "tinybert"
+    )
+    for projections, student in ((own_stage()[0].projections, encoder()), (job.modules["projections"], headed.model)):
+        expected = objective_of(teacher, student)
+        fit_projections(expected, teacher.model, student, task.train.rows)
+        for name, weight in expected.projections.state_dict().items():
+            assert torch.equal(projections.state_dict()[name], weight)
 
 
 def test_cached_signals_are_the_teachers_to_their_rounding(own_stage, tmp_path):

@@ -32,7 +32,7 @@ def test_a_linear_is_fitted_by_ridge_regression_about_its_weights(bias):
     torch.manual_seed(0)
     linear, x_RI, y_RO = nn.Linear(6, 3, bias=bias), torch.randn(40, 6).double(), torch.randn(40, 3).double()
     before = [p.double().numpy() for p in linear.parameters()]
-    reduce._fit_linear(linear, x_RI, y_RO)
+    reduce.fit_linear(linear, x_RI, y_RO)
     x, start = x_RI.numpy(), before[0].T
     if bias:
         x, start = np.hstack([x, np.ones((40, 1))]), np.vstack([start, before[1]])

@@ -16,7 +16,14 @@ from torch import Tensor, nn
 from kdcli.bench.latency import Subject
 from kdcli.commands.distill.plan import as_directory, short_name, student_shapes
 from kdcli.commands.distill.settings import DistillRecipe, EmbeddingSettings
-from kdcli.commands.distill.student import Student, distill_job, freeze_unused, relation_kernel, teacher_needs
+from kdcli.commands.distill.student import (
+    Student,
+    distill_job,
+    fit_projections,
+    freeze_unused,
+    relation_kernel,
+    teacher_needs,
+)
 from kdcli.commands.distill.text import HELD_OUT, held_out_losses
 from kdcli.data.labelled.features import Array, Encoded
 from kdcli.data.text.sentences import Texts, held_out_count, read_texts
@@ -166,6 +173,8 @@ class EmbeddingRun:
         reader.cpu()
         batch = train.batch(np.arange(min(2, len(train))))
         of_teacher = signals(batch)
+        for made in self.students.values():
+            fit_projections(made.objective, reader, made.encoder, train)
         freeze_unused(self.students, batch, of_teacher)
         reader.to(session.device)
         anchors_RE = anchors_RE.to(session.device)

@@ -20,7 +20,14 @@ from kdcli.bench.latency import Subject
 from kdcli.commands.distill.augment import WordSource, augmented
 from kdcli.commands.distill.recipes import stage_settings, undistilled_recipe
 from kdcli.commands.distill.settings import TaskDistillRecipe
-from kdcli.commands.distill.student import Student, distill_job, freeze_unreached, objective_terms, relation_kernel
+from kdcli.commands.distill.student import (
+    Student,
+    distill_job,
+    fit_projections,
+    freeze_unreached,
+    objective_terms,
+    relation_kernel,
+)
 from kdcli.commands.distill.text import HELD_OUT, TextRun, held_out_losses
 from kdcli.data.batches import BucketOrder
 from kdcli.downstream import task as downstream
@@ -314,9 +321,10 @@ def intermediate_job(
 ) -> tuple[Student, Job, Schedule]:
     """The objective alone, on the task's rows, by the `train:` of `recipe`; labels are ignored."""
     assert task.train is not None
-    student = Student(encoder, objective)
     # The evaluation of the teacher has moved it to the device.
-    freeze_unreached({STUDENT: student}, teacher.model.cpu(), task.train.rows.batch(np.arange(1)))
+    fit_projections(objective, teacher.model.cpu(), encoder, task.train.rows)
+    student = Student(encoder, objective)
+    freeze_unreached({STUDENT: student}, teacher.model, task.train.rows.batch(np.arange(1)))
     order, schedule = order_and_schedule(task, recipe)
     signals = cached_signals(teacher, task, objective.teacher_needs, schedule.steps / order.steps_of_pass, store)
     job = distill_job({STUDENT: student}, signals.signals, signals.examples, order, task.evaluator.features.rows)
@@ -338,19 +346,21 @@ def prediction_job(
     plain, schedule = downstream.build_job(task, recipe, headed)
     kind, captured = task.data.task.kind, plain.modules["model"]
     assert isinstance(captured, Capture)
+    assert task.train is not None
     modules, first_needs = dict(plain.modules), Needs(logits=True)
     if objective is not None:
         captured.needs = captured.needs | objective.student_needs
         first_needs = first_needs | objective.teacher_needs
         if any(True for _ in objective.projections.parameters()):
             modules["projections"] = objective.projections
+            assert isinstance(teachers[0], TaskModel)
+            fit_projections(objective, teachers[0].model.cpu(), headed.model.cpu(), task.train.rows)
     if not kd.weight and objective is None:
         teachers = []  # Nothing is learned from them.
     order, _ = order_and_schedule(task, recipe)
     passes, store = schedule.steps / order.steps_of_pass, store if len(teachers) == 1 else None
     needs = [first_needs, *[Needs(logits=True)] * (len(teachers) - 1)][: len(teachers)]
     examples, held_out = plain.examples, plain.held_out
-    assert task.train is not None
     sources: list[Callable[[Batch], Signals | None]] = []
     for teacher, needed in zip(teachers, needs, strict=True):
         if isinstance(teacher, TaskModel):

@@ -1,16 +1,19 @@
 """Distilling as the engine sees it: students, each with a loss, against the signals of one teacher."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, reduce
 from operator import or_
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kdcli.errors import MachineError
 from kdcli.losses.relation import why_no_triton
+from kdcli.losses.states import Projection
 from kdcli.models.capture import capture, params_without_grad
+from kdcli.models.reduce import fit_linear, real_tokens, sample_of
+from kdcli.models.shape import positions_of
 from kdcli.training.progress import Progress
 from kdcli.types import Batch, Examples, Job, Needs, Objective, Order, Signals, StepLoss, Term
 
@@ -55,6 +58,30 @@ def objective_terms(objective: Objective, teacher: Signals, student: Signals) ->
 def teacher_needs(students: Mapping[str, Student]) -> Needs:
     """The teacher's signals that the losses of all students read."""
     return reduce(or_, (student.objective.teacher_needs for student in students.values()))
+
+
+@torch.no_grad()
+def fit_projections(objective: Objective, teacher: PreTrainedModel, student: PreTrainedModel, text: Examples) -> None:
+    """Fit the projections of narrower states to the teacher's by least squares over a sample of `text`; both models on
+    the CPU. Random ones would first pull the student's states away from where they start."""
+    fitted = [
+        p for p in objective.projections.modules() if isinstance(p, Projection) and p.in_features < p.out_features
+    ]
+    if not fitted:
+        return
+    sample = sample_of(text, student.config, positions_of(student.config))
+
+    def states(model: PreTrainedModel, layers: Iterable[int]) -> dict[int, Tensor]:
+        training = model.training
+        hidden = capture(model.eval(), Needs(hidden=frozenset(layers)))(sample).hidden
+        model.train(training)
+        return {n: real_tokens(x_BLD, sample) for n, x_BLD in hidden.items()}
+
+    pairs = [pair for p in fitted for pair in p.pairs]
+    of_student, of_teacher = states(student, (m for m, _ in pairs)), states(teacher, (n for _, n in pairs))
+    for p in fitted:
+        p.weight.zero_()
+        fit_linear(p, torch.cat([of_student[m] for m, _ in p.pairs]), torch.cat([of_teacher[n] for _, n in p.pairs]))
 
 
 def freeze_unreached(students: Mapping[str, Student], teacher: PreTrainedModel, batch: Batch) -> None:

@@ -17,7 +17,14 @@ from transformers import PreTrainedTokenizerBase
 from kdcli.bench.latency import Subject
 from kdcli.commands.distill.plan import Planned, as_directory, assistant_recipe, plan, short_name, variants_recipe
 from kdcli.commands.distill.settings import DistillRecipe
-from kdcli.commands.distill.student import Student, distill_job, freeze_unreached, relation_kernel, teacher_needs
+from kdcli.commands.distill.student import (
+    Student,
+    distill_job,
+    fit_projections,
+    freeze_unreached,
+    relation_kernel,
+    teacher_needs,
+)
 from kdcli.data.batches import BatchOrder
 from kdcli.data.text.corpus import Corpus, open_corpus
 from kdcli.data.text.masking import Masked, PassOrder, check_share, tokens_of
@@ -285,9 +292,10 @@ class TextStage:
         kernel = relation_kernel(own.relation.kernel, self.run.session.device, self.run.session.compute_dtype)
         for name, planned in self.planned.items():
             built, recipe = self._initialized(teacher, planned), planned.recipe
-            # The projections of a loss are random: they too are a pure function of the seed.
+            # Random projections are a pure function of the seed too.
             torch.manual_seed(recipe.train.seed)
             objective = build_objective(recipe.method, recipe.loss, teacher.shape, planned.shape, kernel=kernel)
+            fit_projections(objective, teacher.model, built.model, self.run.corpus.train)
             students[name] = Student(built.model, objective)
             for note in (*built.notes, *students[name].objective.notes):
                 Progress.log(f"{name}: {note}")
