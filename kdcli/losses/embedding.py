@@ -19,6 +19,7 @@ L_vec and L_sim of the first d components too, and their mean.
 """
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 
 from kdcli.errors import UsageError
 from kdcli.losses import minilmv2
-from kdcli.losses.states import Projection, cosine_distance
+from kdcli.losses.states import StateProjection, cosine_distance
 from kdcli.recipe.sections import Section
 from kdcli.types import Count, ModelShape, Needs, Objective, Signals
 
@@ -53,9 +54,13 @@ class Settings(Section):
 
 
 def check_dimensions(loss: Mapping[str, Any], width: int) -> None:
-    """Raises UsageError: `dimensions` that vectors of a width do not have."""
-    if wrong := [d for d in loss.get("dimensions") or () if not 0 < d <= width]:
-        raise UsageError(f"loss.dimensions {wrong} of vectors of width {width}", f"each must be 1 to {width}")
+    """Raises UsageError: `dimensions` that do not fall from the width of the vectors."""
+    cuts = loss.get("dimensions") or [width]
+    if cuts[0] != width or cuts[-1] < 1 or any(low >= high for high, low in pairwise(cuts)):
+        raise UsageError(
+            f"loss.dimensions {cuts} of vectors of width {width}",
+            f"they must fall from the whole width, such as [{width}, {width // 2}]",
+        )
 
 
 def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> Objective:
@@ -76,7 +81,7 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         s_needs |= Needs(hidden=frozenset({student.layers}))
         if student.hidden != teacher.hidden:
             last = student.layers, teacher.layers
-            projections["hidden"] = Projection(student.hidden, teacher.hidden, last)
+            projections["hidden"] = StateProjection(student.hidden, teacher.hidden, last)
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
         assert t.pooled is not None

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from kdcli.losses.layer_map import strategy_map
 from kdcli.losses.masked_lm import masked_lm_term
 from kdcli.losses.relation import regroup, relation_kl
-from kdcli.losses.states import Projection, masked_mse
+from kdcli.losses.states import StateProjection, masked_mse
 from kdcli.recipe.sections import Section
 from kdcli.types import Count, ModelShape, Needs, Objective, Signals
 
@@ -64,7 +64,7 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
     if settings.value == "mse":
         projections["value"] = nn.Linear(student.hidden, teacher.hidden, bias=False)
     if settings.hidden == "mse" and student.hidden != teacher.hidden:
-        projections["hidden"] = Projection(student.hidden, teacher.hidden, *layer_map.items())
+        projections["hidden"] = StateProjection(student.hidden, teacher.hidden, *layer_map.items())
 
     def needs(layers: frozenset[int]) -> Needs:
         values = layers if settings.value != "none" else frozenset()

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from kdcli.losses.layer_map import Strategy, strategy_map, written_map
-from kdcli.losses.states import Projection
+from kdcli.losses.states import StateProjection
 from kdcli.recipe.sections import Section
 from kdcli.types import Count, ModelShape, Needs, Objective, Signals
 
@@ -52,7 +52,7 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         pairs = written_map(settings.layers, teacher.layers, student.layers, list(NAMED))
     projections = nn.ModuleDict()
     if teacher.hidden != student.hidden:
-        projections.update({str(m): Projection(student.hidden, teacher.hidden, (m, n)) for m, n in pairs.items()})
+        projections.update({str(m): StateProjection(student.hidden, teacher.hidden, (m, n)) for m, n in pairs.items()})
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:
         errors = []

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class Projection(nn.Linear):
+class StateProjection(nn.Linear):
     """A learned matrix without bias from hidden states of the student to the teacher's; the identity at first if the
     widths are equal. `pairs`: the layers that it compares, the student's first."""
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from kdcli.losses.layer_map import layer_map
 from kdcli.losses.relation import regroup, score_mse
-from kdcli.losses.states import Projection, masked_mse
+from kdcli.losses.states import StateProjection, masked_mse
 from kdcli.recipe.sections import Section
 from kdcli.types import Count, ModelShape, Needs, Objective, Signals
 
@@ -67,7 +67,7 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
     projections = nn.ModuleDict()
     for key in sorted(set(keys.values())):
         compared = [(m, n) for m, n in states.items() if keys[m] == key]
-        projections[key] = Projection(student.hidden, teacher.hidden, *compared)
+        projections[key] = StateProjection(student.hidden, teacher.hidden, *compared)
     heads = common_heads(teacher, student)
 
     def terms(t: Signals, s: Signals) -> dict[str, Tensor]:

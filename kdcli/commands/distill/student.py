@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from kdcli.errors import MachineError
 from kdcli.losses.relation import why_no_triton
-from kdcli.losses.states import Projection
+from kdcli.losses.states import StateProjection
 from kdcli.models.capture import capture, params_without_grad
 from kdcli.models.reduce import fit_linear, real_tokens, sample_of
 from kdcli.models.shape import positions_of
@@ -65,7 +65,7 @@ def fit_projections(objective: Objective, teacher: PreTrainedModel, student: Pre
     """Fit the projections of narrower states to the teacher's by least squares over a sample of `text`; both models on
     the CPU. Random ones would first pull the student's states away from where they start."""
     fitted = [
-        p for p in objective.projections.modules() if isinstance(p, Projection) and p.in_features < p.out_features
+        p for p in objective.projections.modules() if isinstance(p, StateProjection) and p.in_features < p.out_features
     ]
     if not fitted:
         return
