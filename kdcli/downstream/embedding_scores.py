@@ -88,9 +88,8 @@ def open_pairs(name: str, settings: LabelledSettings, trained: Mapping[str, RowH
     if not scores_pairs(data.task):
         message = f"the rows of task {name} are of kind {data.task.kind}; vectors are judged on pairs with a score"
         raise UsageError(message, "name two columns of texts; set data.columns.kind=score for labels of whole numbers")
-    # A cosine has not the scale of the scores.
-    metrics = tuple(m for m in data.task.metrics if m != "mse")
-    return replace(data, task=replace(data.task, metrics=metrics))
+    # A cosine has not the scale of the scores, and vectors rank: the field compares them by Spearman.
+    return replace(data, task=replace(data.task, metrics=("spearman", "pearson")))
 
 
 def scored(

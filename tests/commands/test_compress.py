@@ -391,11 +391,8 @@ def plain(folder):
     return task, sets | {"pooling": "mean"}
 
 
-@pytest.mark.parametrize(
-    ("make", "metrics"),
-    [(embedder, ("pearson", "spearman")), (plain, ("pearson", "spearman")), (reranker, ("ndcg@10",))],
-)
-def test_other_models_are_judged_by_their_own_measure(make, metrics, tmp_path, monkeypatch, here):
+@pytest.mark.parametrize(("make", "metric"), [(embedder, "spearman"), (plain, "spearman"), (reranker, "ndcg@10")])
+def test_other_models_are_judged_by_their_own_measure(make, metric, tmp_path, monkeypatch, here):
     monkeypatch.setattr(run, "measure_untrained", lambda *_: UNTRAINED | {"shapes": {"1x32": TIMES}})
     task, sets = make(tmp_path)
     sets |= {f"plan.distill.train.{key}": value for key, value in TRAIN.items()}
@@ -407,7 +404,7 @@ def test_other_models_are_judged_by_their_own_measure(make, metrics, tmp_path, m
     found = report_of(tmp_path / "out").compression
     assert found is not None
     assert {row.name for row in found.candidates} >= {"teacher", "onnx", "1x32-onnx"}
-    assert found.metric in metrics
+    assert found.metric == metric
     assert (tmp_path / "out" / "best" / "onnx" / "model.onnx").is_file()
 
 

@@ -17,6 +17,7 @@ from reports import (
 
 from kdcli.data.tasks import task_of
 from kdcli.report.pictures.charts import pictures
+from kdcli.report.pictures.drawing import Line, line_chart
 from kdcli.report.published import published_for
 from kdcli.report.schema import Evaluation, Selection
 from kdcli.report.sections.evaluations import MEAN, MOST_LABELS, MOST_TEXT, comparisons, details, matrix, scores
@@ -265,3 +266,12 @@ def test_pairs_are_named_by_both_models(values):
     frozen = made(values, recipe=recipe | {"community": {"model": "org/frozen"}})
     assert title(frozen) == "6x128 and 3x128, dml under org/frozen"
     assert "base_model: org/frozen" in model_card(frozen, "student")
+
+
+@pytest.mark.parametrize("length", [3, 20, 32])
+def test_a_legend_stays_in_its_picture(length):
+    lines = [Line(letter * length, [(0, 1.0), (1, 2.0)], "red") for letter in "mnw"]
+    drawing, _ = line_chart(lines, "step", columns=3)
+    (legend,) = drawing.legends
+    assert legend.get_window_extent().width <= drawing.bbox.width
+    assert [text.get_text() for text in legend.get_texts()] == [line.label for line in lines]

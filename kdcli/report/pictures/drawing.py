@@ -108,11 +108,16 @@ def ticks(axes: Any, places: Sequence[float], *, log: bool) -> None:
 
 
 def legend(drawing: Figure, columns: int, chosen: str | None = None) -> None:
-    """The legend of the labelled lines of the first axes, above them; `chosen` is marked."""
+    """The legend of the labelled lines of the first axes, above them, in at most so many columns; `chosen` is
+    marked."""
     handles, labels = drawing.axes[0].get_legend_handles_labels()
     labels = [f"{label} (chosen)" if label == chosen else label for label in labels]
     style = {"columnspacing": 1.2, "handlelength": 1.5, "frameon": False, "fontsize": 8, "labelcolor": INK}
-    drawing.legend(handles, labels, loc="outside upper left", ncols=columns, **style)
+    for count in range(columns, 0, -1):
+        made = drawing.legend(handles, labels, loc="outside upper left", ncols=count, **style)
+        if count == 1 or made.get_window_extent().width <= drawing.bbox.width:
+            return
+        made.remove()
 
 
 def scatter_chart(
