@@ -118,9 +118,9 @@ def test_a_data_set_of_the_hub_that_changed_is_tokenised_anew(cache, monkeypatch
         return tiny_tokenizer().decode(blocks.batch(np.arange(1))["input_ids"][0, 1:2]), bool(log)
 
     monkeypatch.setattr(HfApi, "dataset_info", info)
-    monkeypatch.setattr(files, "_hub_splits", lambda *_: ["train"])
-    monkeypatch.setattr(files, "_hub_size", lambda *_: (1, 0))
-    monkeypatch.setattr(files, "_hub_rows", lambda *_: iter([("row 1", {"text": f"{there['text']} " * 400})]))
+    monkeypatch.setattr(files, "hub_splits", lambda *_: ["train"])
+    monkeypatch.setattr(files, "hub_size", lambda *_: (1, 0))
+    monkeypatch.setattr(files, "hub_rows", lambda *_: iter([("row 1", {"text": f"{there['text']} " * 400})]))
     assert first() == ("w1", True)
     # Not downloaded again as long as the revision is the same.
     there["text"] = "w2"

@@ -363,8 +363,8 @@ def test_without_data_the_hub_is_asked_for_what_the_task_names(monkeypatch, name
         begin = 0 if of_split == "train" else 100
         return ((f"{repository} {of_split} row {n}", row) for n, row in enumerate(of(6, begin), 1))
 
-    monkeypatch.setattr(files, "_hub_rows", rows)
-    monkeypatch.setattr(files, "_hub_splits", lambda *_: [of_split for _, _, of_split in asked])
+    monkeypatch.setattr(files, "hub_rows", rows)
+    monkeypatch.setattr(files, "hub_splits", lambda *_: [of_split for _, _, of_split in asked])
     data = read(name, None, split=split)
     assert (found, data.train[0].where) == (asked, f"{asked[0][0]} train row 1")
 

@@ -10,8 +10,8 @@ import pytest
 from hub_server import COMMIT, hub  # noqa: F401
 from texts import DOCUMENTS, corpus, tokens, write
 
-from kdcli.data import files
-from kdcli.data.files import HubId, open_source
+from kdcli.data.files import open_source
+from kdcli.data.hub import HubId, hub_splits
 from kdcli.errors import UsageError
 
 HERE = Path(__file__).parent
@@ -111,12 +111,12 @@ def test_a_named_split_is_the_training_text(monkeypatch):
     import datasets
 
     monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *_, **__: ["train", "test", "validation"])
-    files._hub_splits.cache_clear()
+    hub_splits.cache_clear()
     source = open_source("owner/name::test")
     assert (source.has("train"), source.has("validation")) == (True, False)
     with pytest.raises(UsageError, match="has no more split; it has train, test, validation"):
         open_source("owner/name::more").has("train")
-    files._hub_splits.cache_clear()
+    hub_splits.cache_clear()
 
 
 CARD = """---

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from kdcli.data.files import HubId, Log, open_source
+from kdcli.data.files import Log, open_source
+from kdcli.data.hub import HubId
 from kdcli.data.text.shards import FORMAT, META, Frame, tokenise, tokenizer_hash, whole_there
 from kdcli.data.text.stream import Stream, open_streams, streams_of
 from kdcli.disk import cache_dir, cache_key, user_path

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import regex  # type: ignore[import-untyped]
 
-from kdcli.data.files import Log, Row, Source, open_source, whole_text
+from kdcli.data.files import Log, Source, open_source
+from kdcli.data.rows import Row, whole_text
 from kdcli.errors import UsageError
 
 # With closing quotes and brackets; behind CJK marks stands no space.
@@ -80,7 +81,7 @@ def read_texts(
     if len(links) < 2:
         raise UsageError(f"{source} holds {len(links)} texts, too few to learn from")
     ordered = sorted(links, key=_hash)[: rows or len(links)]
-    log(f"{read:,} {first}, {len(links):,} distinct texts" + (f", of which {len(ordered):,}" if rows else ""))
+    log(f"{read:,} {first}, {len(links):,} distinct texts" + (f"; {len(ordered):,} are taken" if rows else ""))
     number = {text: n for n, text in enumerate(ordered)}
     width = max((len(negatives) for _, negatives in links.values()), default=0)
     positive_N = np.array([number.get(links[t][0] or "", -1) for t in ordered], dtype=np.int64)
