@@ -26,7 +26,7 @@ from kdcli.models.training_rows import NO_ROWS
 from kdcli.types import RowHashes
 
 MODULES, PROMPTS, LENGTH = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
-POOLING, DENSE, NORMALIZE = "1_Pooling", "2_Dense", "Normalize"
+POOLING, DENSE = "1_Pooling", "2_Dense"
 POOLINGS = {
     "mean": "mean_tokens",
     "cls": "cls_token",

@@ -14,7 +14,7 @@ from kdcli.errors import UsageError
 from kdcli.training.run_dir import CHECKPOINTS
 
 LEFT_OUT = (f"{CHECKPOINTS}/*", "log.jsonl", ".*", "*/.*")  # What only a resumed run needs
-CONFIG, EXPORTED = "config.json", "export.json"
+CONFIG = "config.json"
 LOGIN = "`hf auth login` with a token that may write, and the right name"
 
 

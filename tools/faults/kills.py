@@ -18,7 +18,6 @@ from tools.faults.process import At, Command, Done, kdcli
 TIMED = {"report.html", "report.md", "latency.csv", "README.md", "export.json", "README.txt"}
 """Files that hold times, or names of the report; only that they are there is compared."""
 COMPARED = ("quality", "evaluations", "comparisons", "selection", "pruning")
-OFTEN = ["--set", "train.eval_every=1"]
 
 Words = list[str | Path]
 
