@@ -1,4 +1,4 @@
-"""Documents from a source: files of `kdcli.data.rows`, a directory of them, here or at a URL (`hf://`, `s3://`,
+"""Documents from a source: files of `kdcli.data.formats`, a directory of them, here or at a URL (`hf://`, `s3://`,
 `https://`); a data set of the hub, `owner/name[:config][:split][@revision]`; or `demo`.
 
 A line of a .txt file is a document; the other formats hold a document a row: in the given column, else in `text`, else
@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kdcli.data.demo import demo_documents, demo_identity
-from kdcli.data.hub import HUB_ID, HubId, hub_rows, hub_size, hub_splits
-from kdcli.data.rows import (
+from kdcli.data.formats import (
     FORMATS,
     NAMES_LISTED,
     Bad,
@@ -36,6 +35,7 @@ from kdcli.data.rows import (
     stat_of,
     texts_of,
 )
+from kdcli.data.hub import HUB_ID, HubId, hub_rows, hub_size, hub_splits
 from kdcli.disk import user_path
 from kdcli.errors import UsageError
 

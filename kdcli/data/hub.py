@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from kdcli.data.rows import NotFound, Row, beside
+from kdcli.data.formats import NotFound, Row, beside
 from kdcli.disk import COMMITS
 from kdcli.errors import first_line
 

@@ -187,7 +187,7 @@ def test_identity_follows_the_files(tmp_path):
 
 @pytest.mark.parametrize("ending", ["txt", "jsonl", "csv", "txt.gz", "jsonl.gz"])
 def test_a_line_without_an_end_is_refused_with_its_number(ending, tmp_path, monkeypatch):
-    monkeypatch.setattr("kdcli.data.rows.MOST_LINE", 1000)
+    monkeypatch.setattr("kdcli.data.formats.MOST_LINE", 1000)
     path = tmp_path / f"train.{ending}"
     with gzip.open(path, "wb") if ending.endswith("gz") else path.open("wb") as file:
         file.write(b'{"text": "a"}\n' + b"a" * 2000)
@@ -196,7 +196,7 @@ def test_a_line_without_an_end_is_refused_with_its_number(ending, tmp_path, monk
 
 
 def test_an_open_quote_does_not_read_a_whole_file_as_one_cell(tmp_path, monkeypatch):
-    monkeypatch.setattr("kdcli.data.rows.MOST_LINE", 1000)
+    monkeypatch.setattr("kdcli.data.formats.MOST_LINE", 1000)
     (tmp_path / "train.csv").write_text('text,label\n"a\n' + "b\n" * 2000, "utf-8")
     with pytest.raises(UsageError, match=r"train\.csv:\d+ is not CSV: field larger than field limit"):
         list(open_source(str(tmp_path)).documents("train", "text"))

@@ -1,7 +1,7 @@
 """Verbs that another verb runs, each a process of its own.
 
 Importing torch and transformers takes longer than many a step. So one process imports them once and forks for each
-verb. It computes nothing itself, so it has no threads that a fork could lose.
+verb: `kdcli.commands.compress.serve`.
 """
 
 import contextlib
@@ -19,8 +19,6 @@ from multiprocessing.connection import Connection
 
 from kdcli.errors import MachineError, Stopped
 from kdcli.training.processes import wait_for
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Forked:
@@ -63,7 +61,7 @@ class Verbs:
             self._server, theirs = Pipe()
             end = theirs.fileno()
             # -P: a file torch.py or kdcli.py in the working directory must not shadow a module.
-            command = [sys.executable, "-P", "-m", "kdcli.commands.compress.verbs", str(end)]
+            command = [sys.executable, "-P", "-m", "kdcli.commands.compress.serve", str(end)]
             self._process = subprocess.Popen(command, pass_fds=[end])
             theirs.close()
         return self._server
@@ -115,43 +113,3 @@ class Verbs:
         except (EOFError, OSError) as error:
             self.close()
             raise MachineError("the process that starts verbs was ended", "often for lack of memory") from error
-
-
-def serve(parent: Connection) -> None:
-    """Fork a verb for each list of arguments and send its process id and its exit code, until the parent closes."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        # Not on macOS, whose libraries do not survive a fork.
-        import kdcli.commands.compress.run  # noqa: F401
-    while True:
-        try:
-            arguments = json.loads(parent.recv_bytes())
-        except EOFError:
-            return
-        streams = [reduction.recv_handle(parent) for _ in range(2)]
-        # No signal is lost between the fork and the child's own handlers.
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        pid = os.fork()
-        if not pid:
-            parent.close()
-            for descriptor, stream in enumerate(streams, 1):
-                os.dup2(stream, descriptor)
-                os.close(stream)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-            from kdcli.cli import main
-
-            sys.argv = ["kdcli", *arguments]
-            sys.exit(main())  # type: ignore[func-returns-value]
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        for stream in streams:
-            os.close(stream)
-        with contextlib.suppress(BrokenPipeError):
-            parent.send_bytes(str(pid).encode())
-            parent.send_bytes(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
-
-
-if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kdcli.data.rows import BadRow, Row, whole_text
+from kdcli.data.formats import BadRow, Row, whole_text
 from kdcli.types import Answer, Example, Kind, Task
 
 IDS = ("id", "idx", "guid")  # Columns that may name an example.

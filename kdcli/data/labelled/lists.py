@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from kdcli.data.files import Log, open_source
+from kdcli.data.formats import BadRow, Row, whole_text
 from kdcli.data.labelled.rows import held_back
-from kdcli.data.rows import BadRow, Row, whole_text
 from kdcli.data.text.sentences import NEGATIVE, POSITIVE
 from kdcli.errors import UsageError
 from kdcli.types import Example, Task

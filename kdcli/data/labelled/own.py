@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from kdcli.data.files import CONLL_HINT, Log, is_conll
+from kdcli.data.formats import Bad, BadRow, Row, refuse, whole_text
 from kdcli.data.labelled.examples import number_of
-from kdcli.data.rows import Bad, BadRow, Row, refuse, whole_text
 from kdcli.data.tasks import OWN
 from kdcli.data.tasks.squad import IMPOSSIBLE_METRICS
 from kdcli.errors import UsageError, did_you_mean

@@ -10,12 +10,12 @@ import numpy as np
 
 from kdcli.data import demo
 from kdcli.data.files import Log, Source, open_source
+from kdcli.data.formats import FORMATS, Bad, BadRow, NotFound, Row, held_by
 from kdcli.data.hub import HubId
 from kdcli.data.labelled.checks import BadRows, class_counts
 from kdcli.data.labelled.examples import example_of
 from kdcli.data.labelled.own import own_task
 from kdcli.data.labelled.rows import fewest, hashes_of, held_back
-from kdcli.data.rows import FORMATS, Bad, BadRow, NotFound, Row, held_by
 from kdcli.data.tasks import OWN, task_of
 from kdcli.errors import UsageError
 from kdcli.types import Example, RowHashes, Task

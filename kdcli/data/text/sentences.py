@@ -15,7 +15,7 @@ import numpy as np
 import regex  # type: ignore[import-untyped]
 
 from kdcli.data.files import Log, Source, open_source
-from kdcli.data.rows import Row, whole_text
+from kdcli.data.formats import Row, whole_text
 from kdcli.errors import UsageError
 
 # With closing quotes and brackets; behind CJK marks stands no space.

@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 from tokenizers import Tokenizer
 
 from kdcli.data.files import LOG_SECONDS, Log, Source
-from kdcli.data.rows import Piece
+from kdcli.data.formats import Piece
 from kdcli.disk import MOST_REPORT, atomic_file, cache_key, disk_errors, read_json, remove, write_atomic
 from kdcli.errors import MachineError, UsageError
 
