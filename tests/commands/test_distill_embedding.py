@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import own_files
 import pytest
+import safetensors.numpy
 import torch
 from encoders import foreign_tokenizer, tiny_encoder
 from own_files import interrupted, kdcli, log_of, refused, report_of, said_by, same_weights, succeeds, write
@@ -112,6 +113,16 @@ def test_a_narrower_student_learns_principal_components_or_keeps_a_dense_layer(g
     succeeds(*given, "--to", "2x16@4", "--set", "embedding.dense=true", "-o", tmp_path / "dense")
     assert vectors(tmp_path / "dense").shape == (2, 32)
     assert (tmp_path / "dense" / "2_Dense" / "model.safetensors").is_file()
+
+
+def test_vectors_that_will_be_cut_start_turned_to_their_components(given, teacher, tmp_path):
+    succeeds(*given, "--to", "4x32", "--set", "loss.dimensions=[32, 8]", "--lr", "1e-6", "-o", tmp_path / "out")
+    losses = report_of(tmp_path / "out").quality["held-out loss"]["student undistilled"]
+    assert losses["vectors"] < 1e-5, "its encoder is the teacher's"
+    turned, whole = (vectors(folder) @ vectors(folder).T for folder in (tmp_path / "out", teacher))
+    np.testing.assert_allclose(turned, whole, atol=1e-3)
+    turn_DD = safetensors.numpy.load_file(tmp_path / "out" / "2_Dense" / "model.safetensors")["linear.weight"]
+    np.testing.assert_allclose(turn_DD @ turn_DD.T, np.eye(32), atol=1e-3)
 
 
 def test_a_resumed_run_is_an_uninterrupted_one(given, tmp_path, monkeypatch):

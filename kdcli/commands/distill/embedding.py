@@ -152,9 +152,14 @@ class EmbeddingRun:
             built = self._initialized(to)
             torch.manual_seed(recipe.train.seed)
             fmt, basis_ED = self._format(to, vectors, everything[held:])
-            if basis_ED is not None and not recipe.loss.get("dimensions"):
+            if basis_ED is not None:
                 student = Embedder(name, built.model.eval(), self.origin.tokenizer, fmt, "")
-                basis_ED = self._turned(basis_ED, student, vectors)
+                turn_DD = self._turn(basis_ED, student, vectors)
+                if not recipe.loss.get("dimensions"):
+                    basis_ED = basis_ED @ turn_DD
+                elif fmt.dense is None:
+                    # Components that are to be cut must stay in their order, so the student's own vectors are turned.
+                    fmt = replace(fmt, dense=(torch.from_numpy(turn_DD), None, False))
             objective = projected(build_objective(METHOD, recipe.loss, shape, to, kernel=kernel), basis_ED)
             self.students[name], self.formats[name] = Student(built.model, objective, Pool(fmt)), fmt
             for note in built.notes:
@@ -239,14 +244,14 @@ class EmbeddingRun:
         )
         return fmt, basis_ED
 
-    def _turned(self, basis_ED: Array, student: Embedder, vectors: Vectors) -> Array:
-        """The basis turned to where the student's vectors are before training (orthogonal Procrustes). Every rotation
-        keeps all cosines, so the nearest one leaves least to learn."""
+    def _turn(self, basis_ED: Array, student: Embedder, vectors: Vectors) -> Array:
+        """The rotation [D, D] from a basis to where the student's vectors are before training (orthogonal Procrustes).
+        Every rotation keeps all cosines, so the nearest one leaves least to learn."""
         at = np.sort(np.random.default_rng(self.resolved.recipe.train.seed).permutation(len(self.texts))[:TURNED_ROWS])
         texts = [self.texts.texts[n] for n in at]
         own_ND = student.vectors(texts, "", replace(self.session, device=torch.device("cpu")))
         u, _, v = np.linalg.svd((vectors(at).astype(np.float64) @ basis_ED).T @ own_ND)
-        return np.asarray(basis_ED @ (u @ v), dtype=np.float32)
+        return np.asarray(u @ v, dtype=np.float32)
 
     def _initialized(self, to: ModelShape) -> InitializedStudent:
         how = self.resolved.recipe.student.model_dump(include={"init", "layers", "dropout", "embedding_rank"})
