@@ -136,7 +136,8 @@ def check_reachable(search: Search, untrained: dict[str, Any]) -> None:
         raise UsageError(f"{recipe.model} meets every limit already: {facts}", "nothing was trained; ask for more")
     # What a backend alone saves of the files is seen only once it is written.
     backends = {} if goal.max_mb is not None else untrained["backends"]
-    missed = {name: missed_untrained(goal, one) for name, one in (untrained["shapes"] | backends).items()}
+    timed = untrained["shapes"] | backends
+    missed = {name: missed_untrained(goal, one, best=True) for name, one in timed.items()}
     if recipe.plan.prune is None and all(missed.values()):
         whys = [f"{name}: {'; '.join(of.values())}" for name, of in missed.items()]
         why = conflict(missed.values()) or "; ".join(whys)
