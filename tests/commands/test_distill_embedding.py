@@ -164,6 +164,17 @@ def test_pairs_with_negatives_are_contrasted(given, texts, tmp_path):
     assert set(report_of(tmp_path / "out").quality["held-out loss"]["student"]) == {"loss", "vectors", "contrastive"}
 
 
+@pytest.mark.parametrize("width", [32, 20])
+def test_students_of_another_space_start_turned_to_it(given, texts, teacher, tmp_path, width):
+    theirs = vectors(teacher, texts.read_text().splitlines())
+    rotation = np.linalg.qr(np.random.default_rng(0).standard_normal((32, 32)))[0][:, :width]
+    np.save(tmp_path / "v.npy", (theirs @ rotation).astype(np.float32))
+    asked = [*given, "--to", "4x32", "--teacher-vectors", tmp_path / "v.npy", "--lr", "1e-6"]
+    succeeds(*asked, "-o", tmp_path / "out")
+    (before,) = {row["step"]: row for row in log_of(tmp_path / "out") if row.get("step") == 0}.values()
+    assert before["held_out"]["vectors"] < (1e-5 if width == 32 else 0.05)
+
+
 def test_vectors_of_another_model_are_learnt(given, texts, tmp_path):
     count = len(texts.read_text().splitlines())
     np.save(tmp_path / "v.npy", np.random.default_rng(0).standard_normal((count, 24), dtype=np.float32))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from kdcli.bench.latency import Subject
 from kdcli.commands.distill.plan import as_directory, short_name, student_shapes
@@ -151,15 +152,7 @@ class EmbeddingRun:
         for name, to in self.shapes.items():
             built = self._initialized(to)
             torch.manual_seed(recipe.train.seed)
-            fmt, basis_ED = self._format(to, vectors, everything[held:])
-            if basis_ED is not None:
-                student = Embedder(name, built.model.eval(), self.origin.tokenizer, fmt, "")
-                turn_DD = self._turn(basis_ED, student, vectors)
-                if not recipe.loss.get("dimensions"):
-                    basis_ED = basis_ED @ turn_DD
-                elif fmt.dense is None:
-                    # Components that are to be cut must stay in their order, so the student's own vectors are turned.
-                    fmt = replace(fmt, dense=(torch.from_numpy(turn_DD), None, False))
+            fmt, basis_ED = self._format(to, built.model, vectors, everything[held:])
             objective = projected(build_objective(METHOD, recipe.loss, shape, to, kernel=kernel), basis_ED)
             self.students[name], self.formats[name] = Student(built.model, objective, Pool(fmt)), fmt
             for note in built.notes:
@@ -218,39 +211,42 @@ class EmbeddingRun:
         how = self.resolved.recipe.embedding.cache_gb, self.session
         return stored_vectors(self.teacher, self.teacher_rows, *how, dry_run=self.invocation.dry_run)
 
-    def _format(self, to: ModelShape, vectors: Vectors, texts: Array) -> tuple[EmbeddingFormat, Array | None]:
-        """How a student of a shape makes vectors, and the basis of its targets."""
-        recipe, fmt, hidden = self.resolved.recipe, self.origin.format, self.origin.model.config.hidden_size
+    def _format(
+        self, to: ModelShape, model: PreTrainedModel, vectors: Vectors, texts: Array
+    ) -> tuple[EmbeddingFormat, Array | None]:
+        """How a student of a shape, initialised as `model`, makes vectors, and the basis of its targets."""
+        recipe, fmt = self.resolved.recipe, self.origin.format
         wide, dimensions = self.teacher_width, recipe.loss.get("dimensions")
-        if fmt.dense is not None and to.hidden != hidden:
+        foreign = self.given is not None or recipe.student.source is not None
+        if to.hidden != self.origin.model.config.hidden_size or foreign or dimensions:
             fmt = replace(fmt, dense=None)
-        width = fmt.width(to.hidden)
-
-        if width == wide and not dimensions:
+        width, basis_ED = fmt.width(to.hidden), None
+        if width == wide and not (foreign or dimensions):
             return fmt, None
-        if width > wide:
-            # Vectors from a file, or of another architecture.
-            down = torch.nn.init.orthogonal_(torch.empty(wide, width))
-            return replace(fmt, dense=(down, None, False)), None
-        sample = np.sort(np.random.default_rng(recipe.train.seed).permutation(texts)[:BASIS_ROWS])
-        basis_ED = principal_basis(vectors(sample), min(width, wide))
-        if width < wide and recipe.embedding.dense:
-            # Its states start near the principal components, as copied ones are near the teacher's.
-            return replace(fmt, dense=(torch.from_numpy(basis_ED), None, False)), None
-        x = vectors(sample).astype(np.float64)
-        share = np.square(x @ basis_ED).sum() / np.square(x).sum()
-        Progress.log(
-            f"targets: {width} principal components of the teacher's {wide}, {share:.1%} of its vectors' energy"
-        )
-        return fmt, basis_ED
+        if dimensions or (width < wide and not recipe.embedding.dense):
+            sample = np.sort(np.random.default_rng(recipe.train.seed).permutation(texts)[:BASIS_ROWS])
+            basis_ED = principal_basis(vectors(sample), min(width, wide))
+            x = vectors(sample).astype(np.float64)
+            share = np.square(x @ basis_ED).sum() / np.square(x).sum()
+            Progress.log(
+                f"targets: {width} principal components of the teacher's {wide}, {share:.1%} of its vectors' energy"
+            )
+        turn_ED = self._turn(basis_ED, Embedder("", model.eval(), self.origin.tokenizer, fmt, ""), vectors)
+        if basis_ED is not None and not dimensions:
+            return fmt, basis_ED @ turn_ED
+        # Components that are to be cut, and the space of another model, stay: a dense layer turns the student to them.
+        return replace(fmt, dense=(torch.from_numpy(turn_ED), None, False)), basis_ED
 
-    def _turn(self, basis_ED: Array, student: Embedder, vectors: Vectors) -> Array:
-        """The rotation [D, D] from a basis to where the student's vectors are before training (orthogonal Procrustes).
-        Every rotation keeps all cosines, so the nearest one leaves least to learn."""
+    def _turn(self, basis_ED: Array | None, student: Embedder, vectors: Vectors) -> Array:
+        """The rotation [E, D] from targets, the teacher's vectors in a basis, to where the student's vectors are before
+        training (orthogonal Procrustes). Every rotation keeps all cosines, so the nearest one leaves least to learn."""
         at = np.sort(np.random.default_rng(self.resolved.recipe.train.seed).permutation(len(self.texts))[:TURNED_ROWS])
-        texts = [self.texts.texts[n] for n in at]
-        own_ND = student.vectors(texts, "", replace(self.session, device=torch.device("cpu")))
-        u, _, v = np.linalg.svd((vectors(at).astype(np.float64) @ basis_ED).T @ own_ND)
+        own_ND = student.vectors(
+            [self.texts.texts[n] for n in at], "", replace(self.session, device=torch.device("cpu"))
+        )
+        targets_NE = vectors(at).astype(np.float64)
+        targets_NE = targets_NE if basis_ED is None else targets_NE @ basis_ED
+        u, _, v = np.linalg.svd(targets_NE.T @ own_ND, full_matrices=False)
         return np.asarray(u @ v, dtype=np.float32)
 
     def _initialized(self, to: ModelShape) -> InitializedStudent:
@@ -330,8 +326,6 @@ def prepare_embedding(resolved: Resolved[DistillRecipe], invocation: Invocation,
                 f"{teacher.source}",
                 "leave them at 0: vectors, similarity and contrastive compare whole texts",
             )
-        width = origin.format.width(to.hidden) if to.hidden == shape.hidden else to.hidden
-        check_dimensions(recipe.loss, width)
     name = f"{Path(teacher.source).name}-{'+'.join(short_name(s, shape) for s in shapes.values())}"
     folder = choose_output_dir(as_directory(f"distill-{name}"), resolved, invocation, session)
     sources = [one.source for one in (teacher, origin)]
@@ -342,6 +336,9 @@ def prepare_embedding(resolved: Resolved[DistillRecipe], invocation: Invocation,
     how: dict[str, Any] = {"rows": settings.rows, "paired": recipe.loss.get("contrastive_weight", 0) > 0}
     texts = read_texts(data.source, column=data.column, unit=unit, log=Progress.log, **how)
     given = read_vectors(Path(settings.vectors), texts) if settings.vectors else None
+    wide = teacher.format.width(teacher.model.config.hidden_size) if given is None else given.shape[1]
+    for to in shapes.values():
+        check_dimensions(recipe.loss, min(to.hidden, wide))
     notes: list[str] = []
     if recipe.trim.use:
         origin, _, notes = trimmed(origin, recipe.trim, texts.texts, prompts=origin.format.prompts.values())
