@@ -229,7 +229,7 @@ class EmbeddingRun:
             x = vectors(sample).astype(np.float64)
             share = np.square(x @ basis_ED).sum() / np.square(x).sum()
             Progress.log(
-                f"targets: {width} principal components of the teacher's {wide}, {share:.1%} of its vectors' energy"
+                f"targets: {basis_ED.shape[1]} principal components of the teacher's {wide}, {share:.1%} of the energy"
             )
         turn_ED = self._turn(basis_ED, Embedder("", model.eval(), self.origin.tokenizer, fmt, ""), vectors)
         if basis_ED is not None and not dimensions:
