@@ -156,6 +156,7 @@ def test_keys_of_a_step_are_values_of_set():
         (["demo", "--task", "demo-topic", "--speedup", "2", "--strict"], "--strict is about --max-drop"),
         (["demo", "--task", "demo-topic", "--max-drop", "1", "--budget", "soon"], "--budget takes a time"),
         (["demo", "-r", "trim-int8", "--task", "demo-topic", "--budget", "9m"], "a recipe with steps has one"),
+        (["demo", "-r", "trim-int8", "--task", "demo-topic"], "steps: step 1, trim: no text whose tokens are kept"),
         (
             ["demo", "--task", "demo-topic", "--max-drop", "1", "--pooling", "mean"],
             "task demo-topic is not judged by vectors",

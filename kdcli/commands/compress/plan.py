@@ -336,8 +336,7 @@ def finish(search: Search, shape: str, steps: int, *, first: bool) -> None:
         return
     models = {shape: work.path(shape)}
     card = list(work.judged(shape).report.models.values())[-1]
-    # The text that an embedding model learnt, of which the judged pairs are a small part.
-    source = work.recipe.text or work.recipe.data.source
+    source = work.recipe.trimmed_to
     if card.params_embedding >= plan.trim_from * card.params_total and source is not None:
         name = f"{shape}-trimmed"
         if search.made(name, ["trim", str(models[shape]), "--data", source], shape):

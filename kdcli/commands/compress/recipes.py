@@ -72,6 +72,10 @@ def _check_steps(recipe: CompressRecipe) -> None:
             if wrong := next((key for key in keys if key not in EXPORT_KEYS), None):
                 raise UsageError(f"{where}: unknown key '{wrong}'", f"known: {', '.join(EXPORT_KEYS)}")
             continue
+        if number > 0 and name == "trim" and not (recipe.trimmed_to or keys.get("data", {}).get("source")):
+            raise UsageError(
+                f"{where}: no text whose tokens are kept", "add --data, or data: {source: TEXT} to the step"
+            )
         kind = {"distill": distill, "finetune": "rerank" if recipe.task == RERANK else "finetune"}.get(name, name)
         models = recipe_models()
         # Whether an embedding model is distilled is known only once it is read.

@@ -175,7 +175,7 @@ def pipeline(search: Search) -> Judged:
             made[name] = work.path(name)
             continue
         if verb == "trim":
-            source = work.recipe.data.source
+            source = work.recipe.trimmed_to
             more = ["--data", source] if source else []
             model = work.must(name, ["trim", str(model), *more, *set_options(keys)])
         else:

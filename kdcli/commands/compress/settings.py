@@ -53,5 +53,10 @@ class CompressRecipe(Section):
     seed: int = Field(0, ge=0, lt=2**63)
     measure: MeasureSettings = MeasureSettings(min_runs=30, min_seconds=3.0)
 
+    @property
+    def trimmed_to(self) -> str | None:
+        """The text whose tokens a trimmed model keeps: what an embedding model learns, else the judged data."""
+        return self.text or self.data.source
+
 
 RECIPES: dict[str, type[Section]] = {"compress": CompressRecipe}  # Folder of `recipes/` -> settings model
