@@ -113,7 +113,7 @@ def write_report(
     latency, evaluations = latency or Latency(), list(evaluations)
     quality = quality_of(evaluations) if quality is None else quality
     cards = {name: dict(card) | {"id": _named(card["id"], run.path)} for name, card in cards.items()}
-    shapes = {f"{card['layers']}x{card['hidden']}" for name, card in cards.items() if name != "teacher"}
+    shapes = {name: f"{card['layers']}x{card['hidden']}" for name, card in cards.items() if name != "teacher"}
     report = Report.model_validate(
         {
             "schema": 1,
@@ -133,7 +133,7 @@ def write_report(
             "failures": latency.failures,
             "agreements": latency.agreements,
             "projections": list(projections),
-            "published": published_for(shapes, command, recipe),
+            "published": published_for(shapes.values(), command, recipe, shapes),
             "notes": [*notes, *(f"data {source}: commit {commit}" for source, commit in COMMITS.items())],
             "evaluations": evaluations,
             "comparisons": list(comparisons),

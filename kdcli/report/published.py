@@ -19,11 +19,14 @@ def _text() -> str:
 
 
 def published_for(
-    shapes: Iterable[str], command: str = "", recipe: Mapping[str, Any] | None = None
+    shapes: Iterable[str],
+    command: str = "",
+    recipe: Mapping[str, Any] | None = None,
+    students: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """The rows of published.toml that belong to any of the shapes (`6x384`), to a verb and to its recipe: on a task
-    with its columns alone, of a pruning at the density of one of its runs; and those by set of the tasks that it
-    judges."""
+    with its columns alone, of a pruning at the density of one of its runs; and of the tasks that it judges those by set
+    and those of `students`, name -> shape, that are variants in a paper."""
     wanted, content, recipe = set(shapes), tomllib.loads(_text()), recipe or {}
     task, densities = recipe.get("task"), [1 - sparsity for sparsity in recipe.get("sparsity") or ()]
     rows = []
@@ -35,7 +38,6 @@ def published_for(
             or row.get("command", command) != command
             or (at is not None and not any(math.isclose(at, density) for density in densities))
             or (task is None and row.get("on_task", False))
-            or (row.get("variants", False) and not recipe.get("variants"))
             or (task is not None and not of_task)
         ):
             continue
@@ -43,4 +45,22 @@ def published_for(
         found = {"row": row["row"], "source": row["source"]}
         rows.append(found | {"values": {name: float(value) for name, value in values.items()}})
     judged = {task, *((recipe.get("eval") or {}).get("tasks") or ())}
-    return rows + [row for row in content["by_set"] if row["task"] in judged]
+    rows += [row for row in content["by_set"] if row["task"] in judged]
+    of_method = [row for row in content["ablation"] if row["method"] == recipe.get("method")]
+    return rows + [row for row in _variants(of_method, students or {}) if row["task"] in judged]
+
+
+def _variants(ablations: list[dict[str, Any]], students: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What a paper reports for the variants that students are named after, of their shape, else of its smallest."""
+    rows = []
+    for student, shape in students.items():
+        alike = [row for row in ablations if student in (row["variant"], f"{row['variant']} {shape}")]
+        for row in [row for row in alike if row["shape"] == shape] or alike[-1:]:
+            values: dict[tuple[str, str], dict[str, float]] = {}
+            for column, value in row["values"].items():
+                task, metric, *part = column.split(" ")
+                values.setdefault((task, metric), {})[" ".join(part)] = float(value)
+            about = {"row": f"{row['shape']}, {row['variant']}", "source": row["source"], "beside": student}
+            rows += [about | {"task": task, "metric": metric, "values": v} for (task, metric), v in values.items()]
+    # One student alone is no variant of anything.
+    return rows if len(students) > 1 else []

@@ -131,13 +131,15 @@ class Projection(_Part):
 
 
 class PublishedRow(_Part):
-    """A row of a paper, to read beside ours: a value a column; or of a metric of a task a value a set, in per cent."""
+    """A row of a paper, to read beside ours: a value a column; or of a metric of a task a value a set, in per cent, of
+    the variant that our model `beside` it is."""
 
     row: str
     source: str
     values: dict[str, float]
     task: str | None = None
     metric: str | None = None
+    beside: str | None = None
 
 
 class CurvePoint(_Part):

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
@@ -77,7 +78,8 @@ class FittedTable:
     table: Table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Turn what is far too wide on its side, if it has few rows; else fold names before headings before numbers."""
+        """Turn what is far too wide on its side, if it has few rows; fold names, then headings; what is still too wide
+        becomes several tables."""
         table, width = self.table, options.max_width
         lines, marked = [line[: table.narrow] for line in (table.header, *table.rows)], table.marked
         if len(lines) <= len(lines[0]) and sum(len(name) + 3 for name in lines[0]) >= width:
@@ -89,15 +91,27 @@ class FittedTable:
             lines[1:] = [[name, *(cell.replace(" (", "\n(") for cell in cells)] for name, *cells in lines[1:]]
             columns = list(zip(*lines, strict=True))
         whole = [_is_whole(*column) for column in columns]
-        widths = [3 + max(len(part) for text in column for part in text.split("\n")) for column in columns]
-        # What is not folded must fit.
-        fits = sum(w for w, one in zip(widths, whole, strict=True) if one) < width
-        made = RichTable(header_style="bold")
-        for i, name in enumerate(lines[0]):
-            made.add_column(escape(name), justify="right" if i else "left", overflow="fold", no_wrap=fits and whole[i])
-        for i, row in enumerate(lines[1:]):
-            made.add_row(*map(escape, row), style="bold" if i == marked else None)
-        yield made
+        # What may be folded needs room for its words.
+        apart = ["\n" if one else None for one in whole]
+        words = [[w for text in c for w in text.split(at)] for c, at in zip(columns, apart, strict=True)]
+        least = [min(LONG, max(map(len, own), default=0)) for own in words]
+        most = [max(len(part) for text in column for part in text.split("\n")) for column in columns]
+        pieces: list[list[int]] = [[0]]
+        for i in range(1, len(columns)):
+            if len(pieces[-1]) > 1 and sum(least[k] + 3 for k in (*pieces[-1], i)) >= width:
+                pieces.append([0])
+            pieces[-1].append(i)
+        for piece in pieces:
+            made, room = RichTable(header_style="bold"), width - 1 - sum(least[k] + 3 for k in piece)
+            for k in piece:
+                more = max(0, min(room, most[k] - least[k]))
+                room -= more
+                justify: Literal["left", "right"] = "right" if k else "left"
+                made.add_column(escape(lines[0][k]), justify=justify, overflow="fold", width=least[k] + more)
+            for i, row in enumerate(lines[1:]):
+                if len(pieces) == 1 or any(row[k] for k in piece[1:]):
+                    made.add_row(*(escape(row[k]) for k in piece), style="bold" if i == marked else None)
+            yield made
 
 
 def _is_whole(heading: str, *cells: str) -> bool:

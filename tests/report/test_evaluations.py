@@ -9,6 +9,7 @@ from reports import (
     made,
     missing,
     printed,
+    report_values,
     run_row,
     selection_values,
     views,
@@ -100,6 +101,20 @@ def test_published_scores_by_language_stand_behind_ours():
     assert columns[0] == ["set", *[row[0] for row in ours.table.rows]] == ["set", "de", "en", MEAN]
     assert ["MiniLM 6x384 with assistant", "0.7030", "0.7920", "0.7475"] in columns
     assert "table 11, test" in papers.table.note
+
+
+def test_a_variants_published_score_stands_beside_ours():
+    students = {"full": "3x384", "without-value": "3x384", "own-idea": "3x384"}
+    recipe = {"method": "minilm", "eval": {"tasks": ["sst2"]}}
+    rows = published_for(students.values(), "distill", recipe, students)
+    judged = [evaluation(name, metrics={"accuracy": 0.8}) for name in ("teacher", *students, "full undistilled")]
+    report = made(report_values(), evaluations=judged, published=rows)
+    (section,) = scores(report)
+    assert section.table.header[:3] == ["model", "accuracy", "published"]
+    assert [row[2] for row in section.table.rows] == ["", "0.8930", "0.8830", "", ""]
+    note = "Published: accuracy of 3x384, arXiv 2002.10957, tables 5 to 7, arXiv 2002.10957, table 5; with their own"
+    assert [missing(text, note, "0.8830") for text in views(report)] == [[]] * 3
+    assert scores(made(report_values(), evaluations=judged))[0].table.header[:3] == ["model", "accuracy", "examples"]
 
 
 def test_means_of_published_sets_are_those_of_the_papers():

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from kdcli.data.tasks import tasks
+from kdcli.commands.distill.recipes import ablations
+from kdcli.data.tasks import task_of, tasks
 from kdcli.report import published
 from kdcli.report.published import published_for
 from kdcli.report.schema import Card, LatencyRow, PublishedRow, Report
@@ -121,3 +122,33 @@ def test_every_column_of_a_published_row_is_of_a_task_or_of_every_one():
     assert columns - set(content["tasks"]) == {"params, M", "speed-up"}
     assert set(content["tasks"].values()) - {"glue"} <= set(tasks())
     assert set(content["tasks"]) <= columns
+
+
+def test_variants_stand_beside_the_papers_of_their_shape_or_its_smallest():
+    recipe = {"method": "minilm", "eval": {"tasks": ["sst2"]}}
+    for shape, scores in (("6x384", (0.910, 0.899)), ("4x192", (0.893, 0.883))):
+        rows = published_for([shape], "distill", recipe, {"full": shape, "without-value": shape, "own-idea": shape})
+        beside = {r["beside"]: r["values"][""] / 100 for r in rows if r.get("beside")}
+        assert beside == pytest.approx(dict(zip(("full", "without-value"), scores, strict=True)))
+    several = {"full 4x384": "4x384", "full 3x384": "3x384"}
+    rows = [r for r in published_for(several.values(), "distill", recipe, several) if r.get("beside")]
+    assert [(r["beside"], r["row"], r["values"]) for r in rows] == [
+        ("full 4x384", "4x384, full", {"": 90.2}),
+        ("full 3x384", "3x384, full", {"": 89.3}),
+    ]
+    assert not any(r.get("beside") for r in published_for(["3x384"], "distill", recipe, {"full": "3x384"}))
+    task = {"method": "tinybert", "task": "mnli"}
+    rows = published_for(["4x312"], "distill", task, {"full": "4x312", "without-transformer": "4x312"})
+    assert [r["values"] for r in rows if r.get("beside") == "without-transformer"] == [
+        {"matched": 71.7, "mismatched": 72.3}
+    ]
+
+
+def test_every_published_variant_is_shipped_and_its_columns_are_metrics_and_sets():
+    content = tomllib.loads((Path(published.__file__).parent / "published.toml").read_text("utf-8"))
+    for row in content["ablation"]:
+        assert row["variant"] in ("full", *ablations(row["method"]))
+        for column in row["values"]:
+            name, metric, *part = column.split(" ")
+            assert metric in task_of(name).metrics
+            assert part in [[each] for each in task_of(name).sets] or [part, task_of(name).sets] == [[], ()]

@@ -122,6 +122,19 @@ def test_no_name_or_number_is_folded_on_a_narrow_terminal(rows):
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_a_table_of_many_variants_becomes_several_and_no_cell_is_cut():
+    names = [f"variant-{i}{end}" for end in ("", " undistilled") for i in range(6)]
+    rows = [[f"loss number {i}", *(f"{i}.{k:03}" for k in range(12))] for i in range(14)]
+    console = Console(width=80, file=io.StringIO())
+    console.print(FittedTable(Table(["", *names], [*rows, ["the first alone", "9.9", *[""] * 11]])))
+    text = console.file.getvalue()
+    assert not missing(text, *(cell for row in rows for cell in row[1:]))
+    assert text.count("undistilled") == 6
+    assert text.count("the first alone") == 1
+    assert text.count("┏") == 3
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_a_terminal_folds_before_brackets(report):
     text = printed(report, 80)
     assert max(map(len, text.splitlines())) <= 80

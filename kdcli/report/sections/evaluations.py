@@ -3,12 +3,13 @@
 import numpy as np
 
 from kdcli.report.schema import Evaluation, Report
-from kdcli.report.text import Section, Table, View, cut, names_of, number, signed
+from kdcli.report.text import Section, Table, View, cut, filled, names_of, number, signed
 
 MOST_LABELS = 40  # Rows and columns of a confusion matrix at most
 FEW_LABELS = 10  # Labels up to which a confusion matrix or a table by class is shown outside HTML
 FEW_EVALUATIONS = 6  # Evaluations up to which each is shown in detail outside HTML
 MOST_TEXT = 300  # Characters that are shown of one text of an example
+THEIR_OWN = "with their own teachers, data and budgets: not a result of this run"
 MEAN = "mean"  # Name of the last row of a table by set
 
 
@@ -28,16 +29,26 @@ def scores(report: Report, model: str | None = None) -> list[Section]:
     sections = []
     for task, own in tasks(report, model).items():
         by_set = any(e.set for e in own)
-        sections += [_by_set(task, own), *_published(report, task, own)] if by_set else [_by_model(task, own)]
+        sections += [_by_set(task, own), *_published(report, task, own)] if by_set else [_by_model(report, task, own)]
     return sections
 
 
-def _by_model(task: str, evaluations: list[Evaluation]) -> Section:
+def _by_model(report: Report, task: str, evaluations: list[Evaluation]) -> Section:
     metrics = names_of(e.metrics for e in evaluations)
-    rows = [[e.model, *(_value(e, metric) for metric in metrics), f"{e.n:,}", e.split] for e in evaluations]
+    papers = {row.beside: row for row in report.published if row.beside and row.task == task and "" in row.values}
+    rows = []
+    for e in evaluations:
+        row = {"model": e.model} | {metric: _value(e, metric) for metric in metrics}
+        row["published"] = number(papers[e.model].values[""] / 100) if e.model in papers else ""
+        rows.append(row | {"examples": f"{e.n:,}", "split": e.split})
     seeds = max(e.seeds for e in evaluations)
-    note = f"Mean ± sample standard deviation of {seeds} fine-tunings." if seeds > 1 else ""
-    return Section(f"Scores on {task}", Table(["model", *metrics, "examples", "split"], rows, note))
+    notes = [f"Mean ± sample standard deviation of {seeds} fine-tunings."] * (seeds > 1)
+    if papers:
+        sources = ", ".join(dict.fromkeys(row.source for row in papers.values()))
+        shapes = ", ".join(dict.fromkeys(row.row.split(",")[0] for row in papers.values()))
+        metric = next(iter(papers.values())).metric
+        notes.append(f"Published: {metric} of {shapes}, {sources}; {THEIR_OWN}.")
+    return Section(f"Scores on {task}", filled(rows, note=" ".join(notes)))
 
 
 def _value(evaluation: Evaluation, metric: str) -> str:
@@ -79,7 +90,7 @@ def _published(report: Report, task: str, evaluations: list[Evaluation]) -> list
         ]
         rows = [[name, *map(number, of)] for name, of in zip([*sets, MEAN], [*values, means], strict=True)]
         sources = ", ".join(dict.fromkeys(row.source for row in found))
-        note = f"{sources}; with their own teachers, data and budgets: not a result of this run."
+        note = f"{sources}; {THEIR_OWN}."
         table = Table(["set", *(row.row for row in found)], rows, note, marked=len(rows) - 1)
         sections += [Section(f"Published on {task}, {metric}", table)] if found else []
     return sections
