@@ -3,6 +3,7 @@
 A batch of token ids -> the teacher's signals, once -> the loss of every student -> engine -> saved students -> report.
 """
 
+import copy
 import itertools
 import shutil
 from collections.abc import Mapping
@@ -290,8 +291,10 @@ class TextStage:
         """Build every student and freeze the weights that its loss does not reach."""
         own, students = self.resolved.recipe, {}
         kernel = relation_kernel(own.relation.kernel, self.run.session.device, self.run.session.compute_dtype)
+        # Variants of one shape start alike: it is fitted once.
+        starts = {p.shape: self._initialized(teacher, p) for p in {p.shape: p for p in self.planned.values()}.values()}
         for name, planned in self.planned.items():
-            built, recipe = self._initialized(teacher, planned), planned.recipe
+            built, recipe = copy.deepcopy(starts[planned.shape]), planned.recipe
             # Random projections are a pure function of the seed too.
             torch.manual_seed(recipe.train.seed)
             objective = build_objective(recipe.method, recipe.loss, teacher.shape, planned.shape, kernel=kernel)
