@@ -95,6 +95,10 @@ class FittedTable:
         apart = ["\n" if one else None for one in whole]
         words = [[w for text in c for w in text.split(at)] for c, at in zip(columns, apart, strict=True)]
         least = [min(LONG, max(map(len, own), default=0)) for own in words]
+        if sum(least) + 3 * len(least) >= width:
+            # Names may be cut where one table is then enough.
+            cut = [n if _is_numeric(c[1:]) else min(n, SHORT) for n, c in zip(least, columns, strict=True)]
+            least = cut if sum(cut) + 3 * len(cut) < width else least
         most = [max(len(part) for text in column for part in text.split("\n")) for column in columns]
         pieces: list[list[int]] = [[0]]
         for i in range(1, len(columns)):
@@ -117,8 +121,11 @@ class FittedTable:
 def _is_whole(heading: str, *cells: str) -> bool:
     """Whether a column holds short words or numbers, which fold last."""
     longest, words = max(map(len, cells), default=0), max(map(len, heading.split()), default=0)
-    numbers = all(cell[:1] in "+-0123456789" for cell in cells)
-    return words <= max(SHORT, longest) and longest <= (LONG if numbers else SHORT)
+    return words <= max(SHORT, longest) and longest <= (LONG if _is_numeric(cells) else SHORT)
+
+
+def _is_numeric(cells: Iterable[str]) -> bool:
+    return all(cell[:1] in "+-0123456789" for cell in cells)
 
 
 def markdown(report: Report) -> str:

@@ -27,6 +27,7 @@ from kdcli.report.sections.selection import selection_section
 from kdcli.report.views import html, markdown, model_card
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+SUMS = ("0.5000", "1.000", "1.500", "2.000", "2.500", "3.000")
 
 
 def test_titles(finetuned, compared, tmp_path):
@@ -112,9 +113,16 @@ def test_a_variants_published_score_stands_beside_ours():
     (section,) = scores(report)
     assert section.table.header[:3] == ["model", "accuracy", "published"]
     assert [row[2] for row in section.table.rows] == ["", "0.8930", "0.8830", "", ""]
-    note = "Published: accuracy of 3x384, arXiv 2002.10957, tables 5 to 7, arXiv 2002.10957, table 5; with their own"
+    note = "Published: accuracy of 3x384, arXiv 2002.10957, tables 5 to 7; with their own"
     assert [missing(text, note, "0.8830") for text in views(report)] == [[]] * 3
     assert scores(made(report_values(), evaluations=judged))[0].table.header[:3] == ["model", "accuracy", "examples"]
+
+
+def test_many_variants_have_a_line_each_in_the_picture_of_losses():
+    first = {f"variant-{i}/{term}": 0.25 * (i + 1) for i in range(6) for term in ("attention", "value")}
+    curve = [{"step": step, "loss": 1.0, "held_out": {"loss": 9.0} | first} for step in (1, 2)]
+    (caption,) = [p.caption for p in pictures(made(report_values(), curve=curve)) if p.caption.startswith("Loss over")]
+    assert caption.endswith(", ".join(f"variant-{i} {x} → {x}" for i, x in enumerate(SUMS)) + ".")
 
 
 def test_means_of_published_sets_are_those_of_the_papers():

@@ -15,6 +15,7 @@ HARD, TOGETHER = "/hard", "together"
 MOST_LINES = 12  # Lines of one picture at most
 LOWER_IS_BETTER = {"loss", "mse"}  # Names of metrics of which less is better; a front is drawn of the others
 MARKERS = "os^Dv"
+MOST_TERMS = 9  # Lines of held-out terms that a picture can hold
 
 
 def pictures(report: Report) -> list[Picture]:
@@ -48,6 +49,11 @@ def _loss_curve(report: Report) -> Picture | None:
         return None
     first = held[0][1] if held else {}
     names = [n for n in first if n != "loss"] or list(first)
+    if len(names) > MOST_TERMS:
+        # A line a student, the sum of its terms.
+        named = [(step, [(n.rpartition("/")[0], losses[n]) for n in names]) for step, losses in held]
+        held = [(step, {f"{s}/": sum(v for of, v in own if of == s) for s, _ in own}) for step, own in named]
+        names = list(held[0][1])
     students, terms = (list(dict.fromkeys(n.rpartition("/")[i] for n in names)) for i in (0, 2))
     # Several students: a colour each, their terms by dashes. One: a colour for each term.
     several = len(students) > 1
@@ -55,8 +61,11 @@ def _loss_curve(report: Report) -> Picture | None:
     for name in names:
         student, _, term = name.rpartition("/")
         place, dash = students.index(student) if several else terms.index(term), DASHES[terms.index(term) % len(DASHES)]
+        dash = dash if term else DASHES[place // len(COLOURS) % len(DASHES)]
         points = [(step, losses[name]) for step, losses in held]
-        lines.append(Line(f"held-out {name}", points, COLOURS[place % len(COLOURS)], dash if several else "-"))
+        lines.append(
+            Line(f"held-out {name.removesuffix('/')}", points, COLOURS[place % len(COLOURS)], dash if several else "-")
+        )
     total = Line("training, all of them" if several else "training", training, INK, marker="", width=0.9)
     drawing, _ = line_chart([total, *lines], "step", columns=3 if len(names) < 3 else 2, log=True)
     steps = f"Loss over {report.curve[-1].step:,} steps"
