@@ -123,7 +123,12 @@ def _cpu_bf16_pays() -> bool:
     ratio = cpu_bf16_speed()
     with disk_errors(cached):
         cached.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(cached, json.dumps({"bf16_over_fp32": ratio, "pays": ratio > 1.1}))
+    try:
+        write_atomic(cached, json.dumps({"bf16_over_fp32": ratio, "pays": ratio > 1.1}))
+    except MachineError:
+        # Another process that started at the same time has put its own there.
+        if not cached.is_file():
+            raise
     return ratio > 1.1
 
 

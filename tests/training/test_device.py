@@ -336,6 +336,18 @@ def test_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
         choose_dtype("auto", CPU)
 
 
+def test_two_processes_that_measure_at_once_both_go_on(monkeypatch, tmp_path):
+    def lost(path, content):
+        path.write_text(content)
+        raise MachineError("the other's file was put first")
+
+    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path))
+    monkeypatch.setattr(device_file, "_cpu_flags", lambda: frozenset({"bf16"}))
+    monkeypatch.setattr(device_file, "cpu_bf16_speed", lambda: 2.0)
+    monkeypatch.setattr(device_file, "write_atomic", lost)
+    assert choose_dtype("auto", CPU) is torch.bfloat16
+
+
 def test_measured_speed_is_a_ratio():
     assert 0.01 < device_file.cpu_bf16_speed() < 100
 
